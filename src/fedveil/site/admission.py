@@ -34,7 +34,7 @@ class Admission:
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
-        """Return the policy's name and settings for the job's data set, or None if it has none."""
+        """Return the policy's name and settings for the job's data set, or None if unlisted."""
         sets = self.policy.data.items()
         return next(((name, block) for name, block in sets if block.named == job.data.name), None)
 

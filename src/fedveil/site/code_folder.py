@@ -61,9 +61,9 @@ def read(site: Path, name: str) -> Module:
 
 
 def files_of(folder: Path, paths: Sequence[Path]) -> Module:
-    """Read those of `paths` that are files. Their names are relative to `folder`.
+    """Read the files in `paths`, and name them relative to `folder`. Skips folders and caches.
 
-    Raises `SiteRefused` if a file cannot be read, or if they are too many or too large.
+    Raises `SiteRefused` if a file cannot be read, or if the files are too many or too large.
     """
     files: dict[str, bytes] = {}
     left = _MOST_BYTES

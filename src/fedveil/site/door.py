@@ -1,7 +1,7 @@
 """The only way out of a site: checks every message against the policy, and answers or refuses it.
 
-A report is charged before the data are read. All refusals are equal, and the reason is only in the
-site's log. Every answer is one record, which holds a report or a message of the protocol.
+A report is charged before the data are read. The server cannot tell refusals apart. Only the site's
+log has the reason. Every answer is one record with a report or a message of the protocol.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ BYPASSES = (
 def open_ways(path: Path) -> list[str]:
     """Return a sentence for each setting to change in `path`, the site's `resources.json`.
 
-    An unreadable file also gives one. The list is empty if only task results can leave the site.
+    An unreadable file gives a sentence too. The list is empty if only task results can leave the
+    site.
     """
     try:
         resources = json.loads(read_text(path, MOST_JOB_BYTES))

@@ -41,12 +41,12 @@ from fedveil.site.task_terms import Terms, number_of, shaped
 
 
 class SiteReports:
-    """Makes the reports of the data set `data` of the site in `folder`, for a framework.
+    """Makes the reports of a site for another framework, from the data set `data`.
 
-    `through` is the framework's name in account and log. `keys` are the protection and its
-    parameters (`Terms.read`), which no job can change. Secure aggregation needs `server`, a name in
-    the policy's `servers`. Raises `SiteError` if the policy does not allow the protection or does
-    not list the data set.
+    `folder` is the site's folder. `through` is the framework's name in account and log. `keys` are
+    the protection and its parameters (`Terms.read`), which no job can change. Secure aggregation
+    needs `server`, a name in the policy's `servers`. Raises `SiteError` if the policy does not
+    allow the protection or does not list the data set.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the protection's client side for the weights `model`, resumed from `kept`."""
+        """Return the protection's client side for the weights `model`, in the state `kept`."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -221,7 +221,7 @@ class Admitted:
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
-        """Make the report from the arrays that `after` returns. Waits for `answer_after_s` to pass.
+        """Make the report from the arrays that `after` returns, but not before `leaves_at`.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero.

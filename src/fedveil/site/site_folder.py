@@ -114,7 +114,7 @@ class Site:
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
         """Open the site's log for a server, in a `with` block.
 
-        If another process has it open, waits for it, or raises `SiteError` if `wait` is False.
+        If another process has the log open, waits, or raises `SiteError` if `wait` is False.
         """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -140,7 +140,7 @@ def number_of(site: str) -> int:
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Split an update, one vector, into arrays by name. Arrays that clients keep are not in it."""
+    """Split an update, one vector, into arrays by name. Omits arrays that never leave clients."""
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

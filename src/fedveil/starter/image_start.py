@@ -6,8 +6,7 @@ from torch import nn
 
 
 def net(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a small convolutional net. It uses GroupNorm, since BatchNorm's statistics break under
-    noise."""
+    """Return a small convolutional net. It uses GroupNorm: noise breaks BatchNorm's statistics."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),

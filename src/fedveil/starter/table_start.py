@@ -6,8 +6,7 @@ from torch import nn
 
 
 def net(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the model: any torch module that turns a batch of examples into one score per
-    class."""
+    """Return the model: any torch module that maps a batch of examples to one score per class."""
     return nn.Sequential(nn.Linear(shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
 
 

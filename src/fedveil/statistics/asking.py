@@ -170,7 +170,7 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if the rounds up to this one would cost more than `max_epsilon`."""
+        """Raise `LimitReached` if the total cost, including `step`, would exceed `max_epsilon`."""
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return
@@ -184,7 +184,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before clients are asked. Under rr and oue: only round 1."""
+        """Charge the account, if any, before a round. Under rr and oue, round 1 pays for all."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

@@ -128,7 +128,7 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the fewest bits per entry (else 24) for which rounding adds at most 0.5% of noise."""
+    """Return the fewest bits per entry with which rounding adds at most 0.5% variance, or 24."""
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
@@ -163,7 +163,7 @@ class Carriage:
     def most_rows(self, largest: float) -> int | None:
         """Return the largest number of rows that a report can hold, or None for no limit.
 
-        Only `unit: row` has a limit: an entry of the report is at most 2^24 grid steps, and the
+        Only `unit: row` has a limit: a report's entry is at most 2^24 grid steps, and the
         sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
         adds.
         """
@@ -203,7 +203,7 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of `total(mean, reports)`."""
+        """Return the variance of the noise in each entry of the sum `total(mean, reports)`."""
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2
@@ -213,7 +213,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Count the one-hot codes in `reports` reports. A report of another kind counts as one."""
+        """Return the number of summed vectors: one per report, or `rows` codes under rr and oue."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

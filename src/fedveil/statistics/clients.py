@@ -40,9 +40,9 @@ class Clients:
         return len(self.offsets) - 1
 
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
-        """Return the positions in the table of the rows that a client contributes to every round.
+        """Return the rows that a client contributes to every round, as positions in the table.
 
-        `entropy` is the client's own. A report has at most `carried` rows (None: any number).
+        `entropy` draws them if there are too many. A report holds at most `carried` (None: all).
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)

@@ -104,7 +104,7 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return each row's cell index (-1: none), and a mask of values moved into a cell."""
+        """Return each row's cell index (-1: none), and a mask of the clamped values."""
 
 
 class Bins(Axis):

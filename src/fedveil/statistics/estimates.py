@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The sampling variance divided by the variance for independent rows of all clients."""
+        """The factor by which equal rows and unasked clients raise the sampling variance."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -127,7 +127,7 @@ def ratio(
 
     `present` returns the number of rows, given the values of `sums`. If this number or
     `shape.divisor` is too noisy, the interval is the possible range, and the estimate its middle.
-    Otherwise the interval extends `z` deviations to each side. `label` says what is estimated.
+    Else the interval extends `z` standard deviations to each side. `label` says what is estimated.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)

@@ -91,7 +91,7 @@ class Filter:
 
 
 def _columns(node: ast.expr) -> Iterator[str]:
-    """Yield the names of the columns in a condition. Raises ValueError if it is not valid."""
+    """Yield the names of the columns in a condition. Raises ValueError for an invalid condition."""
     match node:
         case ast.BoolOp(values=values):
             for value in values:

@@ -97,7 +97,7 @@ class OneHot:
 
     @property
     def influence(self) -> float:
-        """The largest amount by which one forged code can move the estimated count of a cell."""
+        """The largest amount by which one forged code can change a cell's estimated count."""
         return 1 / (self.p - self.q)
 
 

@@ -180,7 +180,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the vector that is subtracted from the client's vector for this part."""
+        """Return the constant vector that is subtracted from a client's vector for this part."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)

@@ -64,9 +64,9 @@ class Search:
 
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
         `z` standard deviations from zero. The estimate is the zero of a line (`_line`) through the
-        answers near the quantile or, if there is none, of the increasing function nearest to all
-        answers. The interval starts at the last edge up to which all answers are significantly
-        negative. It ends at the first edge from which on all answers are significantly positive.
+        answers near the quantile. Without such a line, it is the zero of the increasing function
+        nearest to all answers. The interval starts at the last edge up to which all answers are
+        significantly negative, and ends at the first from which on all are significantly positive.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T

@@ -70,9 +70,9 @@ def _quantile(
 
 
 def _rising(values: Float64s) -> Float64s:
-    """Return nondecreasing values near `values`: the mean of the running maximum and minimum.
+    """Make `values` nondecreasing: the mean of the maximum up to each and the minimum from it on.
 
-    As estimates of a nondecreasing function, their largest error is at most that of `values`.
+    If `values` estimate a nondecreasing function, the largest error does not grow.
     """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
@@ -106,6 +106,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return a row per node, with 1 for its leaves and 0 elsewhere. Level i has widths[i] nodes."""
+    """Return a row per node, with 1 in the columns of its leaves. Level i has widths[i] nodes."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

@@ -35,7 +35,7 @@ _COMPUTED = {
 
 
 class QuestionFile(CheckedJob):
-    """Questions that share one epsilon, about the rows of clients."""
+    """A file of questions about the rows of clients. One epsilon covers all answers together."""
 
     name: RunName = Field("question", description="name of the folder for the answers")
     data: str = Field(
@@ -115,7 +115,7 @@ class QuestionFile(CheckedJob):
 
     @property
     def codes(self) -> int:
-        """The number of one-hot codes in a report under rr and oue: `rows` for unit row, else 1."""
+        """The number of codes in a report under rr and oue: `rows` under `unit: row`, else 1."""
         return self.rows or 1 if self.unit == "row" else 1
 
     @property

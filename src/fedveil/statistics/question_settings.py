@@ -1,4 +1,4 @@
-"""One question of a question file."""
+"""The settings of one question in a question file."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Contributions:
         """Return the sum of all one-hot codes in `reports` reports.
 
         The rows at the positions `chosen` have one code each. If the reports have more codes than
-        rows, the missing codes are drawn with `entropy`, as for excluded rows.
+        rows, `entropy` draws the missing codes in the same way as the codes of excluded rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"

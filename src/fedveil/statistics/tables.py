@@ -169,8 +169,8 @@ def as_table(data: Any, name: str = "data") -> Table:
 
     `data` may be a `Table`, a path, a mapping of names to columns, a pandas DataFrame, a structured
     array, an array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are
-    named 0, 1, ... Those of a pair or a Dataset also include y, the targets. Those of a Dataset
-    also include client, the owners. Only the training examples of a Dataset are used.
+    named 0, 1, ... A pair or a Dataset also gives the column y, the targets. A Dataset with owners
+    also gives the column client. Only the training examples of a Dataset are used.
     """
     if isinstance(data, Table):
         return data

@@ -70,7 +70,7 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection with its settings. The comparison's tables have one line for each.
+    """A protection with its settings. The comparison's tables have one line for each setting.
 
     `changes` maps job keys to new values. `epsilon` is the target cost of a whole run, or None.
     """
@@ -195,7 +195,7 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons, or [None] if there are none or no parameter sets the cost.
+        """Return the target epsilons. [None] if there are none, or if no parameter sets the cost.
 
         Raises `JobError` if `changes` already fix the protection's cost.
         """

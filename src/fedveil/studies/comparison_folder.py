@@ -89,7 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return the runs to make. Raises an error if one's folder has another job's run."""
+        """Return the runs to make. Raises an error if a run's folder has another job's run."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):

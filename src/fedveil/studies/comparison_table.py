@@ -72,19 +72,19 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the largest of these runs' last figures `epsilon_<what>`, or None without one."""
+        """Return the largest final `epsilon_<what>` of this line's runs. None if no run has one."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
     @cached_property
     def finding(self) -> Finding | None:
-        """The finding of the most recent membership attack on these runs, or None."""
+        """The finding of the most recent membership attack on a run of this line, or None."""
         found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
         return found[-1] if found else None
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest AUC of the membership attack on the model. None without an attack."""
+        """The largest AUC of the latest membership attack on the model. None without an attack."""
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model

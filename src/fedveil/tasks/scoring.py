@@ -34,7 +34,7 @@ class ByLabel:
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """Return the names of the classes in the order of their numbers, or None."""
+        """Return the names of the classes in the order of their numbers, or None without names."""
         return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over `train`, where no feature is constant."""
+    """Scale each feature to mean 0 and variance 1 over `train`, where each feature must vary."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

@@ -177,5 +177,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the position of each column's first row if columns with `counts` rows are stacked."""
+    """Return where each of several stacked tables begins. Table i has `counts[i]` rows."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Save all counts as those after `step`. Does nothing if randomness comes from a seed."""
+        """Save all counts, as of `step`. Does nothing if the randomness comes from a seed."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -172,7 +172,7 @@ class Releases:
 
 
 def _fields(names: Iterable[str | int]) -> list[str]:
-    """Return the names as fields of a CSV file."""
+    """Return the names as fields of a CSV file, in quotes where necessary."""
     fields = list(map(str, names))
     whole = "".join(fields)
     if not any(letter in whole for letter in _SPECIAL):
@@ -279,7 +279,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts that send outputs of its data without protection."""
+    """Return the names of a party's parts that send unprotected outputs of the party's own data."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

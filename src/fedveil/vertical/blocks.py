@@ -238,7 +238,7 @@ class EvaluationSettings(Block):
 
 
 class ScoringSettings(Block):
-    """Prepares the model for scoring new examples. Uses only training examples."""
+    """How training prepares the model for scoring new examples. Uses only training examples."""
 
     calibration: float | None = Field(
         None,

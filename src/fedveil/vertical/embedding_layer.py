@@ -45,7 +45,7 @@ class EmbeddingDPLayer(nn.Module):
 
     @property
     def loss(self) -> EmbeddingLoss:
-        """Return the privacy loss of an example's forward pass: per bit, one-hot row and vector."""
+        """Return the privacy loss of one forward pass: per replaced bit, one-hot row or vector."""
         return self.mechanism.loss
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:

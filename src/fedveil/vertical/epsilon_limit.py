@@ -35,8 +35,8 @@ class Limit:
     def check(self, what: str, times: int, *, labelled: bool) -> None:
         """Raise `LimitReached` if sending an example `times` times in total would exceed the limit.
 
-        `labelled` is True for a training example, which also pays for its label. `what` describes,
-        for the error, the step or the evaluation that would send the example.
+        `labelled` is True for a training example, whose label is charged too. `what` describes, for
+        the error, the step or the evaluation that would send the example.
         """
         if self._epsilon is None:
             return
@@ -63,7 +63,7 @@ class Limit:
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
         """Return True if the limit lets an example be sent `times` times and scored `scored` times.
 
-        Both are totals. `labelled` is True for a training example, which also pays for its label.
+        Both are totals. `labelled` is True for a training example, whose label is charged too.
         """
         if self._epsilon is None:
             return True
@@ -74,8 +74,8 @@ class Limit:
     def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
         """Return the privacy cost of an example sent `times` times and scored `scored` times.
 
-        `labelled` is True for a training example, which also pays for its label. Each scoring sends
-        a new report.
+        `labelled` is True for a training example, whose label is charged too. Each scoring sends a
+        new report.
         """
         key = times, labelled, scored
         if key not in self._spent:

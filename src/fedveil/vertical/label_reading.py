@@ -1,9 +1,9 @@
 """Attacks that infer labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is the vector of predicted probabilities, minus 1 at the label,
-passed back through the leader's part. So gradients of one class are closer to each other than to
-gradients of other classes. The attacker knows its own gradients, the sizes of the classes and, for
-some attacks, a few labels.
+The gradient of an example's loss at the logits is the vector of predicted probabilities, minus 1 at
+the label. The leader's part passes it back. So gradients of one class are closer to each other than
+to gradients of other classes. The attacker knows its own gradients, the sizes of the classes and,
+for some attacks, a few labels.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -149,7 +149,7 @@ def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64
 
 
 def decided(scores: Float64s, common: int) -> Int64s:
-    """Return the class with each example's best score, or `common` if all its scores are equal."""
+    """Return the best-scoring class of each example, or `common` if all its scores are equal."""
     found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
@@ -234,7 +234,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group. As many known `labels` as possible are right."""
+    """Return a different class for each group, with as many known `labels` right as possible."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

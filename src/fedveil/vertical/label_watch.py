@@ -86,7 +86,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """True once `tell` got the verdict on the first steps, or if no gradients are watched."""
+        """True once `tell` got the result for the first steps, or if no gradients are watched."""
         return len(self._windows) < self._all or not self._all
 
     @property
@@ -222,7 +222,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the rarest class's recall, with a bound on the false positive rate as chance level."""
+    """Return the rarest class's recall. Its chance level is a bound on the false positive rate."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)

@@ -1,6 +1,6 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-A party's folder in the run folder has the files of its run folder on a separate machine.
+Each party's folder in the run folder has the same files as on a machine of its own.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Parties:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _bundle(self) -> None:
-        """Complete every party's model bundle, unsigned, because one user has all files."""
+        """Complete every party's model bundle. It needs no signatures: one user has all files."""
         contents = {name: run.contents for name, run in self.runs.items()}
         known = {name: found for name, found in contents.items() if found is not None}
         if len(known) < len(contents):

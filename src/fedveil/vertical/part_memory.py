@@ -142,6 +142,6 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return the number of values that the optimiser stores only during its step."""
+    """Return the number of values that the optimiser stores only while it makes a step."""
     decays = isinstance(optimizer, Optimizer) and optimizer.name == "sgd" and optimizer.weight_decay
     return max(learning, default=0) if decays else 0

@@ -50,7 +50,7 @@ class PartOptimizers:
         return tensors
 
     def check(self, held: Mapping[str, Held]) -> None:
-        """Raise `InvalidValue` unless the optimiser states in `held`, by part, fit these parts."""
+        """Raise `InvalidValue` unless the optimiser states in `held` fit this party's parts."""
         made_of = {part: made for made in self._made for part in made.own}
         for part, numbered in held.items():
             own = made_of[part].own[part]
@@ -74,7 +74,7 @@ class PartOptimizers:
 
 @dataclass(frozen=True)
 class _Made:
-    """The torch optimiser of one part, or of several parts with the same rule.
+    """The torch optimiser of one part, or of several parts with equal `Optimizer` settings.
 
     `own` has each part's parameters.
     """
@@ -86,7 +86,7 @@ class _Made:
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
-        """For each of the optimiser's parameters, its part and its number in that part."""
+        """Return, for each parameter of the optimiser, its part and its index in that part."""
         return [(part, number) for part, own in self.own.items() for number in range(len(own))]
 
     def step(self, number: int) -> None:
@@ -120,7 +120,7 @@ class _Made:
 
 
 def _make(split: SplitModel, party: str) -> Iterator[_Made]:
-    """Yield the optimisers of a party's parts. One serves all parts with the same `Optimizer`."""
+    """Yield the optimisers of a party's parts. Parts with equal `Optimizer` settings share one."""
     alike: dict[Optimizer, dict[str, list[nn.Parameter]]] = defaultdict(dict)
     for part, own in trained(split, party):
         if isinstance(part.optimizer, Optimizer):

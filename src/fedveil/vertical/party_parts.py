@@ -64,7 +64,7 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Return the objects of a party's side of a run. Notes about reports are written to `log`."""
+    """Build one party's objects for a run. Notes about its protected messages go to `log`."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)

@@ -108,7 +108,7 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Remove everything after the loaded step from the folder."""
+        """Remove everything that was saved after the loaded step from the run folder."""
         forget_after(self.setting.folder, self.done)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)
@@ -180,7 +180,7 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples. Returns averages and metrics at the leader, else {}."""
+        """Evaluate the held-out examples. Returns the metrics at the leader, {} at a follower."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()

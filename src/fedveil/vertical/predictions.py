@@ -74,7 +74,7 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return `path`. Raises InvalidValue for other endings, RunFolderError if it exists."""
+    """Return `path`. Raises an error for an ending not in `endings`, or if the file exists."""
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():

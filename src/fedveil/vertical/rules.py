@@ -34,7 +34,7 @@ def _micro_batches_fit(job: VerticalFields) -> str | None:
 
 @RULES.rule("compression")
 def _some_way_is_compressed(job: VerticalFields) -> str | None:
-    """`compression` has `forward` or `backward`."""
+    """`compression` sets `forward` or `backward` to true."""
     held = job.compression
     if held is None or held.forward or held.backward:
         return None

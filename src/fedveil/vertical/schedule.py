@@ -127,7 +127,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return when a pass of a part, `stage`, can run its next micro-batch. None if unknown."""
+        """Return the simulated time from which `stage` can run its next micro-batch, if known."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -291,7 +291,7 @@ def _with_words(
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
 
-    That tensor then implies `ready` or `commit`.
+    The arrival of that tensor then tells `peer` what the message `ready` or `commit` would.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

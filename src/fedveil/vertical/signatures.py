@@ -36,7 +36,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Each party's signature of one manifest. Empty if the parties had no certificates."""
+    """Each party's signature of a bundle's manifest. Empty if the parties had no certificates."""
 
     by_party: Mapping[str, Signed] = field(default_factory=dict)
 

@@ -40,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Optimizer:
     """The settings of one of torch's optimisers for a part.
 
-    The learning rate rises linearly to `lr` during the first `warmup_steps` steps, and then stays.
+    The learning rate rises linearly to `lr` in the first `warmup_steps` steps, then stays constant.
     In each step, the gradient of all parameters of the part together is clipped to the L2 norm
     `gradient_norm`. None means no clipping.
     """
@@ -293,7 +293,7 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `consumer` returns no gradient, because `source` has `gradient = "none"`."""
+    """Return True if `gradient = "none"` of `source` stops the gradient from `consumer`."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

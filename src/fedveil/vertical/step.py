@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """Identifies the randomness of a report. Any two reports of a run have different occasions."""
+    """A micro-batch of a run in which tensors are sent. With a part, it selects a random stream."""
 
     subset: str
     number: int
@@ -89,7 +89,7 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number that makes the random seed of its forward pass unique."""
+        """Map each part to the number that makes the random seed of its forward pass unique."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 

@@ -134,9 +134,9 @@ class Task(Protocol):
         """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data of a subset, such as "train", without ids if it has none.
+        """Return a party's own data of a subset, such as "train".
 
-        Reads no other party's data.
+        Reads no other party's data. The result has no ids if the party has none.
         """
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -226,7 +226,7 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 class Measured:
-    """Accumulates a task's average metrics, and its metrics over all examples, batch by batch."""
+    """Accumulates a task's metrics batch by batch: averages, and metrics that need all examples."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._sums = task, defaultdict[str, float](float)
@@ -251,5 +251,5 @@ class Measured:
 
 
 def aligned_by(wanted: AlignBy | None, task: Task) -> AlignBy:
-    """Return the alignment that a job wants, or by default digests if ids are `numbered`."""
+    """Return the job's alignment. By default: digests if ids are `numbered`, else intersection."""
     return wanted or ("digests" if getattr(task, "numbered", False) else "intersection")

@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _number(mark: str, thousands: str) -> Parse:
-    """Return a parser of numbers with `mark` as decimal and `thousands` as thousands separator."""
+    """Return a parser of numbers. `mark` is the decimal and `thousands` the thousands separator."""
     groups = f"[{re.escape(thousands)}'’_ \u00a0\u2009\u202f]"
     whole = rf"(?:\d{{1,3}}(?:(?P<s>{groups})\d{{3}})(?:(?P=s)\d{{3}})*|\d+)"
     some = rf"(?:{whole}(?:{re.escape(mark)}\d*)?|{re.escape(mark)}\d+)(?:[eE][+-]?\d+)?"

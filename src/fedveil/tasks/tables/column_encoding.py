@@ -63,7 +63,7 @@ class Scale(Settings):
         return cls(mean=mean, deviation=deviation)
 
     def applied(self, table: Table, column: str) -> Float32s:
-        """Return the column scaled to mean 0 and deviation 1. A missing number becomes the mean."""
+        """Return the column scaled to mean 0 and variance 1. A missing number becomes the mean."""
         scaled = self.scaled(self.filled(table.numbers(column)))
         self.check(table, column, scaled)
         return scaled
@@ -108,7 +108,7 @@ class Numbers(Settings):
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
     def encode(self, values: Float64s, scaled: Float32s, intervals: Array) -> None:
-        """Write each number's scaled value and interval index. A missing one counts as the mean."""
+        """Write the scaled value and the interval index of each number. NaN counts as the mean."""
         edges = np.array(self.edges)
         _encode(values, self.scale.mean, self.scale.deviation, edges, scaled, intervals)
 
@@ -191,7 +191,7 @@ def learn(
 ) -> dict[str, Numbers | Words]:
     """Compute the encodings of the columns `names` from the training rows in `table`.
 
-    `places` maps each word column to its number of indices, and `bins` is the number of intervals
+    `places` maps each word column to its number of word indices. `bins` is the number of intervals
     of every number column. Columns that cannot be encoded are added to `refusals`.
     """
 

@@ -30,8 +30,8 @@ class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
     `cells` has the places in `block` at which each cell of the columns `names` begins and ends
-    (`native_cells`). `asked` lists the (reader, column) pairs requested since `prepare`. `places`
-    are the rows' line numbers, which the caller sets.
+    (`native_cells`). `asked` lists what was read since `prepare`, as pairs of a reading function's
+    name and a column. `places` are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"
@@ -152,7 +152,7 @@ def read(
 
     `found` is the file's format, `columns` its header, and `names` the columns to read. `asked` has
     pairs of a reader's name and a column. Returns None if numba is not installed, or if Python's
-    reader might find different cells.
+    csv module might find different cells.
     """
     if not HAVE_NUMBA:
         return None

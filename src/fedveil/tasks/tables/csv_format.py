@@ -114,7 +114,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return a file's format, from `settings` and from guesses of what they leave out.
+    """Return a file's format from `settings`. Values that they leave out are guessed from the file.
 
     `place` is the path of `settings` in the job, for messages.
     """
@@ -158,7 +158,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the UTF-16 codec of text that begins with `head`, without a byte order mark, or None.
+    """Guess the UTF-16 codec of text without a byte order mark from its beginning, or return None.
 
     One byte of nearly every letter is zero, and its position shows the byte order.
     """

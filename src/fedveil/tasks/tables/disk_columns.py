@@ -44,7 +44,7 @@ class Spool:
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
         """Yield batches of column `name`. Each except the last one has at least `least` rows.
 
-        A batch is the index of its first row, and the slice of its pieces for `read`.
+        A batch is the index of its first row, and the slice of the column's pieces for `read`.
         """
         ends = np.cumsum([length for _, length in self._pieces[name]]).tolist()
         first = done = 0

@@ -40,11 +40,11 @@ _SHOWN = 3
 
 
 class NumberSummary(Settings):
-    """Summary of a number column: quantiles of its training rows, and counts of rows in groups.
+    """Summary of a number column: quantiles of its training rows, and a histogram of them.
 
     `shares` has the share of rows up to each quantile in `points`. `groups` are the upper bounds of
-    the groups, and `counts` has the number of rows in each group, then of rows above the last
-    bound, then of rows without a value.
+    the histogram's intervals. `counts` has the number of rows in each interval, then the number
+    above the last bound, then the number of rows without a value.
     """
 
     points: tuple[float, ...]

@@ -72,10 +72,10 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
     """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
 
-    They may disagree on a quote inside a cell, a line end inside quotes or other than LF and CRLF,
-    an empty line, a row of another length than `kept`, and a line of more than `most` bytes.
-    `marks` has the places of all quotes, separators and line ends, and of the block's end. `kept`
-    has the column of `cells` for each column of the file, or -1.
+    They may disagree on a quote inside a cell, a line end inside quotes, a line end other than LF
+    and CRLF, an empty line, a row of another length than `kept`, and a line of more than `most`
+    bytes. `marks` has the places of all quotes, separators and line ends, and of the block's end.
+    `kept` has the column of `cells` for each column of the file, or -1.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
@@ -158,7 +158,7 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @compiled()
 def _word(block: Array, at: int) -> np.uint64:
-    """Return the eight bytes from `at` on as a number. The first byte is the lowest."""
+    """Return the eight bytes from `at` on as a number, the least significant byte first."""
     word, first = np.uint64(0), np.uint64(at)
     for byte in range(8):  # becomes one instruction
         word |= np.uint64(block[first + np.uint64(byte)]) << np.uint64(8 * byte)
@@ -167,7 +167,7 @@ def _word(block: Array, at: int) -> np.uint64:
 
 @compiled()
 def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
-    """Append the digits that begin at `at` to `whole`, eight at once. Returns where they end."""
+    """Append the digits at `at` to `whole`. Returns the place after them, and the new number."""
     count = np.uint64(8)
     while count == 8:
         word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
@@ -186,7 +186,7 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 
 @compiled()
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
-    """Read the numbers of a column to `values`, each with a point or a comma as its only mark.
+    """Read the numbers of a column to `values`. A cell may contain at most one point or comma.
 
     An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
     number. Also returns flags that tell how the cells are written, such as `COMMA`.
@@ -294,16 +294,16 @@ def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
 
 @compiled()
 def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
-    """Return the `count` bytes from `at` on as a number, at most eight."""
+    """Return the first `count` bytes from `at` on as a number, but never more than eight."""
     others = np.uint64(8 * max(0, 8 - count))
     return _word(block, at) << others >> others
 
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Number the distinct cells of a column. Returns their number, or -1 after many collisions.
+    """Index the distinct cells of a column. Returns their number, or -1 after many collisions.
 
-    Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
+    Writes each row's index to `codes`, and the first row with each index to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024

@@ -173,9 +173,9 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the column's form. If it is ambiguous, reports a problem of the file.
+        """Choose and return the form of the column's numbers, such as with a decimal comma.
 
-        `decided` are the forms that other columns of the file prove.
+        `decided` are the forms that other columns of the file prove. Reports an ambiguous form.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

@@ -1,7 +1,7 @@
 """`tables`: a wide-and-deep model for parties that each have a table.
 
 The other parties learn about a table only through the tensors that its owner sends. The held-out
-examples follow from the ids, or come from separate files of each party.
+examples are chosen by the digests of their ids, or come from separate files of each party.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the kind of content of each column that a party's file to score must have."""
+        """Return the columns of a party's file to score, each with the kind of its content."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
@@ -204,7 +204,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the features that the job names (default: all), except id, label and `without`."""
+        """Return the job's features (default: all `columns`), except id, label and `without`."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -282,7 +282,7 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the training and held-out rows. Problems of the training rows go to `refusals`."""
+        """Read the training and held-out rows. Problems of the training file go to `refusals`."""
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.

@@ -45,9 +45,9 @@ class Blinding:
         return _in_pieces(lambda some: point_batches.hashed(hashes[some], self._exponent), len(ids))
 
     def raised(self, points: Points) -> Points:
-        """Return P^k for every point P.
+        """Return each point to the power of this party's secret exponent.
 
-        Raises `MessageInvalid` for an invalid point or the group's identity element.
+        Raises `MessageInvalid` if a point is invalid or is the group's identity element.
         """
         return _in_pieces(
             lambda some: point_batches.raised(points[some], self._exponent), len(points)
@@ -107,7 +107,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes, each after the prefix from `kind_of`."""
+    """Return the ids as bytes. A prefix tells numbers and texts apart (`kind_of`)."""
     kind = kind_of(ids)
     if ids.dtype.kind == "U":
         return map(kind.__add__, utf8(ids))

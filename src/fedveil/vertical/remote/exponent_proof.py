@@ -72,7 +72,7 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 
 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
-    """Return a weight of 128 bits for each pair of a point in `points` and one in `raised`.
+    """Return a weight of 128 bits for each pair of a point in `points` and its own raised point.
 
     A weight is a row of bytes, the most significant first: a hash of `commitment`, all points and
     `domain`, which names the subset of examples. So nobody can choose points to suit the weights.

@@ -221,7 +221,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add `counts`, numbers of ids that `party` sends, to its saved total. Returns the total."""
+    """Add the numbers of ids in `counts` to `party`'s saved total. Returns the new total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]

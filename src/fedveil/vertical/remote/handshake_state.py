@@ -1,4 +1,4 @@
-"""A party's state before the handshake, and the agreement after it."""
+"""A party's state before the handshake, and what the parties have agreed on after it."""
 
 from __future__ import annotations
 

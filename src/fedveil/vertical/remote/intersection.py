@@ -107,7 +107,7 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find the positions of the leader's ids at each follower. Raises Unfit for an invalid answer.
+    """Find the leader's ids among each follower's ids. Raises Unfit for an invalid answer.
 
     `counts` has each follower's stated number of ids. Answers must repeat the number `attempt`.
     """

@@ -1,4 +1,4 @@
-"""One party on its own machine: its task, its data, its run folder and its agreements."""
+"""One party on its own machine: its task, data and run folder, and its agreements with peers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    `here` returns the party's name, from the task. The party's initial weights are drawn from a
+    The function `here` finds the party's name in the task. The party's initial weights come from a
     secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
@@ -265,7 +265,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now, so that it survives if all other parties are killed."""
+        """Save the run's identity now: this party then knows it even if all others are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -313,7 +313,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. A restarted party needs the others."""
+        """Wait until all parties have written their files. A restarted party may need this one."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}

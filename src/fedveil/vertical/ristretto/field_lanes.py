@@ -188,7 +188,7 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return a compiled function of the memory and `count` integers. `write` generates its code."""
+    """Compile `write` to a function whose arguments are the memory and `count` integers."""
 
     @intrinsic
     def operation(typing: Any, *arguments: Any) -> Any:

@@ -83,7 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load eight rows of `words`: points in 32 bytes each, or 64-byte hashes to map to points."""
+    """Load eight points, from `row` on: 32-byte encodings, or 64-byte hashes to map to points."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -108,7 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write the points in `words` times a scalar to `out`. `s` is `_memory(scalar)`."""
+    """Multiply the points in `words` by a scalar, into `out`. `s` is the scalar's `_memory`."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -194,7 +194,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return aligned memory with 16 masks per digit of `scalar`. Only the digit's mask is set."""
+    """Return memory with 16 masks per 4-bit digit of `scalar`. Only mask d of a digit d is set."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

@@ -96,7 +96,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield, in batches, common rows and their outputs. Leaves out rows above a `max_epsilon`."""
+    """Yield batches of common rows and their outputs. Leaves out rows that a party refuses."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]

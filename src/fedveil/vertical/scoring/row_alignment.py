@@ -43,7 +43,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side. Returns the positions in its file of the rows that all parties have.
+    """Run the leader's side of the alignment. Returns where its file has the common rows.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -94,7 +94,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side. Returns the positions in its file of the rows that all parties have.
+    """Run a follower's side of the alignment. Returns where its file has the common rows.
 
     `begin` is the leader's first message, if it was already received.
     """
@@ -155,7 +155,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Add `many` to the count of ids from `party`. Raises MessageInvalid above the limit."""
+    """Count `many` more ids sent by `party`. Raises MessageInvalid above `scorer.most_ids`."""
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

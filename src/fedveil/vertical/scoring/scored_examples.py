@@ -89,9 +89,9 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of all scored examples, training included.
+        """Return a line with the highest epsilon that scoring and training cost one scored example.
 
-        Unprotected values have lines with an infinite epsilon instead.
+        If parts send unprotected values, returns a line with an infinite epsilon for each instead.
         """
         self._merge()
         if not self._sends or not len(self._known):
@@ -112,7 +112,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return a list of the costliest state alone: times sent, 1 if labelled, times scored."""
+        """Return a list with the costliest state: [times sent, 1 if labelled, times scored]."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state

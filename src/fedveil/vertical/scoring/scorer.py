@@ -122,7 +122,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Set where the party has the common rows in its file, in the order all parties use."""
+        """Set the rows to score by their `positions` in the file, in the order all parties use."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)

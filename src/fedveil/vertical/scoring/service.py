@@ -157,7 +157,7 @@ class PredictionService:
     def _predicted(
         self, ids: Sequence[str], own: Mapping[str, str], who: str, probabilities: bool
     ) -> list[dict[str, Any]]:
-        """Return the answer for each of the `ids`. `own` maps each to its form in the file."""
+        """Return an answer for each of `ids`. `own` maps an id to its form in the leader's file."""
         known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
