@@ -29,9 +29,9 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the position of `value` on the axis, from 0 to 1.
+        """Return the position of `value` on the axis: 0 at `low`, 1 at `high`.
 
-        Returns None for NaN, and for a value too large or, on a logarithmic axis, too small.
+        Returns None for NaN, beyond ±10^100 and, on a logarithmic axis, below 10^-100.
         """
         if not _is_shown(value, log=self.log):
             return None

@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the three conclusions of a federated run, which may be unfinished."""
+    """Return the quality, guarantee and next step of a federated run, which may be unfinished."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -211,7 +211,7 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _again(run: ReadRun, job: str) -> str:
-    """Return the command that repeats `job`. For a deployed job, it creates a new Flower app."""
+    """Return the command that repeats `job`. For a deployed job, it writes a new Flower app."""
     return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
 
 

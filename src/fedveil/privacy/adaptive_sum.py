@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases."""
+    """Adaptively chosen charges (pairs of a loss and a number of releases), and their epsilon."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()

@@ -121,7 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as hard to tell apart as N(0, 1) and N(√`square`, 1)."""
+    """All Gaussian releases together: as revealing as a draw from N(0, 1) or N(√`square`, 1)."""
 
     square: float
     count: int = 1

@@ -161,7 +161,7 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges that `epsilon_every_round` composes."""
+        """Return the charges of the costliest report of every round, by its epsilon at `delta`."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
@@ -300,8 +300,8 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
-    They are named as in `Ledger.figures`. `run_most_drawn` is None, because it is unknown. In an
-    adaptive run, the others are valid only if no later loss is larger than the first.
+    Their names are those of `Ledger.figures`. The epsilon `run_most_drawn` is unknown: None. In an
+    adaptive run, all epsilons are valid only if no later loss is larger than the first.
     """
     ledger = projected(spendings, rounds, adaptive=adaptive)
     return {**ledger.figures(delta), "run_most_drawn": None}

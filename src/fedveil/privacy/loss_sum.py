@@ -36,9 +36,9 @@ _UNIT_ROUNDOFF = 2.0**-53
 
 @dataclass(frozen=True)
 class Tilted:
-    """A tilted distribution: `weights[k]` is the tilted mass of the loss `origin + step * k`.
+    """A tilted loss distribution. The loss `origin + step * k` has the tilted mass `weights[k]`.
 
-    `slack` is an upper bound on the tilted mass that is missing from the weights.
+    Tilting multiplies masses by e^(tilt * loss) and normalises. `slack` bounds the missing mass.
     """
 
     origin: float
@@ -161,7 +161,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval that holds the sum of `parts`, except for a mass of TAIL on each side."""
+    """Return an interval outside which the sum of `parts` has at most mass TAIL on each side."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))

@@ -67,8 +67,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run. `guesses` of the `canaries` were guessed to be
-    in the run or out.
+    The observer guesses for `guesses` of the `canaries` whether each is in the run. The bound holds
+    for every (epsilon, delta)-private run.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -229,7 +229,7 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess for every canary if it is in the run. Returns the resulting lower bound on epsilon.
+    """Guess for every canary whether it is in the run, and compute a lower bound on epsilon.
 
     The bound is valid only if the canaries' outcomes are independent.
     """

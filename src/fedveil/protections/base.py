@@ -299,7 +299,7 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return numbers about `state` that a round's record shows, such as the clip, by name."""
+        """Return, by name, numbers of `state` for the round's record, such as the clip."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:

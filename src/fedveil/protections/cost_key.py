@@ -44,7 +44,7 @@ class CostKey:
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return `settings` with `parameter` set to `value`, and all of `instead` set to null."""
+        """Return `settings` with `parameter` set to `value`, and those in `instead` to null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

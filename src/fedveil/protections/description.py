@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key of the setting that limits a phase, and its seconds. None if none does."""
+        """Return the key and the seconds of the setting that limits a phase, or None."""
         return None
 
     @classmethod

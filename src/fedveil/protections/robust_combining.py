@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports as chosen. `plain` is an empty plain sum."""
+        """Return an empty sum of this kind, which uses the empty sum `plain` if it can."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":

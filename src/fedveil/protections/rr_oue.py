@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if `asked` reports a code's bits and `demanded` only sums, else None."""
+        """Return a reason if `asked` reports bits and `demanded` only their sums, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -278,7 +278,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Adds up the reports: for each parameter, the sum of the states whose bits are 1."""
+    """Adds up the reports: for each parameter, the numbers of the states whose bits are 1."""
 
     sums = ("_running",)
 

@@ -88,7 +88,7 @@ class SecureSum(Protection):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update of `survivors` clients from their sum `total`. May overwrite it.
+        """Return the mean update of `survivors` clients. May overwrite `total`, their sum.
 
         Raises `ImpossibleSum` if honest clients' vectors cannot add up to `total`.
         """

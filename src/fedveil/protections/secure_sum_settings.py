@@ -96,9 +96,9 @@ class SecureSumSettings(Settings):
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """Return each client's number of neighbours in the masking graph. None if it is complete.
+        """Return a client's number of neighbours for masking, or None if all are neighbours.
 
-        `clients` is the number that share secrets. Raises `InvalidValue` if it is too large.
+        `clients` clients share secrets. Raises `InvalidValue` if there are too many of them.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
@@ -209,10 +209,9 @@ def shared_weaker(
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
     `asked` is for rounds of `clients` clients, `demanded` for rounds of `expected` clients. `asked`
-    must have at least the threshold of `demanded`, and at least its ratio of threshold to
-    neighbours. If `expected` is None (unknown), the threshold must be above half of the neighbours
-    instead of that ratio. In a round of `clients`, `asked` must also have at least as many
-    neighbours as `demanded`.
+    must have at least the threshold of `demanded`. Its ratio of threshold to neighbourhood must be
+    at least that of `demanded` or, if `expected` is None (unknown), above one half. In a round of
+    `clients`, `asked` must also have at least as many neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

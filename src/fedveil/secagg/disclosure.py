@@ -1,4 +1,4 @@
-"""The server's record of a round's shares: their dealers, their holders, and the secrets."""
+"""The server's record of a round's shares: dealers, holders, and the secrets they reconstruct."""
 
 from __future__ import annotations
 

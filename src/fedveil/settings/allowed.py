@@ -70,7 +70,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field. Each attribute that is set allows another kind of value."""
+    """The allowed values of one field: the union of what each attribute that is set allows."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -143,7 +143,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of a field's blocks if it maps keys that users choose to blocks, or None."""
+    """Return the block class of a field that maps a user's own keys to blocks, else None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)

@@ -4,8 +4,8 @@ Each line has a code, the HMAC-SHA-256 of the previous code and the line's body.
 changed, moved or missing line. A counter (`account_counter`) in another place reveals that the file
 was deleted or replaced by an older copy.
 
-`append` writes the line and then its number to disk, before it returns. A process that is killed in
-between has not yet sent the message that the line charges.
+A line charges the account for one message. `append` writes the line, then the number of lines, to
+disk before it returns. The message is sent afterwards, so no message is sent without its charge.
 """
 
 from __future__ import annotations
