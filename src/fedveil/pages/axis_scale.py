@@ -96,8 +96,8 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis of length `extent`.
 
-    It is a round multiple of `divisor`, the labels' unit such as 1e6 for MB, and at least `least`
-    of these units.
+    The distance is a round number of units, and at least `least` units. A unit is `divisor`, such
+    as 1e6 for MB.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))

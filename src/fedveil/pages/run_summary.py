@@ -45,7 +45,7 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run.
+    """Return the quality, privacy guarantee and next step of a vertical run.
 
     `accounts` are the lines of all parties' epsilons. `apart` is True if the parties are on
     different machines.
@@ -277,7 +277,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step in short and in detail. `worst` is None if nothing is protected."""
+    """Return the user's next step, short and in detail. `worst` is None without a protection."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

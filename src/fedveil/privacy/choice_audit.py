@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on a choice's Pr[truth], wrong with probability at most `error`."""
+        """Return a lower bound on Pr[truth], given `hits`, wrong with probability <= `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

@@ -46,7 +46,7 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest epsilon at `delta` of any client. `kinds[i]` has kind i's charges."""
+        """Return any client's largest epsilon at `delta`. A report of kind i costs `kinds[i]`."""
 
     def copy(self) -> Self:
         other = copy.copy(self)

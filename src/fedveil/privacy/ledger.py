@@ -44,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """The cost of a report, as a loss and its number of releases. `Spending` is an example."""
+    """A privacy loss, and how many releases of one report have it. `Spending` is an example."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -105,8 +105,8 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
-        This closes all earlier rounds: nothing more can be recorded in them. If `ahead` is True,
-        they stay open, which an interrupted round needs: its repetition is charged again.
+        This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
+        stay open, because interrupted rounds will be repeated and charged again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -177,7 +177,7 @@ class Ledger:
         return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
-        """Return per_bit, per_parameter, per_round, run_every_round and run_most_drawn, by name.
+        """Return the epsilons per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
         Each is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
         """

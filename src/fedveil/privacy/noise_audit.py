@@ -38,7 +38,7 @@ class MeasuredNoise:
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add a release. `squares` is the sum of the squared differences to its noiseless value."""
+        """Add a release. `squares` is its squared L2 distance from its value without noise."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
@@ -77,7 +77,7 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return a lower bound on `moved` over the noise's sigma in the least noisy release.
+        """Return a lower bound on `moved` / sigma, where sigma is that of the least noisy release.
 
         `moved` is how far replacing a client moves every release. The bound is wrong with
         probability at most `error`. Unlike in `distance`, the releases may depend on each other.
@@ -114,7 +114,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
+    """Return an upper bound on sigma from a sum of `squares`, wrong with probability <= `error`."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

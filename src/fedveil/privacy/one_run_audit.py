@@ -41,11 +41,11 @@ _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """Return how many of the scores farthest from 0 are at least 0, and how many are negative.
+    """Count the nonnegative and the negative scores among the `guesses` scores farthest from 0.
 
-    Only the `guesses` farthest scores count. Each score belongs to a canary, a test input that a
-    fair coin put into the run or left out. A score must be likelier positive if the canary is in.
-    Averaged over the coin, the distribution of a score must be symmetric about 0.
+    Each score belongs to a canary, a test input that a fair coin put into the run or left out. A
+    score must be likelier positive if the canary is in. Averaged over the coin, the distribution of
+    a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())

@@ -140,7 +140,7 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        The first `dimension` entries of `sent` are the model's weights, which updates change.
+        `sent` begins with the model's `dimension` weights. `summed` is as in `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)

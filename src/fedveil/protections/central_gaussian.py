@@ -45,7 +45,7 @@ _MULTIPLIER = 1.0
 
 
 class CentralGaussianSettings(AdaptiveClipSettings):
-    """Parameters of `central_gaussian`, which trusts the server."""
+    """Parameters of `central_gaussian`: the clip, and the noise that a trusted server adds."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip": "none",

@@ -39,7 +39,7 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the changes of `settings` that set `parameter` to `value` and `instead` to null."""
+        """Yield changes of `settings`: `parameter` to `value`, parameters in `instead` to null."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 

@@ -71,7 +71,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return as `key = value` the setting that ties noise to the number of rounds, if any."""
+        """Return, as `key = value`, a setting whose noise depends on the number of rounds."""
         return None
 
     @classmethod

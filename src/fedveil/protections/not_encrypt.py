@@ -33,7 +33,7 @@ from fedveil.settings.settings import Settings
 
 
 class NotEncryptSettings(Settings):
-    """Parameters of `not_encrypt`."""
+    """Parameters of `not_encrypt`: the largest weight of a client."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {"max_examples": "none"}
 

@@ -242,7 +242,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return, for each parameter, the sum over all reports of the states whose bits are 1."""
+        """Return, for each parameter, the sum of the numbers of all states whose bits are 1."""
 
     @property
     def longest(self) -> int:

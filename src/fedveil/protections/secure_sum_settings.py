@@ -22,7 +22,7 @@ SPARSE_THRESHOLD = 80
 
 
 class SecureSumSettings(Settings):
-    """Parameters of secret sharing, which all protections with secure aggregation have."""
+    """Parameters of secret sharing and masks, in all protections with secure aggregation."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "share_secrets_ratio": "own",
@@ -63,7 +63,7 @@ class SecureSumSettings(Settings):
 
     @property
     def server(self) -> str:
-        """A phrase for the kind of server against which the guarantee holds."""
+        """A phrase for the server that the guarantee assumes: honest, or lying within limits."""
         if self.active_security:
             return "a server that lies, within the limits in docs/secure-aggregation.md"
         return "a server that follows the protocol"
@@ -115,7 +115,7 @@ class SecureSumSettings(Settings):
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of `clients` can collude with the server without unmasking any other.
+        """Return how many of `clients` may collude with the server and still unmask no other.
 
         Returns None if more clients share secrets than secure aggregation supports.
         """

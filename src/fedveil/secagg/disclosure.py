@@ -83,7 +83,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number of any dealer's valid shares that `answered` hold."""
+        """Count the valid shares that `answered` hold of each dealer. Return the least count."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)

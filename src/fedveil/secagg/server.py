@@ -214,7 +214,7 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the least number of any client's valid shares at `answered`, and the threshold."""
+        """Return the least count of any dealer's valid shares at `answered`, and the threshold."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:

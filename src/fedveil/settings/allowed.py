@@ -177,7 +177,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """Return the sentence about an unknown key of `block`, which is part of the class `root`."""
+    """Return the sentence about an unknown key of `block`, a class inside the job class `root`."""
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
@@ -264,7 +264,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    If the wrong value is in a mapping, `rest` is its path there, as pydantic reports it.
+    `path` leads to the field. In a mapping, `rest` leads on to the value, as pydantic reports it.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

@@ -88,7 +88,7 @@ class AccountFile:
             os.truncate(self.path, self._size)  # an incomplete line, which was never counted
 
     def append(self, body: bytes) -> None:
-        """Append the line `body`, and count it. Call `bodies` first, inside the same `locked`."""
+        """Append the line `body`, and count it. First call `bodies` in the same `locked` block."""
         if not self.path.exists():
             write_new(self.path, b"")
             sync_to_disk(self.path.parent)
