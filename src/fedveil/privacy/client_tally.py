@@ -46,7 +46,10 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return any client's largest epsilon at `delta`. A report of kind i costs `kinds[i]`."""
+        """Return the largest epsilon at `delta` of any client.
+
+        `kinds[i]` has the charges of a report of kind i.
+        """
 
     def copy(self) -> Self:
         other = copy.copy(self)

@@ -252,7 +252,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses. Also its tilt, at most `tilt`."""
+    """Return the sum of all losses as a tilted distribution, and its tilt (at most `tilt`)."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]

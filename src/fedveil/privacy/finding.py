@@ -172,7 +172,10 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return, in words, the gap between a claim and its closest lower bound, "" if infinite."""
+        """Return, in words, how far the claim is above or below the closest lower bound.
+
+        Returns "" if no lower bound has a finite claim.
+        """
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

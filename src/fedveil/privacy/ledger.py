@@ -133,7 +133,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return the charges of a report that costs `spendings`, as this ledger stores them."""
+        """Return `spendings` as charges. In an adaptive ledger, only epsilon and delta remain."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -161,7 +161,7 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges of the costliest report of every round, by its epsilon at `delta`."""
+        """Return the charges of each round's costliest report, by its epsilon at `delta`."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 

@@ -3,8 +3,7 @@
 The relevant tail of a sum has mass delta, perhaps 1e-9, but an FFT is wrong by about 1e-16 of the
 whole mass. So each loss's distribution is tilted first: its masses are multiplied by e^(tilt *
 loss) and divided by their sum. The right tilt moves the tail into the middle (Wilson and Keich:
-Accurate pairwise convolutions of non-negative vectors via FFT, 2016). Every step errs on the safe
-side.
+Accurate pairwise convolutions of non-negative vectors via FFT, 2016). Errors are on the safe side.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ class Tilted:
     def on_grid(self, step: float, tilt: float) -> Tilted:
         """Return the distribution on a grid with another `step`.
 
-        `tilt` must be the tilt of this distribution. Raises `TooSteep` if `step` is too large for
-        this tilt.
+        `tilt` must be this distribution's tilt. Raises `TooSteep` if `step` is too large for it.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is

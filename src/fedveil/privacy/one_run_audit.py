@@ -98,7 +98,7 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon at `delta` > 0, valid only for a run with Gaussian noise.
 
-    It is larger than that of `lower_bound`, which takes the same arguments.
+    The bound is larger than that of `lower_bound`, which takes the same arguments.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,

@@ -1,4 +1,4 @@
-"""Types for a protection's rules and advice about a job."""
+"""Types with which a protection states its rules and advice about a job."""
 
 from __future__ import annotations
 

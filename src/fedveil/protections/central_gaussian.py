@@ -71,8 +71,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is the noise multiplier, or the ratio at which `rounds` rounds meet the target epsilon at
-        `delta`.
+        It is the noise multiplier, or meets the target epsilon at `delta` after `rounds` rounds.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)

@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key and the seconds of the setting that limits a phase, or None."""
+        """Return the key of the setting that limits a phase, and its value in seconds, or None."""
         return None
 
     @classmethod

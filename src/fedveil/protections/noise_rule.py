@@ -31,7 +31,10 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` unless weights are equal and delta > 0, as protection `name` needs."""
+    """Raise `InvalidValue` unless clients have equal weights and delta is above 0.
+
+    `name` is the protection that needs both.
+    """
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

@@ -200,8 +200,7 @@ class Unary(Protection):
         """Return an estimate of the update from one report, and the report's likelihood.
 
         With `fidelity: aggregate`, `report` has the parameters' exact states, so the estimate has
-        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` is above
-        127.
+        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` > 127.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)

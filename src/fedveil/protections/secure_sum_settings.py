@@ -109,7 +109,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return the number of clients that hold shares of a client's secrets, itself included."""
+        """Return how many clients hold shares of one client's secrets, this client included."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)

@@ -74,10 +74,10 @@ class Carrier(ABC):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Send `messages` and yield the answers, as `ask` does, but add up reports on the way.
+        """Send `messages` and yield the answers, as `ask` does. A carrier may add up reports.
 
-        A report that was added up is yielded as `Folded`. After the last answer, `server` has the
-        sums of these reports. By default, no report is added up on the way. Override this only in a
+        A report that it added up is yielded as `Folded`. After the last answer, `server` has the
+        sums of these reports. By default, no report is added up here. Override this only in a
         carrier that adds up reports where they are made.
         """
         return self.ask(phase, messages)

@@ -70,7 +70,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field: the union of what each attribute that is set allows."""
+    """The allowed values of one field. If several attributes are set, each allows some values."""
 
     words: tuple[str, ...] = ()
     text: str = ""

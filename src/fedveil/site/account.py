@@ -178,10 +178,10 @@ class SiteAccount:
     ) -> SiteAccount:
         """Open the account of the data set `name`, or create it.
 
-        `counter` is a file that reveals if the account was deleted or replaced by an older copy. It
-        should be writable for nobody who can write to `folder`. By default it lies in `folder`,
-        where nothing reveals that both files were replaced. Raises `AccountInvalid` for an older
-        copy, a missing line, or a line that was not written with `key`.
+        `counter` is a file that reveals if the account was deleted or replaced by an older copy.
+        Keep it from everyone who can write to `folder`. By default it lies in `folder`, where
+        nothing reveals that both files were replaced. Raises `AccountInvalid` for an older copy, a
+        missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()

@@ -72,9 +72,8 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield a flag and the body of each line that this object has not read yet.
 
-        If the flag is True, the file was replaced, so forget all lines read before. Call this
-        inside `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the
-        key.
+        If the flag is True, the file was replaced, so forget all lines read before. Call inside
+        `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the key.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):
