@@ -221,7 +221,7 @@ def _then(run: ReadRun) -> list[str]:
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection by name. A page must not import a user's own code."""
+    """Return a built-in protection, or `Protection` for a user's own: a page never imports it."""
     return POSITIONS.get(name, Protection)
 
 

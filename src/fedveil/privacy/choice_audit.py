@@ -57,8 +57,8 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which `claim` would probably not be refuted.
 
-        It depends only on the number of choices. It is infinite if even a truthful report in every
-        choice would not refute the claim. `chance` and `error` are as in `lower_bound`.
+        It does not depend on the hits. It is infinite if even a truthful report in every choice
+        would not refute the claim. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):

@@ -82,9 +82,9 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
 
 
 def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """Return the sum of value * count over `terms`, rounded up to a float.
+    """Return the exact sum of value * count over `terms`, rounded up to a float.
 
-    The sum is exact. Each value is taken as the shortest decimal that identifies it.
+    Each value is taken as the shortest decimal that identifies it.
     """
     with localcontext() as context:
         context.prec = 800

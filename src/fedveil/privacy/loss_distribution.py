@@ -99,7 +99,7 @@ class LossDistribution:
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """Return the distribution whose privacy curve joins given points by lines in e^eps.
+        """Return the distribution whose privacy curve is linear in e^eps between given points.
 
         `deltas[k]` is an upper bound on a mechanism's curve at `eps = step * (low + k)`. A privacy
         curve is convex in e^eps, so it lies below the lines. The last delta becomes the probability

@@ -1,4 +1,4 @@
-"""A protection's properties that depend only on its class: names, rules, advice and others."""
+"""A protection's properties that depend only on its class, such as name, rules and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""distributed_dp: clients add shares of noise under secure aggregation, so nobody is trusted."""
+"""distributed_dp: clients add shares of noise, and nobody sees an update or sum without noise."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """The server half in a simulation without masks. It computes the same sum, with less work."""
+    """The server half of a simulated round without masks. The sum is that of a masked round."""
 
     sums = ("_total",)
 

@@ -162,7 +162,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the index of `dealer`'s share among the shares that `holder` disclosed."""
+        """Return the index of `dealer`'s share in what `holder` disclosed. `index` is a cache."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

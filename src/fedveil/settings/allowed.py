@@ -54,7 +54,7 @@ NAME = "NAME"
 class TextRule:
     """A validator of text, used as `Annotated[str, AfterValidator(rule)]`.
 
-    A text must be one of `words` or match `pattern`. Messages describe the pattern as `form`.
+    A text must be one of `words` or match `pattern`. Errors describe the pattern as `form`.
     """
 
     words: tuple[str, ...]
