@@ -29,9 +29,9 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the position of `value` on the axis, from 0 to 1.
+        """Return the position of `value` on the axis: 0 at `low`, 1 at `high`.
 
-        Returns None for NaN, and for a value too large or, on a logarithmic axis, too small.
+        Returns None for NaN, beyond ±10^100 and, on a logarithmic axis, below 10^-100.
         """
         if not _is_shown(value, log=self.log):
             return None
@@ -96,8 +96,8 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis of length `extent`.
 
-    It is a round multiple of `divisor`, the labels' unit such as 1e6 for MB, and at least `least`
-    of these units.
+    The distance is a round number of units, and at least `least` units. A unit is `divisor`, such
+    as 1e6 for MB.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))

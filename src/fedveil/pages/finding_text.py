@@ -132,7 +132,7 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table that compares the result's metrics with guessing."""
+    """Return a table that compares the metrics of the finding with their chance levels."""
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

@@ -16,7 +16,7 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """The label of one of a record's epsilons, and the information that the epsilon covers."""
+    """The label of an epsilon in a record, and a text that says what this epsilon bounds."""
 
     name: str
     bounds: str

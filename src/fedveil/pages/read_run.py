@@ -125,7 +125,7 @@ def read_party(run: ReadRun, folder: Path) -> ReadRun:
 
 
 def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
-    """Read the records in `path`. Error messages name `run`, the run's own folder."""
+    """Read the records of a run or party in `path`. Error messages name `run`, the run's folder."""
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()

@@ -196,7 +196,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield sentences about what is not protected, and about what the protection relies on."""
+    """Yield sentences about what the job leaves unprotected, and what the protection relies on."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -305,7 +305,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield a section with the command that repeats the run, its job and its events."""
+    """Yield a section with the command that repeats the run, with the job, and with the events."""
     yield Section(
         "Repeat this run",
         [

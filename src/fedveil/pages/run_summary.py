@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the three conclusions of a federated run, which may be unfinished."""
+    """Return the quality, guarantee and next step of a federated run, which may be unfinished."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -45,7 +45,7 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run.
+    """Return the quality, privacy guarantee and next step of a vertical run.
 
     `accounts` are the lines of all parties' epsilons. `apart` is True if the parties are on
     different machines.
@@ -211,7 +211,7 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _again(run: ReadRun, job: str) -> str:
-    """Return the command that repeats `job`. For a deployed job, it creates a new Flower app."""
+    """Return the command that repeats `job`. For a deployed job, it writes a new Flower app."""
     return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
 
 
@@ -221,7 +221,7 @@ def _then(run: ReadRun) -> list[str]:
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection by name. A page must not import a user's own code."""
+    """Return a built-in protection, or `Protection` for a user's own: a page never imports it."""
     return POSITIONS.get(name, Protection)
 
 
@@ -277,7 +277,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step in short and in detail. `worst` is None if nothing is protected."""
+    """Return the user's next step, short and in detail. `worst` is None without a protection."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

@@ -133,7 +133,7 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters, which equal calls share, and its weights' digest."""
+    """Return the model without adapters, and its weights' digest. Equal calls share the model."""
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
     library = transformers()

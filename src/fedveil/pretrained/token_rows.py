@@ -46,7 +46,7 @@ class TokenRows:
         return text
 
     def pieces(self, text: str) -> list[Row]:
-        """Cut a text into rows whose targets are the next tokens, including the end token."""
+        """Cut a text and its end token into rows. Each token's target is the token after it."""
         ids = [*self.encode(text), self.ends[0]]
         starts = range(0, len(ids) - 1, self.length)
         return [self._next(ids[start : start + self.length + 1], 0) for start in starts]

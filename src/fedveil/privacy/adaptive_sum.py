@@ -2,8 +2,7 @@
 
 If all charges are equal, they are composed exactly (`compose`). Gaussian losses compose to one
 Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of their epsilons (Rogers,
-Roth, Ullman and Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is
-smaller.
+Roth, Ullman, Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is smaller.
 
 Each of these epsilons holds at the delta for which it is computed. If earlier results also decide
 whether all charges are equal, a limit on a run's epsilon holds at twice that delta.
@@ -29,7 +28,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases."""
+    """Adaptively chosen charges (pairs of a loss and a number of releases), and their epsilon."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()

@@ -56,7 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return scorers trained to tell outputs for one input (`ahead`) from outputs for another."""
+    """Return scorers trained to tell outputs for one input, `ahead`, from the other's, `back`."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -126,7 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a scorer by the ratio of a row's counts for both inputs. None if few rows repeat."""
+    """Return a scorer by the ratio of a row's counts in `ahead` and `back`. None if few repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

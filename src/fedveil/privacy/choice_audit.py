@@ -1,8 +1,8 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
 A choice, such as a bit of randomised response, reports its true value with probability
-`chance(eps)` at the epsilon eps. If k of n choices do, every epsilon at which k or more is too
-unlikely is refuted (Clopper and Pearson). If a mechanism wrongly uses one random draw for two
+`chance(eps)` at the epsilon eps. If k of n choices reported it, every epsilon at which k or more is
+too unlikely is refuted (Clopper and Pearson). If a mechanism wrongly uses one random draw for two
 choices, the number of pairs in which both report the truth refutes its claim.
 """
 
@@ -57,8 +57,8 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which `claim` would probably not be refuted.
 
-        It depends only on the number of choices. It is infinite if even a truthful report in every
-        choice would not refute the claim. `chance` and `error` are as in `lower_bound`.
+        It does not depend on the hits. It is infinite if even a truthful report in every choice
+        would not refute the claim. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on a choice's Pr[truth], wrong with probability at most `error`."""
+        """Return a lower bound on Pr[truth], given `hits`, wrong with probability <= `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

@@ -46,7 +46,10 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest epsilon at `delta` of any client. `kinds[i]` has kind i's charges."""
+        """Return the largest epsilon at `delta` of any client.
+
+        `kinds[i]` has the charges of a report of kind i.
+        """
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -57,7 +60,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. In `times[i]` rounds, reports had kind i."""
+        """Load an untrusted result of `to_state`. `times[i]` rounds had reports of kind i."""
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()

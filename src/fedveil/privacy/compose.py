@@ -82,9 +82,9 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
 
 
 def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """Return the sum of value * count over `terms`, rounded up to a float.
+    """Return the exact sum of value * count over `terms`, rounded up to a float.
 
-    The sum is exact. Each value is taken as the shortest decimal that identifies it.
+    Each value is taken as the shortest decimal that identifies it.
     """
     with localcontext() as context:
         context.prec = 800
@@ -121,7 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as hard to tell apart as N(0, 1) and N(√`square`, 1)."""
+    """All Gaussian releases together: as revealing as a draw from N(0, 1) or N(√`square`, 1)."""
 
     square: float
     count: int = 1
@@ -252,7 +252,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution (`loss_sum`) of the sum of all losses, and its tilt."""
+    """Return the sum of all losses as a tilted distribution, and its tilt (at most `tilt`)."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]

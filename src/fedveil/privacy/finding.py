@@ -140,9 +140,10 @@ class Finding:
 
     @property
     def limits(self) -> str:
-        """Return a phrase about the true epsilons that the bound with the least ratio would miss.
+        """Return a phrase about the true epsilons that even the sharpest lower bound would miss.
 
-        The ratio is `unseen` / claim. Returns "" if no bound has a finite claim and a ratio.
+        The sharpest bound has the least ratio of `unseen` to its claim. Returns "" if no bound has
+        both a finite claim and a known `unseen`.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -171,7 +172,10 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return in words the gap between the closest bound and its claim, or "" if infinite."""
+        """Return, in words, how far the claim is above or below the closest lower bound.
+
+        Returns "" if no lower bound has a finite claim.
+        """
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

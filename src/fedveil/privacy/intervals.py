@@ -21,8 +21,7 @@ def share(
 ) -> Measured:
     """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
 
-    The interval contains the true share with at least this `confidence`. `guess` is the chance
-    level.
+    With at least this `confidence`, it contains the true share. `guess` is the chance level.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
@@ -92,8 +91,7 @@ def area(
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
     """Return the probability that random scores would rank all members as high as these scores do.
 
-    It is C(m + k, m) / C(m + n, m), if k of n others score at least as high as the lowest of m
-    members.
+    It is C(m + k, m) / C(m + n, m), if k of n others reach the lowest score of m members.
     """
     m, n = len(members), len(others)
     if not m or not n:

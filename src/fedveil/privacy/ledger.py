@@ -44,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """The cost of a report, as a loss and its number of releases. `Spending` is an example."""
+    """A privacy loss, and how many releases of one report have it. `Spending` is an example."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -105,8 +105,8 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
-        This closes all earlier rounds: nothing more can be recorded in them. If `ahead` is True,
-        they stay open, which an interrupted round needs: its repetition is charged again.
+        This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
+        stay open, because interrupted rounds will be repeated and charged again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -133,7 +133,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return the charges of a report that costs `spendings`, as this ledger stores them."""
+        """Return `spendings` as charges. In an adaptive ledger, only epsilon and delta remain."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -161,7 +161,7 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges that `epsilon_every_round` composes."""
+        """Return the charges of each round's costliest report, by its epsilon at `delta`."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
@@ -177,7 +177,7 @@ class Ledger:
         return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
-        """Return per_bit, per_parameter, per_round, run_every_round and run_most_drawn, by name.
+        """Return the epsilons per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
         Each is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
         """
@@ -300,8 +300,8 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
-    They are named as in `Ledger.figures`. `run_most_drawn` is None, because it is unknown. In an
-    adaptive run, the others are valid only if no later loss is larger than the first.
+    Their names are those of `Ledger.figures`. The epsilon `run_most_drawn` is unknown: None. In an
+    adaptive run, all epsilons are valid only if no later loss is larger than the first.
     """
     ledger = projected(spendings, rounds, adaptive=adaptive)
     return {**ledger.figures(delta), "run_most_drawn": None}

@@ -162,7 +162,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return the loss of `release`, by its distribution. The stated epsilon is infinite."""
+        """Return the loss of `release` by its distribution, with an infinite stated epsilon."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

@@ -99,7 +99,7 @@ class LossDistribution:
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """Return the distribution whose privacy curve joins given points by lines in e^eps.
+        """Return the distribution whose privacy curve is linear in e^eps between given points.
 
         `deltas[k]` is an upper bound on a mechanism's curve at `eps = step * (low + k)`. A privacy
         curve is convex in e^eps, so it lies below the lines. The last delta becomes the probability
@@ -169,7 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss of two rows, and the largest RMS loss of row 0 to a row."""
+    """Return the largest finite loss between two rows, and row 0's largest RMS loss to any row."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

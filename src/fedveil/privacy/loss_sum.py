@@ -3,8 +3,7 @@
 The relevant tail of a sum has mass delta, perhaps 1e-9, but an FFT is wrong by about 1e-16 of the
 whole mass. So each loss's distribution is tilted first: its masses are multiplied by e^(tilt *
 loss) and divided by their sum. The right tilt moves the tail into the middle (Wilson and Keich:
-Accurate pairwise convolutions of non-negative vectors via FFT, 2016). Every step errs on the safe
-side.
+Accurate pairwise convolutions of non-negative vectors via FFT, 2016). Errors are on the safe side.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _UNIT_ROUNDOFF = 2.0**-53
 
 @dataclass(frozen=True)
 class Tilted:
-    """A tilted distribution: `weights[k]` is the tilted mass of the loss `origin + step * k`.
+    """A tilted loss distribution. The loss `origin + step * k` has the tilted mass `weights[k]`.
 
-    `slack` is an upper bound on the tilted mass that is missing from the weights.
+    Tilting multiplies masses by e^(tilt * loss) and normalises. `slack` >= the missing tilted mass.
     """
 
     origin: float
@@ -85,8 +84,7 @@ class Tilted:
     def on_grid(self, step: float, tilt: float) -> Tilted:
         """Return the distribution on a grid with another `step`.
 
-        `tilt` must be the tilt of this distribution. Raises `TooSteep` if `step` is too large for
-        this tilt.
+        `tilt` must be this distribution's tilt. Raises `TooSteep` if `step` is too large for it.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is
@@ -161,7 +159,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval that holds the sum of `parts`, except for a mass of TAIL on each side."""
+    """Return an interval outside which the sum of `parts` has at most mass TAIL on each side."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))

@@ -38,7 +38,7 @@ class MeasuredNoise:
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add a release. `squares` is the sum of the squared differences to its noiseless value."""
+        """Add a release. `squares` is its squared L2 distance from its value without noise."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
@@ -63,10 +63,10 @@ class MeasuredNoise:
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves all `rounds` releases.
+        """Return a lower bound on the distance by which replacing a client moves the releases.
 
-        It is the distance (L2) between the two sequences of releases without noise, in standard
-        deviations of the noise. The arguments are as in `lower_bound`.
+        The distance (L2) is between the two sequences of `rounds` releases without noise, in
+        standard deviations of the noise. The arguments are as in `lower_bound`.
         """
         if not self.releases:
             return 0.0
@@ -77,7 +77,7 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return a lower bound on `moved` over the noise's sigma in the least noisy release.
+        """Return a lower bound on `moved` / sigma, where sigma is that of the least noisy release.
 
         `moved` is how far replacing a client moves every release. The bound is wrong with
         probability at most `error`. Unlike in `distance`, the releases may depend on each other.
@@ -95,13 +95,13 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on how far replacing a client moves the sequence of `rounds` releases.
+    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
-    It is the distance (L2) between the two sequences of releases without noise, in standard
-    deviations of the noise. The bound is too large with probability at most `error`. `moves[i]` is
-    how far client i's update moves a release in the update's own direction, averaged over the
-    rounds, in the units of `noise`. Also returns by how much the bound was lowered because the mean
-    of `moves` is uncertain.
+    The distance (L2) is between the two sequences of releases without noise, in standard deviations
+    of the noise. The bound is too large with probability at most `error`. `moves[i]` is how far
+    client i's update moves a release in the update's own direction, averaged over the rounds, in
+    the units of `noise`. Also returns by how much the bound was lowered because the mean of `moves`
+    is uncertain.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -114,7 +114,10 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
+    """Return an upper bound on sigma, wrong with probability at most `error`.
+
+    `squares` is the sum of the squares of `entries` noise values.
+    """
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

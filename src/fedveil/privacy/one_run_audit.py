@@ -41,11 +41,11 @@ _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """Return how many of the scores farthest from 0 are at least 0, and how many are negative.
+    """Count the nonnegative and the negative scores among the `guesses` scores farthest from 0.
 
-    Only the `guesses` farthest scores count. Each score belongs to a canary, a test input that a
-    fair coin put into the run or left out. A score must be likelier positive if the canary is in.
-    Averaged over the coin, the distribution of a score must be symmetric about 0.
+    Each score belongs to a canary, a test input that a fair coin put into the run or left out. A
+    score must be likelier positive if the canary is in. Averaged over the coin, the distribution of
+    a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -67,8 +67,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run. `guesses` of the `canaries` were guessed to be
-    in the run or out.
+    The observer guesses for `guesses` of the `canaries` whether each is in the run. The bound holds
+    for every (epsilon, delta)-private run.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -98,7 +98,7 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon at `delta` > 0, valid only for a run with Gaussian noise.
 
-    It is larger than that of `lower_bound`, which takes the same arguments.
+    The bound is larger than that of `lower_bound`, which takes the same arguments.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -229,7 +229,7 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess for every canary if it is in the run. Returns the resulting lower bound on epsilon.
+    """Guess for every canary whether it is in the run, and compute a lower bound on epsilon.
 
     The bound is valid only if the canaries' outcomes are independent.
     """

@@ -218,7 +218,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
 
 def _term(factor: Float64s | float, *exponents: Float64s) -> tuple[Float64s, Float64s]:
-    """Return factor * e^(sum of `exponents`), and a bound on its rounding error."""
+    """Return factor * e^(sum of `exponents`), and a bound on the rounding error of this value."""
     value = factor * np.exp(sum(exponents, np.zeros(1)))
     size = sum((np.abs(exponent) for exponent in exponents), np.ones(1))
     return value, _TERM_ERROR * size * value

@@ -1,4 +1,4 @@
-"""Types for a protection's rules and advice about a job."""
+"""Types with which a protection states its rules and advice about a job."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 class Stronger(NamedTuple):
     """Advice after a run without any guarantee: which protection to try instead.
 
-    `protection` names the protection to try. `advice` says what to do, such as "add noise to the
-    sum", and `why` how that protection does it, such as "with noise split among the clients".
+    `protection` is its name. `advice` says what to do, such as "add noise to the sum". `why` says
+    how the protection does this, such as "with noise split among the clients".
     """
 
     protection: str

@@ -22,7 +22,7 @@ class Outcome(Protocol):
 
     @property
     def reports(self) -> int:
-        """The number of reports in the update."""
+        """The number of reports that the update combines."""
 
     @property
     def divisor(self) -> int | None:

@@ -140,7 +140,7 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        The first `dimension` entries of `sent` are the model's weights, which updates change.
+        `sent` begins with the model's `dimension` weights. `summed` is as in `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -299,7 +299,7 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return numbers about `state` that a round's record shows, such as the clip, by name."""
+        """Return, by name, numbers of `state` for the round's record, such as the clip."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:

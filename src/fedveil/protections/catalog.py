@@ -46,9 +46,9 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
     """Map the phase names of all protections to phases of the protection `position`.
 
-    So a plan of simulated faults can name the phases of any protection. Names that `position` has
-    map to themselves. Phases of others map to the training phase of `position` if they come before
-    or at training in their protection, and to None if they come later.
+    So a plan of simulated faults can name the phases of any protection. A phase that `position` has
+    is mapped to itself. Another protection's phase up to its training is mapped to the training of
+    `position`, and a later phase to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -45,7 +45,7 @@ _MULTIPLIER = 1.0
 
 
 class CentralGaussianSettings(AdaptiveClipSettings):
-    """Parameters of `central_gaussian`, which trusts the server."""
+    """Parameters of `central_gaussian`: the clip, and the noise that a trusted server adds."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip": "none",
@@ -71,8 +71,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is the noise multiplier, or the ratio at which `rounds` rounds meet the target epsilon at
-        `delta`.
+        It is the noise multiplier, or meets the target epsilon at `delta` after `rounds` rounds.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)

@@ -111,7 +111,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`. `told`, the server's request, has the clip."""
+        """Return `update` or, if the clip moves, its `QuantileClip.joint` at the clip in `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
@@ -121,7 +121,7 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the update without its clip bit, given the mechanism's input `clipped`."""
+        """Return the update in `clipped`, a clipped result of `joint`, without its clip bit."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""A protection's properties that depend only on its class: names, rules, advice and others."""
+"""A protection's properties that depend only on its class, such as name, rules and advice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key of the setting that limits a phase, and its seconds. None if none does."""
+        """Return the key of the setting that limits a phase, and its value in seconds, or None."""
         return None
 
     @classmethod
@@ -71,7 +71,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return as `key = value` the setting that ties noise to the number of rounds, if any."""
+        """Return, as `key = value`, a setting whose noise depends on the number of rounds."""
         return None
 
     @classmethod

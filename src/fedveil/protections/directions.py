@@ -2,7 +2,7 @@
 
 A pin is a client's own demand on the settings. Each settings class lists its fields in `WEAKENS`:
 
-    loss        it affects a report's privacy loss, which is compared with the pin's separately
+    loss        it affects a report's privacy loss: the losses are compared, not the settings
     larger      a value larger than the pin's protects less
     smaller     a value smaller than the pin's protects less; false is smaller than true
     own         the protection's own method `weaker` compares it

@@ -1,4 +1,4 @@
-"""distributed_dp: clients add shares of noise under secure aggregation, so nobody is trusted."""
+"""distributed_dp: clients add shares of noise, and nobody sees an update or sum without noise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
 
 
 class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
-    """Parameters of `distributed_dp`."""
+    """Parameters of `distributed_dp`: the clip, the noise, and the dropouts that it tolerates."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip": "none",

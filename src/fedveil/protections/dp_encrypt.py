@@ -48,7 +48,7 @@ _REACH_SIGMAS = 10
 
 
 class DPEncryptSettings(Settings):
-    """Parameters of `dp_encrypt`."""
+    """Parameters of `dp_encrypt`: the clipping norm, and epsilon, delta and kind of the noise."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "dp_eps": "loss",
@@ -229,7 +229,7 @@ class _Form(Protocol):
         """Add an untrusted report to the sum `into`. Raises an error if a field is invalid."""
 
     def empty_sum(self) -> Sum:
-        """Return a sum of no reports."""
+        """Return an empty running sum of reports."""
 
 
 class _GridForm(GridReport):

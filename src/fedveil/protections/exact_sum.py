@@ -171,9 +171,9 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units`, if the magnitude of every entry is below a bound.
+    """Add `factor * vector` to `units`, unless an entry of `vector` reaches a bound in magnitude.
 
-    `limit` has the bits of the bound. Returns False, and adds nothing, if an entry reaches it.
+    `limit` is the bound's bit pattern. Returns False, and adds nothing, if the bound is reached.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

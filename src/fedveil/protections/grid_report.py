@@ -42,7 +42,7 @@ class GridReport:
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
         """Return the fields of a report: all values, packed, and `step`.
 
-        `multiples` is called with one slice after another, and returns its values in steps.
+        `multiples(part)` returns the values of a slice, in steps. The slices are passed in order.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}

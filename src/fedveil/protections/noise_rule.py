@@ -1,4 +1,4 @@
-"""Rules that protections with Gaussian noise in a sum have in common."""
+"""Rules for protections that add Gaussian noise to a sum."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` about `name` if clients' weights are unequal or delta is 0."""
+    """Raise `InvalidValue` unless clients have equal weights and delta is above 0.
+
+    `name` is the protection that needs both.
+    """
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

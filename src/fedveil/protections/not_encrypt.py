@@ -33,7 +33,7 @@ from fedveil.settings.settings import Settings
 
 
 class NotEncryptSettings(Settings):
-    """Parameters of `not_encrypt`."""
+    """Parameters of `not_encrypt`: the largest weight of a client."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {"max_examples": "none"}
 
@@ -133,7 +133,7 @@ class NotEncryptServerRound(OneReportRound):
 
 
 class NotEncryptClientRound(OneReportClient):
-    """Sends the update, and the number of examples if the server weights clients by it."""
+    """Sends the update. If the server weights clients by size, also sends its example count."""
 
     def __init__(self, context: ClientContext, largest_weight: int | None) -> None:
         super().__init__(context)

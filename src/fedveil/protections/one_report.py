@@ -17,8 +17,7 @@ class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
     It checks the sender and the round of a report. Subclasses check the other fields and add them
-    up. A round's clients can be divided among several such objects, which `merge` combines at the
-    end.
+    up. A round's clients can be divided among several such objects, which `merge` combines.
     """
 
     mergeable = True

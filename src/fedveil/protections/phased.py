@@ -74,7 +74,7 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate. It is computed once, and can overwrite the sums."""
+        """Return the aggregate, which is computed once. Computing it can overwrite the sums."""
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:

@@ -40,7 +40,7 @@ _DELTA, _NORM_CLIP = 1e-5, 1.0
 
 
 class PWEncryptSettings(SecureSumSettings):
-    """Parameters of `pw_encrypt`."""
+    """Parameters of `pw_encrypt`: the clip, the fixed-point numbers, and the server's noise."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip": "none",
@@ -221,7 +221,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, with central noise if set. Entries are in [-clip, clip].
+        """Return the weighted mean, in [-clip, clip]. With `central_eps`, the sum is noised first.
 
         Raises `ImpossibleSum` if the weights or an entry are out of range.
         """

@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports as chosen. `plain` is an empty plain sum."""
+        """Return an empty sum for `kind`. The kinds that add reports up do so in `plain`."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -76,8 +76,7 @@ class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
     An entry's middle values are all but its largest and smallest values. `cut` is the share of the
-    reports that is dropped at each end, rounded up to whole reports. At least the one or two middle
-    values remain.
+    reports that is dropped at each end, rounded up. At least the one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

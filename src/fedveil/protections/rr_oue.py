@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if `asked` reports a code's bits and `demanded` only sums, else None."""
+        """Return a reason if `asked` reports bits and `demanded` only their sums, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return bounds on a report's epsilon (`total_eps` if `adaptive`) and on its delta."""
+        """Return upper bounds on a report's epsilon (`total_eps` if `adaptive`) and its delta."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -200,8 +200,7 @@ class Unary(Protection):
         """Return an estimate of the update from one report, and the report's likelihood.
 
         With `fidelity: aggregate`, `report` has the parameters' exact states, so the estimate has
-        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` is above
-        127.
+        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` > 127.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -242,7 +241,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return, for each parameter, the sum over all reports of the states whose bits are 1."""
+        """Return, for each parameter, the sum of the numbers of all states whose bits are 1."""
 
     @property
     def longest(self) -> int:
@@ -278,7 +277,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Adds up the reports: for each parameter, the sum of the states whose bits are 1."""
+    """Adds up the reports: for each parameter, the numbers of the states whose bits are 1."""
 
     sums = ("_running",)
 

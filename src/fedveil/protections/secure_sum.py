@@ -88,7 +88,7 @@ class SecureSum(Protection):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update of `survivors` clients from their sum `total`. May overwrite it.
+        """Return the mean update of `survivors` clients. May overwrite `total`, their sum.
 
         Raises `ImpossibleSum` if honest clients' vectors cannot add up to `total`.
         """
@@ -226,7 +226,7 @@ class SecureSum(Protection):
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return the client's signing key (derived from the seed in a simulation), if it signs."""
+        """Return the client's signing key, or None. In a simulation, it comes from the seed."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:
@@ -295,7 +295,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the survivors' mean. Raises `RoundVoid` for too few of them or a wrong sum."""
+        """Return the survivors' mean. Raises `RoundVoid` for too few survivors or a wrong sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """The server half in a simulation without masks. It computes the same sum, with less work."""
+    """The server half of a simulated round without masks. The sum is that of a masked round."""
 
     sums = ("_total",)
 

@@ -22,7 +22,7 @@ SPARSE_THRESHOLD = 80
 
 
 class SecureSumSettings(Settings):
-    """Parameters of secret sharing, which all protections with secure aggregation have."""
+    """Parameters of secret sharing and masks, in all protections with secure aggregation."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "share_secrets_ratio": "own",
@@ -63,7 +63,7 @@ class SecureSumSettings(Settings):
 
     @property
     def server(self) -> str:
-        """A phrase for the kind of server against which the guarantee holds."""
+        """A phrase for the server that the guarantee assumes: honest, or lying within limits."""
         if self.active_security:
             return "a server that lies, within the limits in docs/secure-aggregation.md"
         return "a server that follows the protocol"
@@ -96,9 +96,9 @@ class SecureSumSettings(Settings):
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """Return each client's number of neighbours in the masking graph. None if it is complete.
+        """Return a client's number of neighbours for masking, or None if all are neighbours.
 
-        `clients` is the number that share secrets. Raises `InvalidValue` if it is too large.
+        `clients` clients share secrets. Raises `InvalidValue` if there are too many of them.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
@@ -109,13 +109,13 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return the number of clients that hold shares of a client's secrets, itself included."""
+        """Return how many clients hold shares of one client's secrets, this client included."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of `clients` can collude with the server without unmasking any other.
+        """Return how many of `clients` may collude with the server and still unmask no other.
 
         Returns None if more clients share secrets than secure aggregation supports.
         """
@@ -209,10 +209,9 @@ def shared_weaker(
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
     `asked` is for rounds of `clients` clients, `demanded` for rounds of `expected` clients. `asked`
-    must have at least the threshold of `demanded`, and at least its ratio of threshold to
-    neighbours. If `expected` is None (unknown), the threshold must be above half of the neighbours
-    instead of that ratio. In a round of `clients`, `asked` must also have at least as many
-    neighbours as `demanded`.
+    must have at least the threshold of `demanded`. Its ratio of threshold to neighbourhood must be
+    at least that of `demanded` or, if `expected` is None (unknown), above one half. In a round of
+    `clients`, `asked` must also have at least as many neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

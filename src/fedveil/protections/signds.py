@@ -40,7 +40,7 @@ _FEW_DIMENSIONS = 50
 
 
 class SignDSSettings(Settings):
-    """Parameters of `signds`."""
+    """Parameters of `signds`: the selected dimensions, epsilons, and the magnitude's estimate."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "sign_k": "none",
@@ -250,7 +250,7 @@ class SignDSServerRound(OneReportRound):
 
 
 class SignDSClientRound(OneReportClient):
-    """Selects dimensions of the update, and perturbs the magnitude bit."""
+    """Sends privately selected dimensions, their sign and, if asked, a perturbed magnitude bit."""
 
     def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
         super().__init__(context)

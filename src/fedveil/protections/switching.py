@@ -1,4 +1,4 @@
-"""The settings that change the protection of a job to another one."""
+"""Lists the settings that switch a job from one protection to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of rr and oue."""
+"""The parameters of rr and oue, and the setting that an audit of their reports needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.settings.settings import Settings
 
 
 class UnarySettings(Settings):
-    """Parameters of `rr` and `oue`."""
+    """Parameters of `rr` and `oue`: epsilon, states, rounding, and the content of reports."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "eps": "loss",

@@ -32,7 +32,7 @@ def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Read the comparisons in run folder `path`. Call it within `intact`, for clear errors."""
+    """Read a run folder's results before and after training. Call it inside `intact`."""
     file = path / BEFORE_AFTER
     if not file.exists():
         return []

@@ -78,7 +78,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     """Return sentences about lines of a log that were changed, removed or added.
 
-    `said` has the states of this log that other parties saved: number of lines, last digest.
+    `said` has (number of lines, last digest) of this log, each as another party saved it once.
     """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]

@@ -37,7 +37,7 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """A context that adds `note()`, on how to resume, to Ctrl-C and errors of type `ends`."""
+    """A context that adds `note()`, a text on resuming, to Ctrl-C and errors of type `ends`."""
     try:
         yield
     except (ends, KeyboardInterrupt) as end:

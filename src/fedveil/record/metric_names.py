@@ -16,18 +16,18 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Map each metric except the loss to its better direction: "higher" or "lower"."""
+    """Map each metric except the loss to "higher" or "lower", whichever is better."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return a record's first metric (the loss if it has none), and the better direction."""
+    """Return a record's first metric, or the loss if it has none, and which direction is better."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics: its first metric, the loss, then all others."""
+    """Return the names of a record's metrics: the deciding one, then the loss, then the rest."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 
@@ -64,7 +64,7 @@ def digits(name: str, value: float) -> str:
 
 
 def in_words(quality: Mapping[str, Any]) -> str:
-    """Return a model's metrics as text, each with its name."""
+    """Return a model's metrics as text, such as "accuracy 86.9%, auc 0.930"."""
     found = (f"{k} {digits(k, v)}" for k, v in quality.items() if isinstance(v, float))
     return ", ".join(found)
 

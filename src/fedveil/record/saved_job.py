@@ -99,7 +99,7 @@ def look_where_a_run_looked(path: Path) -> bool:
 
 
 def import_roots(name: str) -> Iterator[Path]:
-    """Yield the folder, if any, from which the module in `name` (`module:function`) came."""
+    """Yield the folder from which the module of `name` (`module:function`) was imported, if any."""
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

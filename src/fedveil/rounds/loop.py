@@ -74,10 +74,10 @@ class Carrier(ABC):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Send `messages` and yield the answers, as `ask` does, but add up reports on the way.
+        """Send `messages` and yield the answers, as `ask` does. A carrier may add up reports.
 
-        A report that was added up is yielded as `Folded`. After the last answer, `server` has the
-        sums of these reports. By default, no report is added up on the way. Override this only in a
+        A report that it added up is yielded as `Folded`. After the last answer, `server` has the
+        sums of these reports. By default, no report is added up here. Override this only in a
         carrier that adds up reports where they are made.
         """
         return self.ask(phase, messages)
@@ -255,7 +255,7 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message with a list of successive clients that get this very object."""
+    """Yield each message object and the clients that get it, grouped if they are successive."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

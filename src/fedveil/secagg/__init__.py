@@ -1,7 +1,6 @@
 """Secure aggregation: the server learns the sum of the clients' vectors, and nothing else.
 
-This holds for a server that follows the protocol. With active security it also holds for a server
-that lies.
+This holds for a server that follows the protocol and, with active security, for a server that lies.
 
 The protocol is double masking with shared secrets (Bonawitz et al., Practical Secure Aggregation
 for Privacy-Preserving Machine Learning, 2017), on the complete graph or on a sparse one (Bell et

@@ -1,4 +1,4 @@
-"""The server's record of a round's shares: their dealers, their holders, and the secrets."""
+"""The server's record of a round's shares: dealers, holders, and the secrets they reconstruct."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number of any dealer's valid shares that `answered` hold."""
+        """Count the valid shares that `answered` hold of each dealer. Return the least count."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -162,7 +162,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the index of `dealer`'s share among the shares that `holder` disclosed."""
+        """Return the index of `dealer`'s share in what `holder` disclosed. `index` is a cache."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -1,8 +1,8 @@
 """Encodes real vectors as whole numbers, so that their sum is exact.
 
-An entry x is limited to [-clip, clip], divided by the step clip / (2^(bits - 1) - 1), and rounded
-at random to one of the two neighbouring whole numbers, whose expected value is x / step. Each
-probability is exact to 2^-53.
+An entry x is limited to [-clip, clip] and divided by the step clip / (2^(bits - 1) - 1). The result
+is rounded at random to one of the two neighbouring whole numbers, with the unrounded result as the
+expected value. Each probability is exact to 2^-53.
 """
 
 from __future__ import annotations

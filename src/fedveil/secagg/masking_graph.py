@@ -80,8 +80,8 @@ def automatic(clients: int, threshold: int) -> int | None:
     number below half of the clients is safe. A number is safe if both are true:
 
     - If a share `CORRUPT` of the clients colludes with the server, the probability is at most
-      `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the others are no
-      longer connected on the circle.
+      `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the honest
+      survivors are no longer connected on the circle.
     - If a share `DROPPED` drops out, the probability is at most `VOID` that fewer than `threshold`
       clients of a neighbourhood are left.
     """

@@ -196,7 +196,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that share secrets: all `answered`, or `terms.sharing` of them."""
+        """Return the clients that share secrets: all `answered`, or `terms.sharing` random ones."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
@@ -214,7 +214,7 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the least number of any client's valid shares at `answered`, and the threshold."""
+        """Return the least count of any dealer's valid shares at `answered`, and the threshold."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
 
 
 def encode_shares(shares: Field) -> bytes:
-    """Return shares as bytes, forty for each share."""
+    """Encode shares as bytes, forty bytes for each share."""
     return shares.astype("<u8").tobytes()
 
 

@@ -35,8 +35,7 @@ class Tagger:
     ) -> list[bytes]:
         """Return the tag of each share. `shares` has the bytes of all shares, one after another.
 
-        `ends` has each share's (dealer, holder). `kinds` says for each share if it is of the seed
-        or of the key.
+        `ends` has each share's (dealer, holder). `kinds` says if a share is of the seed or the key.
         """
         prefix, place, sha256 = self._prefix, _PLACE.pack, hashlib.sha256
         starts = range(0, len(shares), SHARE_BYTES)

@@ -47,8 +47,8 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
     """Return the digest of what the server shows to clients before they mask vectors.
 
-    It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data from which the
-    vectors are made) and, in the complete graph, the clients that share secrets (`sharers`).
+    It covers `keys` (the digest of `keys_view`) and `origin` (the digest of the data from which the
+    vectors are made). If all clients are neighbours, it also covers who shares secrets (`sharers`).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:

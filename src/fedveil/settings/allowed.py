@@ -54,7 +54,7 @@ NAME = "NAME"
 class TextRule:
     """A validator of text, used as `Annotated[str, AfterValidator(rule)]`.
 
-    A text must be one of `words` or match `pattern`. Messages describe the pattern as `form`.
+    A text must be one of `words` or match `pattern`. Errors describe the pattern as `form`.
     """
 
     words: tuple[str, ...]
@@ -70,7 +70,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field. Each attribute that is set allows another kind of value."""
+    """The allowed values of one field. If several attributes are set, each allows some values."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -143,7 +143,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of a field's blocks if it maps keys that users choose to blocks, or None."""
+    """Return the block class of a field that maps a user's own keys to blocks, else None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -177,7 +177,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """Return the sentence about an unknown key of `block`, which is part of the class `root`."""
+    """Return the sentence about an unknown key of `block`, a class inside the job class `root`."""
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
@@ -264,7 +264,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    If the wrong value is in a mapping, `rest` is its path there, as pydantic reports it.
+    `path` leads to the field. In a mapping, `rest` leads on to the value, as pydantic reports it.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

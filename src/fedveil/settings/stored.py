@@ -11,7 +11,7 @@ from fedveil.settings.settings import Settings
 
 
 class Stored(Settings):
-    """A saved result. Messages call it `what`, such as "a summary of a table"."""
+    """A saved result. Error messages call it `what`, such as "a summary of a table"."""
 
     what: ClassVar[str]
 

@@ -275,7 +275,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without a parent of it that is no mapping."""
+    """Copy `data` without the value at `path`. A parent that is no mapping is dropped whole."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -343,7 +343,7 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return a copy of `held`, the content of `block`, with `value` at `path`. Merges mappings."""
+    """Copy `held`, the content of `block`, with `value` set at `path`. Mappings are merged."""
     if isinstance(held, str):
         held = _opened(block, {}, held)
     if held is None and (path or value is not None):

@@ -150,7 +150,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if one of the privacy losses `kind` of a charge has no epsilon."""
+    """Return True if one of the privacy losses `kind` of a charge has no finite epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -179,9 +179,9 @@ class SiteAccount:
         """Open the account of the data set `name`, or create it.
 
         `counter` is a file that reveals if the account was deleted or replaced by an older copy.
-        Put it where nobody who can write to `folder` can write. By default it lies in the folder,
-        where nothing reveals that both files were replaced. Raises `AccountInvalid` for an older
-        copy, a missing line, or a line that was not written with `key`.
+        Keep it from everyone who can write to `folder`. By default it lies in `folder`, where
+        nothing reveals that both files were replaced. Raises `AccountInvalid` for an older copy, a
+        missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -292,7 +292,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a JSON line. Only the first line with equal losses contains them."""
+        """Encode a charge as a JSON line. Losses in an earlier line are replaced by their hash."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

@@ -4,8 +4,8 @@ Each line has a code, the HMAC-SHA-256 of the previous code and the line's body.
 changed, moved or missing line. A counter (`account_counter`) in another place reveals that the file
 was deleted or replaced by an older copy.
 
-`append` writes the line and then its number to disk, before it returns. A process that is killed in
-between has not yet sent the message that the line charges.
+A line charges the account for one message. `append` writes the line, then the number of lines, to
+disk before it returns. The message is sent afterwards, so no message is sent without its charge.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield a flag and the body of each line that this object has not read yet.
 
-        If the flag is True, the file was replaced, so forget all lines read before. Call this
-        inside `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the
-        key.
+        If the flag is True, the file was replaced, so forget all lines read before. Call inside
+        `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the key.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):
@@ -88,7 +87,7 @@ class AccountFile:
             os.truncate(self.path, self._size)  # an incomplete line, which was never counted
 
     def append(self, body: bytes) -> None:
-        """Append the line `body`, and count it. Call `bodies` first, inside the same `locked`."""
+        """Append the line `body`, and count it. First call `bodies` in the same `locked` block."""
         if not self.path.exists():
             write_new(self.path, b"")
             sync_to_disk(self.path.parent)

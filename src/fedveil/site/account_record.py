@@ -1,4 +1,4 @@
-"""A data set's account for the person responsible for it: tables, a page, and plain data."""
+"""Presents a data set's account to the data's owner: as tables, as a page and as plain data."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return [the account of a client that is in every round], or [] without a checkpoint."""
+    """Return a list with the account of a client in every round, or [] without a checkpoint."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []
@@ -148,7 +148,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
     """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    `lines` maps what a line of the party's account covers to this line.
+    The keys of `lines` say what the lines of the party's account cover.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
@@ -163,7 +163,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account. Raises RunFolderError unless `charges` give the line's epsilon."""
+    """Return a party's account. Raises RunFolderError unless `charges` have `line`'s epsilon."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

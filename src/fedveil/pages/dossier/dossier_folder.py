@@ -71,7 +71,7 @@ class Dossier:
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Write `page`, `record` and the script that recomputes epsilons to `folder`. Yields paths."""
+    """Write `page`, `record` and the recomputing script to `folder`. Yield the files' paths."""
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
     make_folder(folder)

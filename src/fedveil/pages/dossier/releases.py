@@ -65,7 +65,7 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the multiplier of the Gaussian, sampled at `rate`, that has these losses, or None."""
+    """Return the ratio at which `SampledGaussian(ratio, rate)` has the losses `table`, or None."""
     if not 0 < rate < 1:
         return None
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
