@@ -3,8 +3,8 @@
 The attacker knows the model, the protection and two updates, but not which of them the client has.
 It guesses by the likelihood ratio, which is the best possible rule (Neyman and Pearson). The right
 guesses give two lower bounds on epsilon. The bound of `privacy.audit` holds for every mechanism.
-The bound of `privacy.curve_audit` is closer to the claim, but assumes that the reports follow the
-protection's privacy curve.
+The bound of `privacy.curve_audit` is usually closer to the claim, but assumes that the reports
+follow the protection's privacy curve.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class Distinguished:
     """Result of distinguishing the two updates of a pair by the reports of `rounds` rounds.
 
     `audit` compares a lower bound on epsilon with the claim. `right` is the share of right guesses
-    if both updates are equally likely. `curve` is a larger bound, which assumes that reports follow
-    the protection's privacy curve (`privacy.curve_audit`), or NaN without a curve.
+    if both updates are equally likely. `curve` is another lower bound on epsilon, valid if the
+    reports follow the protection's privacy curve (`curve_bound`). It is NaN without a curve.
     """
 
     pair: str

@@ -81,7 +81,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions, the columns of [rank, directions], and a score for each."""
+    """Candidate directions, the columns of an array [rank, number], and a score for each."""
 
     directions: Float64s
     scores: Float64s

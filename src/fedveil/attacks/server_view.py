@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything, but only the reports' mean."""
+        """Return True if each report by itself reveals nothing, so that only their mean can."""
         return all(reading.empty for reading in self.readings)
 
     @property

@@ -75,11 +75,12 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def rows_tile(lanes: int, across: int, rows: int) -> Any:
-    """Return a function that computes C = d + A B', for `across` rows of B and up to `rows` of A.
+    """Return a function that computes C = A Bᵀ and adds the vector d to each row of C.
 
-    The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
-    row stride, number of rows of A, entries per row of A and B). Here c, d, a and b are positions
-    in the memory. The function multiplies `lanes` entries at once.
+    A has up to `rows` rows. B has `across` rows, and d as many entries. The arguments of the
+    function are (the memory, c, its row stride, d, a, its row stride, b, its row stride, number of
+    rows of A, entries per row of A and B). Here c, d, a and b are positions in the memory. The
+    function multiplies `lanes` entries at once.
     """
 
     @vector_code(lanes)

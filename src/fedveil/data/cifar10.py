@@ -2,7 +2,7 @@
 
     file := (label red green blue)*     10,000 images; a label is a byte, a colour 1,024 bytes
 
-The official Python version has the same images as a pickle, which can run code, and is not read.
+The official Python version of the files, a pickle, is not read, because a pickle can run code.
 """
 
 from __future__ import annotations

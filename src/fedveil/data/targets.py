@@ -34,7 +34,8 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    `declared` is the number that the data set states. None: `parts` decide, or it is 1 for "own".
+    `declared` is the number that the data set states. If it is None, the number follows from the
+    targets in `parts`, or is 1 if `kind` is "own".
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}

@@ -54,8 +54,8 @@ class Checkpoint:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
         The caller must validate the fields: the digest detects damage but is no signature. `every`
-        is the number of rounds between checkpoints. If it is given, raises `RunFolderError` if
-        there is no checkpoint although more than `every` rounds have records.
+        is the number of rounds between checkpoints. If it is given, raises `RunFolderError` for a
+        folder that has records of more than `every` rounds but no checkpoint.
         """
         path = folder.path / LATEST
         if not path.exists():
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if a checkpoint is missing: more than `every` rounds have records."""
+    """Raise `RunFolderError` if more than `every` rounds have records, so a checkpoint was due."""
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

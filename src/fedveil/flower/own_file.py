@@ -28,10 +28,10 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A file in a client's state folder. It must have the digest that the folder's seal states.
+    """A file in a client's state folder. Its digest must be one that `folder.seal` states for it.
 
-    The seal is in `folder`, by default the file's own folder. Only one process at a time may write
-    the file. A file is still accepted if the process is killed during a write.
+    `folder.seal` is in `folder`, by default the file's own folder. Only one process at a time may
+    write the file. A file is still accepted if the process is killed during a write.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of files in `folder` that the seal in `seals` lists, even if deleted."""
+    """Return the names of files in `folder` that `seals`/folder.seal lists, even if deleted."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]

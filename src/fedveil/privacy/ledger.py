@@ -166,10 +166,10 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return the charges of a client that took part in every round so far.
+        """Return the combinations of charges of a client that took part in every round so far.
 
-        Each combination of charges comes with its number of rounds. If the clients of a round were
-        charged differently, the costliest report counts.
+        Each comes with its number of rounds. If the clients of a round were charged differently,
+        the costliest report counts.
         """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
@@ -245,7 +245,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of kinds (charge combinations) with the number of rounds that had it."""
+        """Return pairs (k, n): in n rounds, the clients' charges were `_kinds[i]` for i in k."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

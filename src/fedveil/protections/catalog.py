@@ -43,16 +43,16 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
     return find(name)(settings, context)
 
 
-def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map the phase names of all protections to phases of the protection `position`.
+def fault_phases(protection: type[Protection]) -> dict[str, str | None]:
+    """Map the phase names of all protections to phases of `protection`.
 
-    So a plan of simulated faults can name the phases of any protection. A phase that `position` has
-    is mapped to itself. Another protection's phase up to its training is mapped to the training of
-    `position`, and a later phase to None.
+    So a plan of simulated faults can name the phases of any protection. A phase that `protection`
+    has is mapped to itself. Another phase is mapped to the training phase of `protection`, or to
+    None if it comes after training in its own protection.
     """
     names: dict[str, str | None] = {}
-    for other in (*POSITIONS.values(), position):
+    for other in (*POSITIONS.values(), protection):
         trained = other.phases.index(other.trains)
         for place, phase in enumerate(other.phases):
-            names.setdefault(phase, position.trains if place <= trained else None)
-    return names | {phase: phase for phase in position.phases}
+            names.setdefault(phase, protection.trains if place <= trained else None)
+    return names | {phase: phase for phase in protection.phases}

@@ -362,7 +362,7 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noisy sum, in the units of updates, as a vector of the space from `domain()`.
+        """Return the noisy sum, in the units of updates, as a vector of the space `domain()`.
 
         With a fixed clip, the sum's rotation is not undone. With a moving clip, the sum is decoded.
         """

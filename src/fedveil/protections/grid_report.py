@@ -42,7 +42,7 @@ class GridReport:
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
         """Return the fields of a report: all values, packed, and `step`.
 
-        `multiples(part)` returns the values of a slice, in steps. The slices are passed in order.
+        `multiples(part)` returns a slice of the values as numbers of steps, for slices in order.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}
@@ -52,7 +52,7 @@ class GridReport:
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return an untrusted report's values in steps. Raises an error if a field is wrong."""
+        """Return an untrusted report's values as numbers of steps, or raise `MessageInvalid`."""
         packed = self._packed(message)
         multiples = reused_memory.empty(self._dimension, self._kind)
         if not unpack(packed, -self.limit, self.limit, self.width, multiples):
@@ -60,7 +60,7 @@ class GridReport:
         return multiples
 
     def add(self, message: Message, total: Int64s) -> None:
-        """Add an untrusted report to `total`, in steps. Raises an error if a value is wrong."""
+        """Add an untrusted report to `total` as `read` does, without a copy of its values."""
         packed = self._packed(message)
         if not add_within(packed, -self.limit, self.limit, self.width, total):
             raise MessageInvalid(_BEYOND)

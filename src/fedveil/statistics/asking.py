@@ -50,7 +50,7 @@ class Engine(ABC):
 
 
 class Simulator(Engine):
-    """Simulates the clients of a table in this process."""
+    """Simulates clients in this process. Each client holds rows of one table."""
 
     reports_leave = False
 

@@ -247,7 +247,7 @@ class Ends(Cells):
 
 
 class Below(Encoding):
-    """A single cell, for rows whose number is below an `edge`.
+    """A single cell, for rows whose value in a column is below `edge`.
 
     An excluded row is put into the cell with probability `q`. So the expected number of rows in the
     cell, minus q times the number of all rows, is positive exactly if the edge is above the

@@ -82,9 +82,9 @@ class OneHot:
         return truths + Binomial(Fraction(self.q)).draw_each(codes - counts, entropy)
 
     def shares(self, ones: Int64s, codes: int) -> Float64s:
-        """Return each cell's estimated share of all rows.
+        """Estimate, for each cell i, the share of codes whose bit i was 1 before perturbation.
 
-        `ones` has, for each cell, the number of the `codes` perturbed codes whose bit is 1.
+        `ones[i]` is the number of perturbed codes whose bit i is 1, out of `codes` codes.
         """
         estimated: Float64s = (ones / codes - self.q) / (self.p - self.q)
         return estimated

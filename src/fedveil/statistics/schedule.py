@@ -50,7 +50,7 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read a step of `file` from an untrusted message, or raise `MessageInvalid`."""
+        """Read a round of the question file `file` from a message, or raise `MessageInvalid`."""
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)

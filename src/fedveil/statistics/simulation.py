@@ -36,10 +36,7 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return the update of a client, computed from its rows.
-
-        The number of rows and values that were left out appears only in the client's own log.
-        """
+        """Return a client's update. Only its own log says how many rows and values are left out."""
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)
@@ -58,10 +55,10 @@ class Contributions:
         return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
 
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
-        """Return the sum of all one-hot codes in `reports` reports.
+        """Return the sum of all one-hot codes in `reports` reports, before they are perturbed.
 
-        The rows at the positions `chosen` have one code each. If the reports have more codes than
-        rows, `entropy` draws the missing codes in the same way as the codes of excluded rows.
+        Each row at a position in `chosen` has a code. All reports have equally many codes, so some
+        have fewer rows than codes. `entropy` draws the other codes like those of excluded rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -99,10 +96,7 @@ class Simulated(Carrier):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Pass each client's report to `server` as soon as it is made.
-
-        Yields an `Answer` for each client, which says whether the report was accepted.
-        """
+        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
         for client, message in messages.items():
             answer = self._answer(client, message)
             if isinstance(answer, Answer):

@@ -21,7 +21,7 @@ EPSILONS = (2.0, 8.0)
 
 
 def side_by_side(job: Job) -> list[str]:
-    """Return the default protections of a comparison: none, the job's, and all with a guarantee.
+    """Return the default protections: `not_encrypt`, all with a guarantee, and the job's own.
 
     `pw_encrypt` is omitted, because it adds the same noise as `central_gaussian`.
     """

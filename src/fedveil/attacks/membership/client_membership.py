@@ -48,7 +48,8 @@ class Game:
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
         """Split the job's examples at random into clients that take part and clients that do not.
 
-        An owner's examples all go to one half. At most `most` clients of each half are tested.
+        If the data names owners, all examples of an owner go to the same half. At most `most`
+        clients of each half are tested.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -68,10 +69,10 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run `rounds` rounds with the clients that take part, and test the candidates.
+        """Run `rounds` rounds with the clients of `present`. Returns tested clients' scores.
 
-        Returns the scores of tested clients that take part, and of those that do not. A larger
-        score means that a client is likelier to take part.
+        The first array is for `members`, the second for `strangers`. A client with a larger score
+        is likelier to take part.
         """
         target, protection = self.present, self.present.protection
         job = target.job

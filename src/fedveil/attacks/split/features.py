@@ -40,13 +40,13 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of every part that reads one numeric column and, possibly, words.
+    """Reconstruct the inputs of each part that reads images, or numbers and possibly words.
 
-    The metrics depend on the inputs:
+    Attacks only parts that send their output to another party. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
-    - Other numbers: the correlation with the truth, as the median over the features.
+    - Numbers that are not images: the correlation with the truth, as the median over the features.
     - Words: the share of words that are right. It is compared with the share for an attacker who
       guesses the most common public word of each column.
     """

@@ -127,10 +127,10 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round. Returns the result, and the target with the attack's model.
 
-    The clients get a model that begins with an `Imprint` of this `form`. At first, the imprint has
-    one statistic. If the clients' reports reveal nothing, the round is simulated again, with an
-    imprint that has `statistics` statistics and enough cells for all examples of the cohort. The
-    attacker then reads the sum of the reports.
+    The clients get a model that begins with an `Imprint` of this `form`. It sorts examples into
+    cells by statistics of their features. The first simulated round uses one statistic, the mean.
+    If its reports reveal nothing, a second round uses `statistics` statistics, and enough cells for
+    all examples of the cohort. The attacker then reads the sum of the reports.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -155,10 +155,9 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play a round in which clients train a model that begins with an imprint.
+    """Simulate a round in which clients train a model that begins with an imprint.
 
-    Returns the target with this model, the imprint, the estimates from the reports, and the
-    aggregate.
+    Returns the target with this model, the imprint, each report's reading, and the aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

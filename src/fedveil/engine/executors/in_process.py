@@ -66,7 +66,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports. Each report is added to `server` directly."""
+        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:

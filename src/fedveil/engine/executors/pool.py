@@ -241,7 +241,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without their reports. Adds each worker's sum of reports to `server`."""
+        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))

@@ -60,7 +60,7 @@ class Folding:
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Add the answer's report to the worker's sum. Returns the answer without the report."""
+        """Add the answer's report, if any, to the worker's sum. Returns the same as `folded`."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:

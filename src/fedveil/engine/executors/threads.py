@@ -35,7 +35,7 @@ class _Thread:
 
 
 class Threads(Executor):
-    """An executor with one thread per client side. All client sides share one array of weights."""
+    """Trains clients on threads. Each thread has a `ClientSide`. All share one array of weights."""
 
     def __init__(self, sides: Sequence[ClientSide]) -> None:
         self._threads = [_Thread(side, Folding(side.protection, side.weights)) for side in sides]
@@ -57,7 +57,7 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports. Adds the sum of each thread's reports to `server`."""
+        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

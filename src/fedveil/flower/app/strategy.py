@@ -41,11 +41,12 @@ _WRAPPED = (
 class ProtectedStrategy(Strategy):
     """Runs the rounds of `strategy` under a protection.
 
-    It sends the training messages of `strategy` with an offer, and adds up the reports of the
-    clients' `ProtectMod` as they arrive. Then it hands `strategy` one reply: the global arrays plus
-    the protection's aggregate update. So `strategy` can be any strategy that averages the clients'
-    arrays and continues from the average (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi).
-    A client's reply that is not such a report is refused and counted, and never averaged.
+    It sends the training messages of `strategy`, each with the terms of the round (`Offer`). It
+    adds up the reports of the clients' `ProtectMod` as they arrive. A client's reply that is not
+    such a report is refused and counted, and never averaged. Then it hands `strategy` one reply:
+    the global arrays plus the protection's aggregate update. So `strategy` can be any strategy that
+    averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
+    FedAdagrad, FedAdam, FedYogi).
 
     `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
     receives that one averaged reply. The default is False.

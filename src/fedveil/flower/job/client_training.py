@@ -60,9 +60,9 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples, from its own `function` if given, otherwise from `shared`.
+    """Return the client's examples: from the function named `function`, or from `shared` if None.
 
-    `form` describes a valid training record. If it is given, the training records that `function`
+    `form` describes a valid training record. If it is given, the training records that the function
     returns are checked one by one, and its other data is ignored.
     """
     if function is None:
@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count a client's examples. Under `privacy.unit: example`, `function`'s stay unread."""
+    """Count a client's examples. Under the unit example, reads none that `function` returns."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
@@ -129,7 +129,7 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. `function`, if given, loads these."""
+        """Train on a client's examples (`own_data`). Returns its update and number of examples."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)

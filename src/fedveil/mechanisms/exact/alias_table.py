@@ -113,8 +113,8 @@ class AliasTables:
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
         """Return the symbol of a draw from `row` whose first 32 bits, `word`, tie with a threshold.
 
-        Reads 32 more bits to decide. If they choose the remainder, which stands for the weight that
-        the table lacks, a second draw in exact integers chooses the symbol.
+        Reads 32 more bits to decide. If they choose the remainder, an extra symbol with the weight
+        that all others lack, a second draw in exact integers chooses one of the others.
         """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])

@@ -40,14 +40,11 @@ class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
     |x| is drawn in two parts: its low `place_bits` bits are called the place, and its other bits
-    the cell, so |x| = cell · 2^place_bits + place. The parameter s² is cell_variance ·
-    4^place_bits, a whole number. Draws are exact: if the first random bits do not decide a draw,
-    more bits are read and compared in integer arithmetic.
+    the cell, so |x| = cell · 2^place_bits + place. If `place_bits` is 0, the cell is the only part.
+    The parameter s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first
+    random bits do not decide a draw, more bits are read and compared in integer arithmetic.
     """
 
-    # A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
-    # its `place_bits` low bits, the place: |x| = cell · 2^place_bits + place.
-    #
     # 1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
     #    least y with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
     # 2. A second, shorter word gives a uniform place. It also decides whether the draw is kept,
@@ -92,7 +89,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw to each of `values` (`place_bits` = 0). Returns indices of rejected draws."""
+        """Add draws x to `values`, with |x| in one part. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -112,7 +109,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw to each of `values` (`place_bits` > 0). Returns indices of rejected draws."""
+        """Add draws x to `values`, with |x| in two parts. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -146,10 +143,10 @@ class DiscreteGaussian:
     ) -> bool:
         """Accept or reject draw i, which `add_placed` left undecided. Returns True if accepted.
 
-        An accepted draw is added to `values[i]`: ± (cell · 2^place_bits + place), with the sign
+        An accepted draw x is added to `values[i]`: |x| = cell · 2^place_bits + place, with the sign
         `negative`. The top `place_bits` bits of `place_word` are the place, and the others begin a
-        uniform real. The draw is rejected if this real is below 1 - e^-loss, which is at least loss
-        - loss²/2.
+        uniform real. The draw is rejected if this real is below 1 - e^-loss, where loss = place ·
+        (2 |x| - place) / 2s², or if it is minus zero. 1 - e^-loss is at least loss - loss²/2.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits

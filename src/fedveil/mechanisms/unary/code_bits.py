@@ -51,7 +51,7 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each `sums[i]` the states, k - `cells`, of all bits k that are 1 in code i."""
+    """Add to each `sums[i]` the states whose bits are 1 in code i. Bit k is state k - `cells`."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)

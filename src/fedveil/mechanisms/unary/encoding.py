@@ -182,7 +182,7 @@ class UnaryEncoding:
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
         """Return the report of a vector. The report is protected and may be sent.
 
-        A floating-point vector is encoded first. An integer vector contains states.
+        Floats are values, which `encode` first converts to states. Integers are states already.
         """
         array = np.asarray(values)
         if array.ndim != 1:

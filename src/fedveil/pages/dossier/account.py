@@ -103,7 +103,10 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return a list with the account of a client in every round, or [] without a checkpoint."""
+    """Return a list with the account of a client (or example) that is in every round.
+
+    The list is empty if the run has no checkpoint.
+    """
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []

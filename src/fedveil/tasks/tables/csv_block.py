@@ -22,7 +22,7 @@ _PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(
 #: Python's reader refuses cells of more than 131,072 characters.
 _MOST_LINE = 1 << 17
 _MARKS = ("point", "comma")
-#: A reader of cells and the column that it reads.
+#: A key of `_READERS`, which names a conversion of cells, and the column to convert.
 Asked: TypeAlias = tuple[str, str]
 
 
@@ -30,8 +30,8 @@ class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
     `cells` has the places in `block` at which each cell of the columns `names` begins and ends
-    (`native_cells`). `asked` lists what was read since `prepare`, as pairs of a reading function's
-    name and a column. `places` are the rows' line numbers, which the caller sets.
+    (`native_cells`). `asked` lists the conversions since `prepare`, as pairs of a key of `_READERS`
+    and a column. `places` are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"
@@ -45,7 +45,7 @@ class CsvBlock(Piece):
         self.places = range(cells.shape[1])
 
     def prepare(self, asked: Iterable[Asked]) -> None:
-        """Read the (reader, column) pairs in `asked` before their use, maybe in another thread."""
+        """Convert columns before their use, maybe in another thread: the pairs in `asked`."""
         for what, column in asked:
             self._read(what, column)
         self.asked = []
@@ -101,7 +101,7 @@ class CsvBlock(Piece):
         return ids
 
     def _read(self, what: str, column: str) -> Any:
-        """Return the cells of `column`, converted by the reader `what`. Results are cached."""
+        """Return the cells of `column`, converted by `_READERS[what]`. Results are cached."""
         self.asked.append((what, column))
         if (what, column) not in self._known:
             cells = self._cells[self._place[column]]
@@ -148,11 +148,11 @@ def read(
     found: CsvFormat, columns: Sequence[str], names: Sequence[str], text: str,
     asked: Iterable[Asked] = (),
 ) -> CsvBlock | None:  # fmt: skip
-    """Locate the cells of a block of text, and read the columns in `asked`.
+    """Locate the cells of the columns `names` in `text`, a block of a CSV file.
 
-    `found` is the file's format, `columns` its header, and `names` the columns to read. `asked` has
-    pairs of a reader's name and a column. Returns None if numba is not installed, or if Python's
-    csv module might find different cells.
+    `found` is the file's format, and `columns` its header. Converts the cells of some columns at
+    once: `asked` has pairs of a key of `_READERS` and a column. Returns None if numba is not
+    installed, or if Python's csv module might find different cells.
     """
     if not HAVE_NUMBA:
         return None

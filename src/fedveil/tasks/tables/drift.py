@@ -108,10 +108,10 @@ class Summary(Stored):
 class ColumnDrift:
     """Comparison of one column between new rows and training rows.
 
-    `unseen` maps words that no training row has to their number of new rows. It is empty if the
-    training summary leaves words out. `psi` is the stability index, or None for too few new rows.
-    `ks` is the Kolmogorov-Smirnov statistic, and `ks_p` its p-value. Both are None for words, and
-    if too few new rows have a number.
+    `unseen` has the words that no training row has, each with the number of new rows that have it.
+    It is empty if the training summary does not list all words. `psi` is the population stability
+    index, or None for too few new rows. `ks` is the Kolmogorov-Smirnov statistic, and `ks_p` its
+    p-value. Both are None for words, and if too few new rows have a number.
     """
 
     column: str

@@ -268,7 +268,7 @@ class _Held:
         }
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return which columns to read. `known` has the kinds of content in a saved encoding."""
+        """Return which columns to read. `known` has the number columns' saved kinds of content."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)

@@ -5,9 +5,9 @@
              (`alignment`)         the common examples, unless all have saved the same ones
     agreed   leader -> followers   the step to resume from, and the follower's rows to use
 
-Whenever a party has restarted, the leader begins a new attempt. A follower uses only its own job,
-and only examples that it has saved or whose ids the leader has proved to have sent
-(`intersection`).
+Whenever a party has restarted, the leader begins a new attempt. A follower uses only its own job.
+It uses common examples that it has saved. In an intersection, it accepts others only if the leader
+proves that it sent their ids (`intersection`).
 """
 
 from __future__ import annotations
@@ -119,10 +119,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake.
-
-    `begin` is the leader's first message, if it was already received.
-    """
+    """Run a follower's side of the handshake. `begin` is the first message, if received."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -362,8 +359,8 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    The leader has `leads` ids. If `exchanged`, an intersection's record, is given, raises
-    `MessageInvalid` for rows whose ids the leader has not proved to have sent.
+    The leader has `leads` ids. `exchanged` is the record of an intersection, if there was one. Then
+    raises `MessageInvalid` unless the leader proves that it sent the ids of these rows.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

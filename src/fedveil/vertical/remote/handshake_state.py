@@ -52,7 +52,11 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """The result of the handshake: the run, the purpose, the step, and this party's examples."""
+    """The result of the handshake. `purpose` says what the session is for, such as "train".
+
+    All parties resume `run` from its saved `step`. `order_seed` determines the order of training.
+    `examples` are the common examples, and `notes` are sentences for the log.
+    """
 
     run: bytes
     purpose: str

@@ -67,7 +67,7 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask of the examples at `positions` that the limit allows to send once more."""
+        """Return a mask of the `positions` whose example may be sent once more within the limit."""
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
