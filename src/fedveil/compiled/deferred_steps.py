@@ -133,8 +133,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. If it is not finite, column HELD of `op`, a row of the model's table,
-    becomes -1. `take_held` then returns False.
+    and D' is D transposed. If the sum is not finite, column HELD of `op` (a row of the model's
+    table) becomes -1. `take_held` then returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

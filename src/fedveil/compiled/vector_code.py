@@ -144,7 +144,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch: if `value` is n, from 1 to `most`, the code from `write(n)` runs."""
+        """Generate a switch that runs the code of `write(value)` if `value` is from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

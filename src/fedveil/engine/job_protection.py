@@ -70,7 +70,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return in words whose data an epsilon covers: `client` ("a client") or an example of it."""
+    """Return whose data an epsilon covers, in words: `client`, or "one example of" and `client`."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 

@@ -68,7 +68,7 @@ class Stopping:
         return best, f"the model is that of round {round}, the best one tested"
 
     def state(self) -> Message:
-        """Return the best model so far for a checkpoint."""
+        """Return the state to save in a checkpoint: the best model so far."""
         if self._best is None:
             return {}
         return {"round": self._best[0], "weights": self._best[1]}

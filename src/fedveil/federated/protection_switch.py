@@ -18,7 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and the parameters of all. Only the chosen one's have an effect."""
+    """The chosen protection, and the parameters of all protections. Only its own have an effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()

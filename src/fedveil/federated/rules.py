@@ -33,7 +33,7 @@ def _clients_known(job: JobFields) -> str | None:
 
 @RULES.rule("data.name", "data.split")
 def _owners_known(job: JobFields) -> str | None:
-    """`data.split: by_client` needs data with owners: femnist, or a function of yours."""
+    """`data.split: by_client` needs data with owners: femnist, shakespeare, or your own data."""
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
     return (
@@ -135,9 +135,9 @@ def _canaries_are_clients(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` reveals to the server how much data each client has, and breaks
-    the sensitivity. So it is refused under a protection that perturbs reports, and under
-    central_gaussian and pw_encrypt's `central_eps`."""
+    """`server.weighting: by_size` reveals to the server how much data each client has, and lets a
+    client change the sum by more than the sensitivity. It is refused under a protection that
+    perturbs reports, and under central_gaussian and pw_encrypt's `central_eps`."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None

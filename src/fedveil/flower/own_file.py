@@ -103,7 +103,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Set the two accepted digests of the file `name`. None removes the file from the list."""
+        """Save a file's digests before and after a write, or remove its entry if they are None."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -5,7 +5,7 @@
     leader     the next token, drawn from the word table's scores <-
 
 The leader sends a token's vector when the token is new; the follower caches its layers' keys and
-values. When the context is full, the leader sends the later half of the tokens once more, at their
+values. When the context is full, the leader sends the later half of the tokens again, at their
 new positions, and the follower clears its cache. So a token is sent at most twice. The follower
 returns only the vector of the last position. The messages are:
 
@@ -192,7 +192,7 @@ def write(
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: compute the layers' outputs until the leader sends `enough`."""
+    """Run the follower's side of text generation, until the leader sends the message `enough`."""
     return party.announcing_failure(_assist(party, noise))
 
 

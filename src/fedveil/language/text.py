@@ -178,7 +178,7 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens` in order. `pieces` has each token's bytes, or None."""
+    """Return the joined bytes of `tokens`. `pieces` has each token's bytes, None for no bytes."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 

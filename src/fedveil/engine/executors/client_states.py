@@ -1,4 +1,4 @@
-"""The state that clients keep from round to round, in files of the run's folder or of the client.
+"""The state that clients keep between rounds, as files in the folder of the run or of the client.
 
 A round reads only the files of earlier rounds, so a repeated round starts from the same state. When
 a round ends, the states of clients whose reports are not in its sum are deleted.

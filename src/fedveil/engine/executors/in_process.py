@@ -66,7 +66,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
+        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:
