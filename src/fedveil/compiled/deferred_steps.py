@@ -50,9 +50,9 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance in memory between rows of `length` entries: one cache line more.
+    """Return the distance in memory between the starts of rows: `length` plus a cache line.
 
-    Otherwise, rows whose length is a large power of two would evict each other from the cache.
+    Without it, rows whose length is a large power of two would evict each other from the cache.
     """
     return length + LINE
 

@@ -137,9 +137,9 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
     classes, and p has each class's share of the data. Then the client draws its examples one by one
-    without replacement. It draws a class with a probability proportional to q, if examples of the
-    class remain, and then one of these examples uniformly. Clients' numbers of examples differ by
-    at most one, so no client is empty, whatever alpha is.
+    without replacement. It draws one of the classes with examples left, with a probability
+    proportional to q, and then one of that class's remaining examples uniformly. Two clients'
+    numbers of examples differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. It is 1 / C times
     the alpha of the source, Hsu, Qi and Brown 2019, section 3.
@@ -219,7 +219,7 @@ def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partitio
     """Split each client's examples into a training part and a held-out part. Returns both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
-    all. A client with one example holds out none. Raises `InvalidValue` if no client has more.
+    all. A client with one example holds out none. Raises `InvalidValue` if no client has two.
     """
     parts: tuple[list[Int64s], list[Int64s]] = ([], [])
     for client in range(whole.clients):

@@ -96,8 +96,8 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Scale `difference`, of two rounds' sums, and add its squared length to `noise`.
 
-        It is divided by the largest change that one client can cause in it, which is `step` times
-        the largest change that one client can cause in a single sum.
+        The scale is 1 over the largest change that one client can cause in the difference, which is
+        `step` times the largest change that one client can cause in a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

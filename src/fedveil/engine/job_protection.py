@@ -108,7 +108,7 @@ def training_entropy(job: Job) -> Entropy:
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if noise or canaries would change a buffer, such as a variance."""
+    """Raise `ModelInvalid` if noise or canaries would change a buffer, such as BatchNorm's."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(

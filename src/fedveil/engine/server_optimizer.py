@@ -113,7 +113,7 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return a slice of the weights' change, and its new moments, from its aggregate `d`."""
+        """Return the weights' change and the new moments for one slice, whose aggregate is `d`."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}

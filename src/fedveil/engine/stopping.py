@@ -61,7 +61,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the weights that the run saves, and a sentence if they are not the last ones."""
+        """Return the weights to save, and a sentence if they are the best model's, else None."""
         if self._best is None:
             return weights, None
         round, best = self._best

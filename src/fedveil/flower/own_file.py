@@ -103,7 +103,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Save a file's digests before and after a write, or remove its entry if they are None."""
+        """Save the old and the new digest of the file `name`. If None, remove the file's entry."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -76,7 +76,7 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's encrypted state in one job, in `records`, the state of its Flower context."""
+    """A client's encrypted state in one job, stored in `records` of its Flower context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")

@@ -191,7 +191,7 @@ def _add_linear(
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
     A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
-    `columns` (weights) and `moved` are [inputs, outputs]. `one` is 1 with a bias, otherwise 0.
+    `columns` (weights) and `moved` have shape (inputs, outputs). `one` is 1 with a bias, else 0.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a gradient row for each of `some`, repeated to fill a batch of `rows` examples."""
+        """Return a row of gradients for each example in `some`, in a batch padded to `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

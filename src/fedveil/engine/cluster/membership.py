@@ -47,7 +47,7 @@ class Member:
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks that it computes as this one does.
+    """Starts a machine at each place of the cluster, and checks it against this machine's `facts`.
 
     `starting` is called with the name of each step before the first round. `event` logs a line.
     """
@@ -75,7 +75,7 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until at least one machine is ready, and a while for others that are starting.
+        """Wait until at least one machine is ready, then a while for others that are starting.
 
         Raises `MachineDiffers` if a machine would compute other updates than this one, and
         `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.

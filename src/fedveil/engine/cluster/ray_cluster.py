@@ -34,7 +34,7 @@ class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
     Each machine of the cluster is a process of fedveil on a node. It uses `workers` of the node's
-    cores, or all if None. If `gpus` is True, it uses one GPU, and None means the GPU's equal share.
+    cores, or all if None. If `gpus`, it uses one GPU, and None means an equal share for each GPU.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data, which trains with `entropy`. May be a view if `unchanged`."""
+        """Return a client's data for training with `entropy`. May be a view if `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns

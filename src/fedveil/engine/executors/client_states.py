@@ -47,7 +47,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before `round`, of length `dimension`, if any."""
+        """Return the client's newest state (`dimension` entries) from before `round`, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None

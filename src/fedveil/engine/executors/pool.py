@@ -171,7 +171,7 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that trains clients in workers: separate programs, or forks that call `serve`."""
+    """An executor that trains clients in workers: separate programs, or forks of this process."""
 
     def __init__(
         self, workers: int, dimension: int, data: ClientsData, serve: Serve | None = None

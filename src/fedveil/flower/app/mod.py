@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state from the round's previous phase, if any. Refuses terms changed since."""
+        """Return the state of the round's previous phase, if any. Raises if the terms changed."""
         kept = state.take(self._round)
         if kept is None:
             return None

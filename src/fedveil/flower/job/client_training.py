@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count a client's examples. Those of `function` are unread under `privacy.unit: example`."""
+    """Count a client's examples. Under `privacy.unit: example`, does not read `function`'s."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)

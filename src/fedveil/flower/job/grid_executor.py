@@ -127,7 +127,7 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield each message's node and clients: as many as fit their reports into one reply."""
+        """Yield each message's node and its clients, whose reports all fit into one reply."""
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:

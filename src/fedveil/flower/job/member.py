@@ -1,4 +1,4 @@
-"""The clients that a node holds, from its configuration: one, or several of one operator."""
+"""The clients that a node holds, from its configuration: one client, or several of one operator."""
 
 from __future__ import annotations
 
