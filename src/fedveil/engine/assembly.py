@@ -246,7 +246,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the object that trains the job's clients. `states` opens the states that they keep."""
+    """Return the object that trains the job's clients. `states` opens the clients' saved states."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)

@@ -66,7 +66,7 @@ def _folder_named(job: JobFields) -> str | None:
 
 @RULES.rule("training.optimizer", "training.momentum", "training.nesterov")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` needs `training.optimizer: sgd`; under another optimiser it must be 0.
+    """`training.momentum` needs `training.optimizer: sgd`, and must be 0 under other optimisers.
     `training.nesterov` needs a momentum above 0."""
     if job.training.nesterov and job.training.momentum == 0:
         return "training.nesterov = true needs a training.momentum above 0"

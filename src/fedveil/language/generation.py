@@ -4,7 +4,7 @@
     follower                                          layers with a cache of earlier positions
     leader     the next token, drawn from the word table's scores <-
 
-The leader sends a token's vector when the token is new; the follower caches its layers' keys and
+The leader sends a token's vector when the token is new. The follower caches its layers' keys and
 values. When the context is full, the leader sends the later half of the tokens again, at their
 new positions, and the follower clears its cache. So a token is sent at most twice. The follower
 returns only the vector of the last position. The messages are:
@@ -76,9 +76,9 @@ class TextTask(Task, Protocol):
 class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
-    A token is drawn with probability proportional to exp(score / temperature); temperature 0 takes
-    the one with the highest score. The text ends early at an end-of-document token. If `entropy` is
-    seeded, a restarted session draws the same tokens from the same scores.
+    A token is drawn with probability proportional to exp(score / temperature). At temperature 0,
+    it is the token with the highest score. The text ends early at an end-of-document token. If
+    `entropy` is seeded, a restarted session draws the same tokens from the same scores.
     """
 
     prompt: bytes

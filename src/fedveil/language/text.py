@@ -108,7 +108,7 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer of at most `vocabulary` tokens. It depends only on the arguments."""
+        """Train a tokenizer of at most `vocabulary` tokens. It depends on the arguments alone."""
         library = _library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")

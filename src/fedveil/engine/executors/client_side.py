@@ -68,7 +68,7 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """Return data in which `client` has the examples x and y, and all others have none."""
+        """Return data in which `client` has the examples x and y, and other clients have none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)

@@ -40,7 +40,7 @@ class _Waiting:
 class InProcess(Executor):
     """An executor that starts no process. With a large model, a second thread makes some reports.
 
-    After the last client has trained, both threads make the reports that are not yet made.
+    After the last client has trained, both threads make the reports that are still missing.
     """
 
     beside_server = True
