@@ -29,7 +29,7 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps. Returns table columns that describe it.
+    """Reserve memory for a dense layer's deferred steps. Returns the table columns of that memory.
 
     The layer has `inputs` inputs and `outputs` outputs, and a batch has up to `batch` examples. All
     stored inputs and gradients take at most half as much memory as the weight. If the layer is too

@@ -26,7 +26,7 @@ class Stopping:
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
         """Check the settings. Raises JobError if the metric that they name is not recorded.
 
-        `tested` maps each metric of the task, except the loss, to the better direction.
+        `tested` says of each metric of the task, except the loss, if higher or lower is better.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(

@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of files in `folder` that `seals`/folder.seal lists, even if deleted."""
+    """Return the names of files in `folder` that `seals`/folder.seal lists, also deleted files."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]

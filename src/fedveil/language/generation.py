@@ -103,7 +103,7 @@ class Request:
 class Continuation:
     """The text that follows a prompt, in bytes, and what the leader sent to generate it.
 
-    `vectors` counts the token vectors sent. A token's vector was sent at most `times` times.
+    `vectors` is the number of token vectors sent. A token's vector was sent at most `times` times.
     `stopped` is a sentence if `privacy.max_epsilon` ended the text early, else "".
     """
 
@@ -301,7 +301,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Check the request of step `step`. Returns its first position and its number of positions.
+    """Check the request of step `step`. Returns the first position and the number of positions.
 
     The cache holds `seen` of the model's `context` positions. Returns None if the leader ends the
     text. Raises ExchangeError for an invalid request.

@@ -85,7 +85,7 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a random text into `folder`, to recognise the folder on other machines. Returns it."""
+    """Write a random text into `folder`, by which other machines recognise it. Returns the text."""
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

@@ -222,7 +222,7 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The smallest number of clients in one call of `answers`. The last call may have fewer."""
+        """The smallest number of clients in one call of `answers`, except for the last call."""
         return self._training.least
 
     @property

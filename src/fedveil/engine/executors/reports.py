@@ -103,7 +103,7 @@ def merge_sums(
 ) -> None:
     """Add a worker's sum of reports to `server`.
 
-    `pickled` and `places` are the results of `Folding.sums`, and `room` its shared memory.
+    `pickled` and `places` are the results of `Folding.sums` with the shared memory `room`.
     """
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -42,7 +42,7 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return a pin for each source that has settings. Raises `JobError` for an invalid key."""
+    """Return one `Pin` for each source that makes demands. Raises `JobError` for an invalid key."""
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),

@@ -1,4 +1,4 @@
-"""The part of a client's answer that needs torch: its examples, its model, its update."""
+"""Loads a client's examples and model, and computes its update. Only this part needs torch."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _REPLY_BYTES = 32_000_000
 class GridExecutor(Executor):
     """Sends messages to the SuperNodes that have introduced themselves as clients of the job.
 
-    A client without a working node is not reached. A node that does not answer has dropped out.
+    A client without a working node is not reached. If a node does not answer, its clients drop out.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call after a report is made, with the protection and the server's message.
+        """A function of the protection and the server's message, to call after a report is made.
 
         It saves the state that the client keeps for the next round.
         """
