@@ -150,7 +150,7 @@ class CompiledTrainer:
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Return a copy for another thread, which shares the weights and the compiled code."""
+        """Return a copy, for another thread, that shares the weights and the compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
@@ -281,8 +281,8 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 def _readable(x: torch.Tensor, tokens: int) -> bool:
     """Return True if native code can process the inputs.
 
-    With `tokens` above 0, they must be token ids below it. Otherwise they must be float32, without
-    infinities, NaN or huge values.
+    If `tokens` is above 0, the inputs must be token ids below `tokens`. Otherwise they must be
+    float32, without infinities, NaN or huge values.
     """
     if not tokens:
         if x.dtype != torch.float32:

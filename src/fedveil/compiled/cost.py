@@ -46,7 +46,7 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of each example's -log softmax(scores)[label] to `m`, times `scale`."""
+    """Write `scale` times the gradient of each example's -log softmax(scores)[label] to `m`."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[SCORES], label, scale)
@@ -75,7 +75,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of each example's mean -log softmax(scores)[next token], times `scale`."""
+    """Write `scale` times the gradient of each example's mean -log softmax(scores)[next token]."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -114,7 +114,7 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of each example's mean (output - target)² to `m`, times `scale`."""
+    """Write `scale` times the gradient of each example's mean (output - target)² to `m`."""
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 

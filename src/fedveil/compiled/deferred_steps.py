@@ -29,7 +29,7 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps. Returns table columns that describe it.
+    """Reserve memory for a dense layer's deferred steps. Returns the table columns of that memory.
 
     The layer has `inputs` inputs and `outputs` outputs, and a batch has up to `batch` examples. All
     stored inputs and gradients take at most half as much memory as the weight. If the layer is too
@@ -50,9 +50,9 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance in memory between rows of `length` entries: one cache line more.
+    """Return the distance in memory between the starts of rows: `length` plus a cache line.
 
-    Otherwise, rows whose length is a large power of two would evict each other from the cache.
+    Without it, rows whose length is a large power of two would evict each other from the cache.
     """
     return length + LINE
 
@@ -133,8 +133,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. If it is not finite, column HELD of `op`, a row of the model's table,
-    becomes -1. `take_held` then returns False.
+    and D' is D transposed. If the sum is not finite, column HELD of `op` (a row of the model's
+    table) becomes -1. `take_held` then returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

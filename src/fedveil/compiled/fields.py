@@ -4,7 +4,7 @@ An operation reads its input x and writes its output y. Let n be an example, c a
 and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
 at the same offset from DX, which is -1 if no operation needs the gradient. The output, of OC
 channels, OH rows and OW columns, is likewise at Y, and its gradient at DY. A plain vector is one
-channel with one row; each token is a channel with one row.
+channel with one row. In a sequence, each token is a channel with one row.
 
 Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """

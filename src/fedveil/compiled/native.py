@@ -1,4 +1,4 @@
-"""Functions that are compiled once each and call each other by address.
+"""Functions that are each compiled only once, and call each other by address.
 
 numba compiles a callee again for each of its callers. So matrix products and operations are
 separate native functions, and only the operations of the trained model are compiled.

@@ -29,7 +29,7 @@ _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_
 
 
 class OwnLossTrainer(CompiledTrainer):
-    """Trains clients one after another with a user's loss."""
+    """Trains clients one after another with a user's own loss function."""
 
     native, own_step = False, True
     losses = (OWN,)
@@ -61,7 +61,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client in the memory `room`. Returns the user's exception, or None."""
+        """Train a client in the memory `room`. Returns the exception of the user's loss, if any."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None

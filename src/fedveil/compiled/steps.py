@@ -98,9 +98,9 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Copy the model's vector `flat` to `packed`, in the layout of native code.
 
-    Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
-    for each of four dimensions the length, the stride in the vector and the stride in packed
-    memory; and the operation to which it belongs.
+    Each row of `places` describes a weight by 15 numbers, in this order: its first entry in `flat`
+    and in `packed`, the lengths of its four dimensions, their strides in `flat`, their strides in
+    `packed`, and the index of its operation.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]

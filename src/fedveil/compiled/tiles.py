@@ -249,7 +249,7 @@ def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
     """Append the nonzero entries of g to the list `values`, and their positions to `places`.
 
-    g, an array [rows, columns, examples], begins at g0 and has the strides gi, gj and gn. The
+    g has the shape (rows, columns, count), begins at g0 and has the strides gi, gj and gn. The
     position of an entry is the corresponding entry of p, which begins at p0 and has the strides pi,
     pj and pn. The lists begin at places0 and values0 and have `found` entries. Returns their new
     length. There is no branch: a zero is written too, and the next entry overwrites it.

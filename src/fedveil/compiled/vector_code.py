@@ -144,7 +144,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch: if `value` is n, from 1 to `most`, the code from `write(n)` runs."""
+        """Generate a switch that runs the code of `write(value)` if `value` is from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)
@@ -160,8 +160,8 @@ class Code:
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function that generates instructions, so that compiled loops can call it.
 
-    The function gets a `Code` and the caller's arrays and integers. The first array has floats, and
-    a vector has `lanes` of them. The result is an integer if `gives` is True, else nothing.
+    The function gets a `Code` and the caller's arrays and integers. The first array has floats. A
+    vector has `lanes` floats. The result is an integer if `gives` is True, else nothing.
     """
 
     def make(write: Callable[..., Any]) -> Any:

@@ -52,7 +52,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError in a `with` block into `DataUnavailable`: "PATH cannot be" `done`."""
+    """Convert an OSError in a `with` block into `DataUnavailable`, "PATH cannot be DONE"."""
     try:
         yield
     except OSError as error:

@@ -43,7 +43,7 @@ def _rows() -> Float64s:
 
 
 def enlarged(images: Array, side: int) -> Array:
-    """Return square images [n, s, s] enlarged to [n, side, side] by bilinear interpolation.
+    """Enlarge images of shape (n, s, s) to (n, side, side) by bilinear interpolation.
 
     Pixels are areas (half-pixel centres) and the border is repeated, as in torch's
     interpolate(mode="bilinear", align_corners=False).

@@ -71,7 +71,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file. Each adds up all files' bytes for `progress`."""
+    """Return a progress function for each file. All of them add to one count for `progress`."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 

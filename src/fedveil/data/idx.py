@@ -28,7 +28,7 @@ _TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: its name, the shape and MD5 of its content, and its download size."""
+    """A published file: its name, its content's shape and MD5, and its download size in bytes."""
 
     name: str
     shape: tuple[int, ...]

@@ -36,7 +36,7 @@ Labelled = tuple[Path, int]
 def read(folder: str, *, apart: bool = False) -> Dataset:
     """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
 
-    If `apart` is True, an unusable training image becomes a record without effect.
+    If `apart` is True, an invalid training image raises no error and does not affect training.
     """
     root = Path(folder).expanduser()
     names = [path.name for path in _folders(root / TEST)]
@@ -74,7 +74,7 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return the pixels and classes of some files, and a mask of the usable files."""
+    """Return pixels, classes and validity of `files`. Unless `apart`, an invalid file raises."""
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

@@ -260,7 +260,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item with several inputs as a batch of one example. Any other item is unchanged."""
+    """Turn {input name: array} into a batch of one example. Returns any other `value` unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

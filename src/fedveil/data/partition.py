@@ -54,7 +54,7 @@ class Partition:
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Describe in one line the clients' numbers of examples and, with `labels`, of labels."""
+        """Return a line: how many examples (and, given `labels`, distinct labels) clients have."""
         hold = "holds" if self.clients == 1 else "hold"
         line = f"{quantity(self.clients, 'client')} {hold} {_low_to_high(self.sizes, 'example')}"
         if labels is None:
@@ -137,9 +137,9 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
     classes, and p has each class's share of the data. Then the client draws its examples one by one
-    without replacement: a class by q among the classes that are not used up, and an example of that
-    class uniformly. Two clients' numbers of examples differ by at most one, so no client is empty,
-    whatever alpha is.
+    without replacement. It draws one of the classes with examples left, with a probability
+    proportional to q, and then one of that class's remaining examples uniformly. Two clients'
+    numbers of examples differ by at most one, so no client is empty, whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. It is 1 / C times
     the alpha of the source, Hsu, Qi and Brown 2019, section 3.
@@ -219,7 +219,7 @@ def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partitio
     """Split each client's examples into a training part and a held-out part. Returns both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
-    all. A client with one example holds out none. Raises `InvalidValue` if no client has more.
+    all. A client with one example holds out none. Raises `InvalidValue` if no client has two.
     """
     parts: tuple[list[Int64s], list[Int64s]] = ([], [])
     for client in range(whole.clients):

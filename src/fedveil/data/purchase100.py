@@ -100,7 +100,7 @@ def _check_range(path: Path, labels: Labels, first: int) -> None:
 
 
 def synthesize(examples: int = EXAMPLES) -> Dataset:
-    """Return a synthetic set with the shape of Purchase-100. It is always identical.
+    """Return a synthetic set with the shape of Purchase-100, equal in every call.
 
     All classes share one profile of 600 fair bits. In each of the 100 classes, every bit is redrawn
     with probability 0.1. An example has a uniform class and that class's bits, each flipped with

@@ -13,7 +13,7 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Return the checked targets. Raises `DataInvalid`, naming `part` of the data `name`."""
+    """Return `value` as targets of `kind`, or raise `DataInvalid`, naming `part` of data `name`."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)

@@ -60,7 +60,7 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    Raises `DataUnavailable` or `DataInvalid`. If `apart`, an invalid training line has no effect.
+    Raises `DataUnavailable` or `DataInvalid`. If `apart`, invalid training lines have no effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -95,7 +95,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
     """Return the client of each example, or None if no line names one.
 
     If `apart` is True, a line without a client belongs to the client of the line before it, and
-    without `form.by_client` the result is None.
+    the result is None unless `form.by_client` is True.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -106,7 +106,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 
 
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
-    """Convert a line into examples. If it is invalid, raise `DataInvalid` (`apart`: return [])."""
+    """Convert a line to examples. An invalid one raises `DataInvalid` or, if `apart`, gives []."""
     found, why = list[Example](), "its text has no tokens"
     try:
         found = make(line)
@@ -134,7 +134,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
-    Raises `DataInvalid` for an invalid line, or yields {"client": ...} or {} if `apart` is True.
+    An invalid line raises `DataInvalid`. If `apart` is True, only its client, if any, is yielded.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -246,7 +246,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the object that trains the job's clients. `states` opens the states that they keep."""
+    """Return the object that trains the job's clients. `states` opens the clients' saved states."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
@@ -261,7 +261,7 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """Return the client side of the job: it trains the clients in `data` and makes their answers.
+    """Return the job's `ClientSide`, which trains the clients in `data` and makes their answers.
 
     The caller writes each round's global weights into the array `model`. `run` is the run's folder,
     needed only if clients keep a state. `trainer` replaces the job's trainer.
@@ -291,7 +291,7 @@ def make_client_sides(
     starting: Callable[[str], None],
     cores: int | None = None,
 ) -> list[ClientSide]:
-    """Return one client side for each thread, or an empty list if the job cannot use threads.
+    """Return a `ClientSide` for each thread, or an empty list if the job cannot use threads.
 
     The caller writes each round's global weights into the array `model`. `starting` is called with
     the name of each preparation step. `cores` is the number of cores to use (default: all).

@@ -25,7 +25,7 @@ class BackgroundSave:
         self._running = self._pool.submit(save)
 
     def wait(self) -> None:
-        """Wait until the running save has ended. Only the first call raises its error."""
+        """Wait until the running save has ended. Only the first call raises the save's error."""
         with uninterrupted():
             running, self._running = self._running, None
             if running is not None:

@@ -94,10 +94,10 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add to `noise` the squared length of the scaled `difference` of two rounds' sums.
+        """Scale `difference`, of two rounds' sums, and add its squared length to `noise`.
 
-        The difference is divided by the largest change that one client can cause in it, which is
-        `step` times the largest change of a single sum.
+        The scale is 1 over the largest change that one client can cause in the difference, which is
+        `step` times the largest change that one client can cause in a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

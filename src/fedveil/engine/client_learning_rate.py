@@ -34,7 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return `client_rate`, times the weight of the client's own gradients under FedCM."""
+    """Return `client_rate`, under FedCM multiplied by the weight of the client's own gradients."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 

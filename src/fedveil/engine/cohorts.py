@@ -14,7 +14,7 @@ class Cohorts:
     Anyone who has the job can repeat that draw. `poisson` draws each client independently with
     probability `clients.fraction`, in secret. It uses the system's randomness, so a restarted round
     has another cohort. If reports are seeded, it uses the job's seed instead. If each client
-    decides in each round whether to take part, every cohort consists of all clients.
+    decides in secret whether it takes part in a round, the server asks all clients every time.
     """
 
     def __init__(self, job: Job) -> None:

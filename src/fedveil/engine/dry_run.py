@@ -46,9 +46,9 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, for `try_out`.
+    """Yield batches of test examples, which `try_out` can train on in place of training examples.
 
-    Under `privacy.unit: example`, training examples must not decide if the run starts.
+    Under `privacy.unit: example`, no training example may decide if the run starts.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):

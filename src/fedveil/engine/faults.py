@@ -105,8 +105,8 @@ def silent_clients(
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
     fraction of the cohort that drops out there. `phases` maps all names, in order, to phases of
-    this protection. It maps a name to None if clients have no answer left to give then, so none
-    drops out.
+    this protection. A name is mapped to None if clients send no answer in that phase. Then no
+    client drops out there.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -45,7 +45,7 @@ Progress = Callable[[Record], None]
 
 @dataclass(eq=False)
 class Federation:
-    """A started run. `run` plays its remaining rounds."""
+    """A started run. Its method `run` runs the remaining rounds."""
 
     parts: Parts
     state: RunState

@@ -70,7 +70,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return in words whose data an epsilon covers: `client` ("a client") or an example of it."""
+    """Return whose data an epsilon covers, in words: `client`, or "one example of" and `client`."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
@@ -108,7 +108,7 @@ def training_entropy(job: Job) -> Entropy:
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if noise or canaries would change a buffer, such as a variance."""
+    """Raise `ModelInvalid` if noise or canaries would change a buffer, such as BatchNorm's."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(

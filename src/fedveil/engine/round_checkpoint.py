@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if more than `every` rounds have records, so a checkpoint was due."""
+    """Raise `RunFolderError` if a checkpoint was due: more than `every` rounds have records."""
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

@@ -80,7 +80,7 @@ class ServerOptimizer:
     def _stays_finite(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> bool:
         """Return True if the largest magnitudes show that no weight plus its change can overflow.
 
-        Much faster than the sums themselves. Always returns False if there are moments.
+        Much faster than computing every new weight. Always returns False if there are moments.
         """
         if self._moments:
             return False
@@ -113,7 +113,7 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return a slice's change of weights and its new moments. `d` is the slice's aggregate."""
+        """Return the weights' change and the new moments for one slice, whose aggregate is `d`."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}

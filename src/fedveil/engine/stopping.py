@@ -26,7 +26,7 @@ class Stopping:
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
         """Check the settings. Raises JobError if the metric that they name is not recorded.
 
-        `tested` maps each metric of the task, except the loss, to the better direction.
+        `tested` says of each metric of the task, except the loss, if higher or lower is better.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
@@ -61,14 +61,14 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the weights that the run saves, and a sentence if they are not the last ones."""
+        """Return the weights to save, and a sentence if they are the best model's, else None."""
         if self._best is None:
             return weights, None
         round, best = self._best
         return best, f"the model is that of round {round}, the best one tested"
 
     def state(self) -> Message:
-        """Return the best model so far for a checkpoint."""
+        """Return the state to save in a checkpoint: the best model so far."""
         if self._best is None:
             return {}
         return {"round": self._best[0], "weights": self._best[1]}

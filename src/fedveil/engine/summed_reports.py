@@ -28,7 +28,7 @@ class SummedReports:
         return {"last": self.last} if len(self.last) else {}
 
     def restore(self, state: Message, done: int) -> None:
-        """Load and validate each client's round from a checkpoint made after round `done`."""
+        """Load each client's last summed round from `state`. Raises if a round is after `done`."""
         only_fields(state, *self.state())
         if not len(self.last):
             return

@@ -52,7 +52,7 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job key of the parameter that decides what a report costs, if any does."""
+    """Return the job key of the parameter that decides what a report costs, or None."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 

@@ -22,7 +22,7 @@ def is_language_model(model: str) -> bool:
 
 
 def model_text(*words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, a user's function, or hf:FOLDER."""
+    """Return a validator for names: one of `words`, a user's function, or a model hf:FOLDER."""
     return text("package.module:function or hf:FOLDER", rf"{PREFIX}[^\0]+|{FUNCTION}", *words)
 
 

@@ -1,4 +1,4 @@
-"""Rules that relate the settings of a job with a language model to each other."""
+"""The rules between the keys of a job that has a language model."""
 
 from __future__ import annotations
 

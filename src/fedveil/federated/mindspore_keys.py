@@ -1,9 +1,9 @@
 """The translation of every key in a MindSpore Federated server's YAML file.
 
 A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
-of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change the result
-and is not supported, except for the one value that changes nothing. `IGNORED` configures
-MindSpore's servers, transport and files.
+of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change
+the result, which fedveil cannot do, so only the value that changes nothing is valid. `IGNORED`
+configures MindSpore's servers, transport and files.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 
 
 def _no_node_unmasks(job: JobFields) -> str | None:
-    """Under secure aggregation, `deployment.clients_per_node` is below the threshold t, or under
-    `active_security` below 2t - n for n clients that share secrets. With a sparse masking graph it
-    is at most n / 5. Otherwise the server and one node's clients could unmask other clients."""
+    """Under secure aggregation, if n clients share secrets with threshold t, the number
+    `deployment.clients_per_node` is below t, or below 2t - n with `active_security`, or at most n/5
+    with a sparse masking graph. Else the server and a node's clients could unmask other clients."""
     protection, clients = job.protection, job.cohort.per_round
     most = job.deployment.clients_per_node
     if most == 1 or clients is None:

@@ -18,7 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and the parameters of all. Only the chosen one's have an effect."""
+    """The chosen protection, and all protections' parameters. Only the chosen one's are used."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -53,7 +53,7 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each given block that is ignored for lack of `protection.name`."""
+        """Yield a warning for each block that is ignored because `protection.name` is not set."""
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:

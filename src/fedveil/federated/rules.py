@@ -33,7 +33,7 @@ def _clients_known(job: JobFields) -> str | None:
 
 @RULES.rule("data.name", "data.split")
 def _owners_known(job: JobFields) -> str | None:
-    """`data.split: by_client` needs data with owners: femnist, or a function of yours."""
+    """`data.split: by_client` needs data with owners: femnist, shakespeare, or your own data."""
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
     return (
@@ -66,7 +66,7 @@ def _folder_named(job: JobFields) -> str | None:
 
 @RULES.rule("training.optimizer", "training.momentum", "training.nesterov")
 def _momentum_is_sgds(job: JobFields) -> str | None:
-    """`training.momentum` needs `training.optimizer: sgd`; under another optimiser it must be 0.
+    """`training.momentum` needs `training.optimizer: sgd`, and must be 0 under other optimisers.
     `training.nesterov` needs a momentum above 0."""
     if job.training.nesterov and job.training.momentum == 0:
         return "training.nesterov = true needs a training.momentum above 0"
@@ -135,9 +135,9 @@ def _canaries_are_clients(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` reveals to the server how much data each client has, and breaks
-    the sensitivity. So it is refused under a protection that perturbs reports, and under
-    central_gaussian and pw_encrypt's `central_eps`."""
+    """`server.weighting: by_size` reveals to the server how much data each client has, and lets a
+    client change the sum by more than the sensitivity. It is refused under a protection that
+    perturbs reports, and under central_gaussian and pw_encrypt's `central_eps`."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None

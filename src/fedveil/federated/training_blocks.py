@@ -148,7 +148,7 @@ class TrainingSettings(Block):
         return sent // self.sent_vectors * self.reported_vectors
 
     def sent_length(self, reported: int) -> int:
-        """Return the length of the server's vector if an update has length `reported`."""
+        """Return the length of the vector that clients get if an update has length `reported`."""
         return reported // self.reported_vectors * self.sent_vectors
 
 

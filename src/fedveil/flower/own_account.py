@@ -59,7 +59,7 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
     """Return the cost of the report that the untrusted message `asked` requests.
 
-    If the cost depends on the number of survivors, it is the cost if nobody drops out. Raises
+    If the cost depends on the number of survivors, the result assumes that nobody drops out. Raises
     `MessageInvalid` if the message states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}

@@ -57,7 +57,7 @@ def addressed_records(
 def bundled_records(
     messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
 ) -> RecordDict:
-    """Return the records for several clients of a node: `messages`, `common` and `own` fields."""
+    """Return one node's records: clients' messages, clients' `own` fields, and `common` fields."""
     places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
     address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
     records = to_records({str(at): message for message, at in places.items()})

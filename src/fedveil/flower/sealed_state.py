@@ -76,7 +76,7 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's encrypted state in one job, in `records`, the state of its Flower context."""
+    """A client's encrypted state in one job, stored in `records` of its Flower context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -110,7 +110,7 @@ class SealedState:
         self._records[self._record] = ConfigRecord({_FIELD: sealed})
 
     def erase(self) -> None:
-        """Erase the client's saved state and its key, also files that a killed process left."""
+        """Erase the client's saved state, its key, and any files that a killed process left."""
         self._records.pop(self._record, None)
         self._take_key()
         for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):
@@ -120,7 +120,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the saved state's key, and erase its file. Returns None without a valid key."""
+        """Return the saved state's key, and erase the key's file. None if there is no valid key."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

@@ -4,8 +4,8 @@
     follower                                          layers with a cache of earlier positions
     leader     the next token, drawn from the word table's scores <-
 
-The leader sends a token's vector when the token is new; the follower caches its layers' keys and
-values. When the context is full, the leader sends the later half of the tokens once more, at their
+The leader sends a token's vector when the token is new. The follower caches its layers' keys and
+values. When the context is full, the leader sends the later half of the tokens again, at their
 new positions, and the follower clears its cache. So a token is sent at most twice. The follower
 returns only the vector of the last position. The messages are:
 
@@ -76,9 +76,9 @@ class TextTask(Task, Protocol):
 class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
-    A token is drawn with probability proportional to exp(score / temperature); temperature 0 takes
-    the one with the highest score. The text ends early at an end-of-document token. If `entropy` is
-    seeded, a restarted session draws the same tokens from the same scores.
+    A token is drawn with probability proportional to exp(score / temperature). At temperature 0,
+    it is the token with the highest score. The text ends early at an end-of-document token. If
+    `entropy` is seeded, a restarted session draws the same tokens from the same scores.
     """
 
     prompt: bytes
@@ -103,7 +103,7 @@ class Request:
 class Continuation:
     """The text that follows a prompt, in bytes, and what the leader sent to generate it.
 
-    `vectors` counts the token vectors sent. A token's vector was sent at most `times` times.
+    `vectors` is the number of token vectors sent. A token's vector was sent at most `times` times.
     `stopped` is a sentence if `privacy.max_epsilon` ended the text early, else "".
     """
 
@@ -192,7 +192,7 @@ def write(
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: compute the layers' outputs until the leader sends `enough`."""
+    """Run the follower's side of text generation, until the leader sends the message `enough`."""
     return party.announcing_failure(_assist(party, noise))
 
 
@@ -301,7 +301,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Check the request of step `step`. Returns its first position and its number of positions.
+    """Check the request of step `step`. Returns the first position and the number of positions.
 
     The cache holds `seen` of the model's `context` positions. Returns None if the leader ends the
     text. Raises ExchangeError for an invalid request.

@@ -108,7 +108,7 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer of at most `vocabulary` tokens. It depends only on the arguments."""
+        """Train a tokenizer of at most `vocabulary` tokens. It depends on the arguments alone."""
         library = _library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")
@@ -178,7 +178,7 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens` in order. `pieces` has each token's bytes, or None."""
+    """Return the joined bytes of `tokens`. `pieces` has each token's bytes, None for no bytes."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 

@@ -42,7 +42,7 @@ _POSITION_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a language model. `layers` includes the last layer, with learned queries."""
+    """The sizes of a language model. `layers` counts the last layer (with learned queries) too."""
 
     vocabulary: int
     context: int

@@ -44,7 +44,7 @@ _ENTRIES, _AT_ONCE = 1 << 22, 64
 
 
 class ClippedExamplesTrainer(OneThread):
-    """Trains clients one after another. Each makes one step on a secretly sampled batch.
+    """Trains clients one after another. Each client makes one step on a secretly sampled batch.
 
     `rate` is the probability with which an example is drawn. `clip` bounds the L2 norm of an
     example's contribution to the update. Infinity means no bound.
@@ -191,7 +191,7 @@ def _add_linear(
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
     A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
-    `columns` (weights) and `moved` are [inputs, outputs]. `one` is 1 with a bias, otherwise 0.
+    `columns` (weights) and `moved` have shape (inputs, outputs). `one` is 1 with a bias, else 0.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -260,7 +260,7 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size. If all examples fail, raises the error of an example of zeros.
+        `share` is lr / batch_size. If all gradients fail, raises the error of an example of zeros.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -291,9 +291,9 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Return a row of gradients for each of the examples `some`, and a mask of valid rows.
 
-        The mask is `counts`, without examples whose gradients fail. If none are left, the rows are
-        None. An invalid example leaves the others' rows unchanged to the byte. `draws` seeds
-        dropout.
+        The mask equals `counts`, but is False if computing the example's gradient fails. If no row
+        is valid, None replaces the rows. An invalid example does not change a byte of the other
+        rows. `draws` seeds dropout.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a row of gradients for each example in `some`, from a batch of `rows` examples."""
+        """Return a row of gradients for each example in `some`, in a batch padded to `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

@@ -38,7 +38,7 @@ class Remote(ABC):
 
     @abstractmethod
     def pulse(self) -> Call:
-        """Start a call of `Machine.pulse`, which does not wait for the machine's other calls."""
+        """Start a call that shows if the machine still runs. It does not wait for other calls."""
 
     @abstractmethod
     def end(self) -> None:

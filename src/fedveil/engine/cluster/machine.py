@@ -124,7 +124,7 @@ class Played:
 
 
 class Machine:
-    """The clients of one machine. Methods return a `FedveilError` instead of raising it."""
+    """Trains the clients of one machine. Methods return a `FedveilError` instead of raising it."""
 
     def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="fedveil-") if packed.sources else ".")

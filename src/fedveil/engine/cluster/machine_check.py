@@ -1,4 +1,4 @@
-"""Checks that a cluster's machines and this one train alike: same versions, same bytes."""
+"""Checks that all machines of a cluster have equal versions, and compute equal updates."""
 
 from __future__ import annotations
 

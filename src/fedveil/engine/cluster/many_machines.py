@@ -1,4 +1,4 @@
-"""Plays a round's clients on the machines of a cluster.
+"""Trains a round's clients on the machines of a cluster.
 
 If a machine is lost, another machine trains its clients again, with identical results.
 """

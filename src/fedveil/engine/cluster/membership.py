@@ -28,7 +28,7 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is an unfinished call, begun at `asked_at`, to test if the machine still runs, or None.
+    `pulse` is an unfinished call, begun at `asked_at`, to test if the machine still runs.
     """
 
     place: Place
@@ -47,7 +47,7 @@ class Member:
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks that its facts equal `facts`.
+    """Starts a machine at each place of the cluster, and checks it against this machine's `facts`.
 
     `starting` is called with the name of each step before the first round. `event` logs a line.
     """
@@ -75,7 +75,7 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until at least one machine is ready, and a while for others that are starting.
+        """Wait until at least one machine is ready, then a while for others that are starting.
 
         Raises `MachineDiffers` if a machine would compute other updates than this one, and
         `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
@@ -135,7 +135,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine returned a result. Forgets that others at its place were lost."""
+        """Record that a machine returned a result. Resets the count of losses at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

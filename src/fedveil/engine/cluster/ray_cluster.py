@@ -33,8 +33,8 @@ _PULSE = "pulse"
 class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
-    A machine is here a process of fedveil on a node. It uses `workers` of the node's cores (None:
-    all or, with `gpus`, an equal share for each GPU). If `gpus` is True, it also uses one GPU.
+    Each machine of the cluster is a process of fedveil on a node. It uses `workers` of the node's
+    cores, or all if None. If `gpus`, it uses one GPU, and None means an equal share for each GPU.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

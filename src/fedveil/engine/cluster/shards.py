@@ -99,7 +99,7 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data to train with `entropy`. Copies it unless it stays `unchanged`."""
+        """Return a client's data for training with `entropy`. May be a view if `unchanged`."""
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:

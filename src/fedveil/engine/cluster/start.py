@@ -36,7 +36,7 @@ def start_on_a_cluster(
 ) -> Executor:
     """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
 
-    Every machine first trains on the examples in `batch` and must get the same bytes as this one.
+    Every machine first trains on the examples in `batch`, and must get this process's result.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:
@@ -85,7 +85,7 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a random text into `folder`, to recognise the folder on other machines. Returns it."""
+    """Write a random text into `folder`, by which other machines recognise it. Returns the text."""
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

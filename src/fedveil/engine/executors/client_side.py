@@ -68,7 +68,7 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """Return data in which `client` has the examples x and y, and all others have none."""
+        """Return data in which `client` has the examples x and y, and other clients have none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)
@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data to train with `entropy`, maybe a view if it stays `unchanged`."""
+        """Return a client's data for training with `entropy`. May be a view if `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -222,7 +222,7 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The smallest number of clients in one call of `answers`. The last call may have fewer."""
+        """The smallest number of clients in one call of `answers`, except for the last call."""
         return self._training.least
 
     @property

@@ -1,4 +1,4 @@
-"""The state that clients keep from round to round, in files of the run's folder or of the client.
+"""The state that clients keep between rounds, as files in the folder of the run or of the client.
 
 A round reads only the files of earlier rounds, so a repeated round starts from the same state. When
 a round ends, the states of clients whose reports are not in its sum are deleted.
@@ -47,7 +47,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before `round`, of length `dimension`, if any."""
+        """Return the client's newest state (`dimension` entries) from before `round`, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None

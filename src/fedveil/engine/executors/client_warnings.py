@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """For each thread, the record of warnings of the client that it now trains, or None."""
+    """Holds for each thread the warnings of the client that the thread now trains, or None."""
 
     effort: Effort | None = None
 

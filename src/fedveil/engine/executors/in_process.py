@@ -40,7 +40,7 @@ class _Waiting:
 class InProcess(Executor):
     """An executor that starts no process. With a large model, a second thread makes some reports.
 
-    After the last client has trained, both threads make the reports that are not yet made.
+    After the last client has trained, both threads make the reports that are still missing.
     """
 
     beside_server = True
@@ -66,7 +66,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
+        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that trains clients in workers: separate programs, or forks that call `serve`."""
+    """An executor that trains clients in workers: separate programs, or forks of this process."""
 
     def __init__(
         self, workers: int, dimension: int, data: ClientsData, serve: Serve | None = None
@@ -241,7 +241,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
+        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -275,7 +275,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send workers the message that all clients get. Returns False if it is not the same."""
+        """Send workers the message, if all clients get an equal one. Otherwise returns False."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

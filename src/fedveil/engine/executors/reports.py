@@ -32,7 +32,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add a `Made` report to `server`. Returns `Folded` or `Refused`, and other answers as is."""
+    """Add a report to the sum in `server`. Returns `Folded`, `Refused` or another answer as is."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -60,7 +60,7 @@ class Folding:
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Add the answer's report, if any, to the worker's sum. Returns the same as `folded`."""
+        """Add a report to the worker's sum. Returns `Folded`, `Refused` or another answer as is."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
@@ -103,7 +103,7 @@ def merge_sums(
 ) -> None:
     """Add a worker's sum of reports to `server`.
 
-    `pickled` and `places` are the results of `Folding.sums`, and `room` its shared memory.
+    `pickled` and `places` are the results of `Folding.sums` with the shared memory `room`.
     """
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -27,7 +27,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side. `mine` are waiting clients that must be served by this thread."""
+    """A thread with a `ClientSide`. `mine` are the waiting clients that only this thread serves."""
 
     side: ClientSide
     folding: Folding
@@ -57,7 +57,7 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
+        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

@@ -43,7 +43,7 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
     """Return the finite metrics of a reply, or none if the client's weight is invalid.
 
-    The weight is the metric `weight_key`, or 1 without it. Allowed: above 0, up to `MOST_WEIGHT`.
+    The weight is the metric `weight_key`, or 1 without it. It must be in (0, `MOST_WEIGHT`].
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:

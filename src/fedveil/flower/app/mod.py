@@ -188,7 +188,7 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, and let the app train. Returns `ClientRound`, report and metrics."""
+        """Charge and make the report. `kept` is the state from the round's previous phase."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -211,7 +211,7 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """Return the initial arrays. Raises `_Refused` if they do not fit the offer or the pins."""
+        """Return the initial arrays. Raises `_Refused` if the offer or the client forbids them."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state from the round's previous phase, or None. Refuses a changed offer."""
+        """Return the state of the round's previous phase, if any. Raises if the terms changed."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -288,7 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Move fedveil's message and offer out of `message`. `known` names the user's protections."""
+    """Remove and return fedveil's message and `Offer`. `known` are the user's own protections."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(

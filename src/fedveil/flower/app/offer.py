@@ -1,4 +1,4 @@
-"""The server's offer to the clients of a round. Both sides make the protection from it."""
+"""The server's offer to a round's clients: the terms from which both sides make the protection."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return a pin for each source that has settings. Raises `JobError` for an invalid key."""
+    """Return one `Pin` for each source that makes demands. Raises `JobError` for an invalid key."""
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
@@ -52,7 +52,7 @@ def pins_of(
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
-    """Raise `MessageInvalid` if the offer protects less than a pin demands.
+    """Raise `MessageInvalid` if the server's `offer` protects less than a client's pin demands.
 
     The offer must name the pin's protection. A report of the whole update must have at most the
     epsilon and the delta that it has under the pin. If clients are weighted, the server learns the
@@ -87,9 +87,9 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client's epsilon limits may rely on noise that the server adds.
 
-    They may if a pin demands a guarantee that relies on the server. `limited` are the pins with an
-    epsilon limit. If any of these is the client's own (`is_own`), only own pins can demand such a
-    guarantee, because the server can change the others.
+    They may if a pin (one source of demands) demands a guarantee that relies on the server.
+    `limited` are the pins with an epsilon limit. If any of these is the client's own (`is_own`),
+    only own pins can demand such a guarantee, because the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -113,24 +113,24 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
     """Return the metrics that may be sent in clear: those that every `reveal` setting names.
 
-    The result is empty if no pin has that setting.
+    The result is empty if no pin (the demands from one source) has that setting.
     """
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
 def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
-    """Return the name patterns of all arrays that any of the pins keeps at the client."""
+    """Return the name patterns of the arrays that the client's demands (`pins`) keep local."""
     return tuple(name for pin in pins for name in pin.options.kept)
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that the server asks for and that the client's pins allow."""
+    """Return the metrics that the server asks for and that the client's demands (`pins`) allow."""
     return offer.options.revealed & revealed_by(pins)
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the largest `answer_after_s` of the server (`asked`) and the `pins`. None if unset."""
+    """Return the largest `answer_after_s` that server (`asked`) or client (`pins`) sets, if any."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -19,9 +19,9 @@ _LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
-    """The content of a strategy's ledger file: the number of started rounds, the ledger, the state.
+    """A strategy's ledger file: the number of started rounds, the ledger, the protection's state.
 
-    The state is the protection's. It is None before the first round has ended.
+    The state is None before the first round has ended.
     """
 
     rounds: int

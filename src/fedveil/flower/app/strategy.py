@@ -150,8 +150,7 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        If another strategy wraps this one, its call of this method is refused unless `wrapped` is
-        True.
+        A call by a strategy that wraps this one is refused unless `wrapped` is True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)

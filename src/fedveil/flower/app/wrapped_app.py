@@ -1,4 +1,4 @@
-"""Calls the app behind the mod, within a time limit. Its errors reach only the client's log."""
+"""Calls a user's app within a time limit. The app's errors go only to the client's log."""
 
 from __future__ import annotations
 

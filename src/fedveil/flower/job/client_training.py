@@ -1,4 +1,4 @@
-"""The part of a client's answer that needs torch: its examples, its model, its update."""
+"""Loads a client's examples and model, and computes its update. Only this part needs torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def own_data(
     """Return the client's examples: from the function named `function`, or from `shared` if None.
 
     `form` describes a valid training record. If it is given, the training records that the function
-    returns are checked one by one, and its other data is ignored.
+    returns are checked one by one, and all other data is ignored.
     """
     if function is None:
         return shared()
@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count a client's examples. Under the unit example, reads none that `function` returns."""
+    """Count a client's examples. Under `privacy.unit: example`, does not read `function`'s."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)

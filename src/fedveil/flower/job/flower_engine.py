@@ -43,7 +43,7 @@ def run_path(job: Job, named: object = None) -> Path:
 
 
 def open_folder(path: Path, job: Job) -> RunFolder:
-    """Open the run's folder, new or to resume. Raises an error if it contains another job's run."""
+    """Create the run's folder, or open it to resume. Raises an error if it is another job's."""
     end = time.monotonic() + _LET_GO_S
     while True:
         try:

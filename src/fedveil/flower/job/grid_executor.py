@@ -44,7 +44,7 @@ _REPLY_BYTES = 32_000_000
 class GridExecutor(Executor):
     """Sends messages to the SuperNodes that have introduced themselves as clients of the job.
 
-    A client without a working node is not reached. A node that does not answer has dropped out.
+    A client without a working node is not reached. If a node does not answer, its clients drop out.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class GridExecutor(Executor):
                 yield answer
 
     def close(self) -> None:
-        """Tell the clients that did not finish their last round to erase its state."""
+        """Tell each client whose last round is unfinished to erase its state of that round."""
         if self._unfinished:
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
@@ -127,7 +127,7 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield each message's node and clients, so few that one reply holds all their reports."""
+        """Yield each message's node and its clients, whose reports all fit into one reply."""
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:

@@ -127,7 +127,7 @@ def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Cont
 
 
 class OwnFiles:
-    """Loads the files that several clients of a node need. Each is read once per message."""
+    """Loads the files that several clients of a node need. Reads a file once per message."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

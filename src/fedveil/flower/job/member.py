@@ -1,4 +1,4 @@
-"""The clients that a node holds, from its configuration: one, or several of one operator."""
+"""The clients that a node holds, from its configuration: one client, or several of one operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call after a report is made, with the protection and the server's message.
+        """A function of the protection and the server's message, to call after a report is made.
 
         It saves the state that the client keeps for the next round.
         """

@@ -59,7 +59,7 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield client and round of each state file, and of deleted ones that the seal lists."""
+        """Yield each state file's client and round, also if only the list `folder.seal` has it."""
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)
