@@ -204,7 +204,7 @@ class MultiLabel(_Bundled):
 
 
 class NextToken(_Bundled):
-    """Prediction of the next token, from scores [examples, tokens, vocabulary]."""
+    """Prediction of the next token. Scores have the shape [examples, tokens, vocabulary]."""
 
     targets = "tokens"
     target_padding = IGNORED

@@ -21,7 +21,7 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the accuracy averaged over the classes in `y`, from scores [examples, classes]."""
+    """Return the accuracy averaged over the classes in `y`. `scores` is [examples, classes]."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 

@@ -314,7 +314,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has received it or no longer can."""
+        """Send the last frame. Waits until the peer has received it, or can no longer do so."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

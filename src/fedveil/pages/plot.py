@@ -87,7 +87,7 @@ class Plot:
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"
 
     def markdown(self, picture: str) -> str:
-        """Return Markdown for the plot, which shows the image file `picture`."""
+        """Return Markdown that shows the plot by its image file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")
 
 

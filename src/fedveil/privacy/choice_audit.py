@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on Pr[truth], given `hits`, wrong with probability <= `error`."""
+        """Return a lower bound on Pr[truth] from `hits`. It fails with probability <= `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -84,7 +84,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return eps -> Pr[two independent choices are truthful], given the `chance` that one is."""
+    """Return the function eps -> Pr[two independent choices are truthful], from `chance` of one."""
     return lambda eps: chance(eps) ** 2
 
 

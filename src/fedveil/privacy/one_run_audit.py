@@ -331,7 +331,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance mu at which N(0, 1) and N(mu, 1) cost exactly (epsilon, delta)."""
+    """Return the mu at which N(0, 1) and N(mu, 1) satisfy (epsilon, delta)-privacy exactly."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 

@@ -66,7 +66,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the step of the grid for losses. A larger epsilon `stated` makes it coarser."""
+    """Return the step of the grid to which losses are rounded. `stated` is the record's epsilon."""
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")
