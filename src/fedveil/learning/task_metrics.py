@@ -135,7 +135,7 @@ def bit_f1(scores: Float64s, y: Float64s) -> float:
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """Return the mean AUC over the labels that are yes for some examples and no for others."""
+    """Return the AUC averaged over the labels that are yes for some examples and no for others."""
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))

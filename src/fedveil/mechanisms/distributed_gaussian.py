@@ -1,4 +1,4 @@
-"""Gaussian noise in shares: each client adds a small part of the noise that their sum needs."""
+"""Gaussian noise in shares: each client adds a small part of the noise that the sum needs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return standard deviation / sensitivity of the noise in a sum of `shares` such shares."""
+        """Return the standard deviation / sensitivity of the sum of `shares` shares of noise."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)

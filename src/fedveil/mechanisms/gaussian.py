@@ -209,7 +209,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return noise in units of `step`, as private as Gaussian noise of scale `sigma`."""
+    """Return noise in units of `step`, as private as Gaussian noise with this `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 

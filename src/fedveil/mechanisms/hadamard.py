@@ -74,7 +74,7 @@ def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
 
 
 def walsh_hadamard(vector: Floats, block: int) -> None:
-    """Multiply each `block` entries of a vector by the Walsh-Hadamard matrix, in place.
+    """Multiply each block of `block` entries by the Walsh-Hadamard matrix, in place.
 
     `block` must be a power of two. The result is bit-identical on every machine.
     """

@@ -44,7 +44,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder of `name`, hf:PATH. Raises `ModelInvalid` if it cannot be used."""
+        """Return the folder PATH, if `name` is hf:PATH. Raises `ModelInvalid` if it is unusable."""
         path = Path(name.removeprefix(PREFIX)).expanduser()
         if not path.is_dir():
             raise ModelInvalid(

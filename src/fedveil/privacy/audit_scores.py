@@ -126,7 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a scorer by the ratio of a row's counts in both arguments. None if few rows repeat."""
+    """Return a scorer by a row's counts in `ahead` and `back`, or None if few rows repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

@@ -84,7 +84,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return the function eps -> Pr[two independent choices are truthful], from `chance` of one."""
+    """Return eps -> Pr[two independent choices are truthful]. `chance` gives it for one choice."""
     return lambda eps: chance(eps) ** 2
 
 

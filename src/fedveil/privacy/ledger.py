@@ -133,7 +133,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return `spendings` as charges. In an adaptive ledger, only epsilon and delta remain."""
+        """Return `spendings` as (loss, count) pairs: only epsilon and delta if `adaptive`."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -161,7 +161,7 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges of the report with the largest epsilon at `delta`, for each round."""
+        """Return, for each round, the charges of its report with the largest epsilon at `delta`."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 

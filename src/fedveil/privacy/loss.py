@@ -162,7 +162,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss that only the distribution of `release` states. `epsilon` is infinite."""
+        """Return a loss given only by the distribution of `release`. Its `epsilon` is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

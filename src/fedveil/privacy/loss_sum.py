@@ -37,7 +37,7 @@ _UNIT_ROUNDOFF = 2.0**-53
 class Tilted:
     """A tilted loss distribution. The loss `origin + step * k` has the tilted mass `weights[k]`.
 
-    Tilting multiplies masses by e^(tilt * loss) and normalises. At most `slack` of them is missing.
+    Tilting multiplies masses by e^(tilt * loss) and normalises. A mass of <= `slack` is missing.
     """
 
     origin: float

@@ -71,7 +71,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is `noise_multiplier`, or meets a `target_epsilon` at `delta` after `rounds` rounds.
+        It is `noise_multiplier`, or makes `rounds` rounds cost `target_epsilon` at `delta`.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)

@@ -138,7 +138,7 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return integers in proportion to the probabilities that symbols lack in a row's table.
+        """Return by how much each symbol's weight in the row's table is too small, in proportion.
 
         If a draw chooses the remainder, a second draw with these weights chooses a symbol.
         """
@@ -214,7 +214,7 @@ def _pick(
     """Write to out[i] a symbol drawn from the distribution rows[i] by the 32-bit word words[i].
 
     `entries` are the tables of all distributions. The top `bits` bits of a word choose the column,
-    and the others are compared with the upper bits of the column's threshold. If these are equal,
+    and the others are compared with the upper bits of the column's threshold. If both are equal,
     more bits are needed: the indices of such draws are written to `undecided`, and their number is
     returned. Rows and symbols are numbered from `first_row` and `first_symbol`.
     """

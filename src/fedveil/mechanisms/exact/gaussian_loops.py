@@ -163,7 +163,7 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add certainly accepted draws to `values`. Marks all others in `left_out` and counts them."""
+    """Add certainly accepted draws to `values`. Marks and counts all others (`left_out`)."""
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)

@@ -289,7 +289,7 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Return the variance of the estimated mean, if all n clients have `value`, unrounded.
+        """Return the estimated mean's variance, if rounding leaves n clients' `value` unchanged.
 
         It is
 
@@ -322,7 +322,7 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32, the smaller one that holds every sum of a code's states."""
+        """Return int16 if it can hold every sum of a code's states with bit 1, else int32."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
