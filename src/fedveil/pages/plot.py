@@ -38,8 +38,8 @@ class Curve:
     """A curve through points in order. Values that are not finite are gaps.
 
     `low` and `high` are the bounds of the spread over several runs. If `marks` is True, each point
-    is drawn. If `bars` is True, each point is a bar from 0. `protection` is the name of the run's
-    protection, which determines the curve's colour.
+    has a marker. If `bars` is True, each point is a bar from 0. `protection` is the name of the
+    run's protection, which determines the curve's colour.
     """
 
     name: str

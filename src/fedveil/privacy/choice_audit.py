@@ -1,9 +1,9 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
 A choice, such as a bit of randomised response, reports its true value with probability
-`chance(eps)` at the epsilon eps. If k of n choices reported it, every epsilon at which k or more is
-too unlikely is refuted (Clopper and Pearson). If a mechanism wrongly uses one random draw for two
-choices, the number of pairs in which both report the truth refutes its claim.
+`chance(eps)` at the epsilon eps. If k of n choices are truthful, the bound refutes every epsilon at
+which k or more would be too unlikely (Clopper and Pearson). If a mechanism wrongly uses one random
+draw for two choices, the number of pairs in which both report the truth refutes its claim.
 """
 
 from __future__ import annotations

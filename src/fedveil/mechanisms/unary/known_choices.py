@@ -45,7 +45,7 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Compare `report` with a report of the true `values` without noise, for each of `choices`.
+    """Compare `report` with a report of the true `values` without noise, for each kind of choice.
 
     Returns arrays with 1 for a bit or sum that is equal in both, 0 if not, and -1 if not tested.
     """

@@ -102,7 +102,7 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
     """Return the privacy loss distribution of a release whose losses are listed in the record.
 
-    Losses are rounded up to multiples of `interval`. Also returns True if none was rounded.
+    Losses are rounded up to multiples of `interval`. Also returns True if no loss was rounded.
     """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]
