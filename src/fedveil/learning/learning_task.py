@@ -204,7 +204,7 @@ class MultiLabel(_Bundled):
 
 
 class NextToken(_Bundled):
-    """Prediction of the next token, from scores [examples, tokens, vocabulary]."""
+    """Prediction of the next token. Scores have the shape [examples, tokens, vocabulary]."""
 
     targets = "tokens"
     target_padding = IGNORED
@@ -218,8 +218,9 @@ class NextToken(_Bundled):
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
         """Return two arrays for metrics, both with one row per example.
 
-        The first array has the sum of losses, the number of tokens with a target, and the number of
-        right predictions. The second array is True for examples that have a token with a target.
+        The columns of the first array are the sum of losses, the number of tokens with a target,
+        and the number of right predictions. The second array is True for examples that have a
+        target.
         """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)

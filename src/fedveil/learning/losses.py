@@ -17,7 +17,7 @@ WEIGHTED = "weighted_cross_entropy"
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's cross-entropy, from scores [examples, classes] and classes `y`."""
+    """Return each example's cross-entropy. `scores` is [examples, classes], and `y` the classes."""
     return functional.cross_entropy(scores, y, reduction="none")
 
 
@@ -33,7 +33,7 @@ def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's mean loss over tokens, from scores [examples, tokens, vocabulary]."""
+    """Return each example's mean loss over tokens. `scores` is [examples, tokens, vocabulary]."""
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
     )

@@ -36,8 +36,8 @@ class FilterBank:
     `width` is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the
     number of pixels between two positions of a filter. Filter outputs are averaged over squares
     with sides of `pool` pixels, a multiple of the stride. `norm` is the L2 norm of the features of
-    an image with clear strokes. If `twice` is True, the first scale's outputs are filtered once
-    more (second-order scattering).
+    an image with clear strokes. If `twice` is True, the first scale's outputs are filtered a
+    second time (second-order scattering).
     """
 
     orientations: int = 8
@@ -54,7 +54,7 @@ class FilterBank:
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]. Each filter has norm 1 and mean 0."""
+        """Yield each scale's filters, of shape [filters, side, side], with norm 1 and mean 0."""
         for wavelength in self.wavelengths:
             reach = math.ceil(_REACH * self.width * wavelength)
             steps = np.arange(-reach, reach + 1, dtype=np.float64)
@@ -122,7 +122,7 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even² + odd²) of each filter pair's outputs, [planes, pairs, height, width]."""
+    """Return sqrt(even² + odd²) of filter pairs' outputs: shape [planes, pairs, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

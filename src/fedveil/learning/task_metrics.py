@@ -21,7 +21,7 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the accuracy averaged over the classes in `y`, from scores [examples, classes]."""
+    """Return the accuracy averaged over the classes in `y`. `scores` is [examples, classes]."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -135,7 +135,7 @@ def bit_f1(scores: Float64s, y: Float64s) -> float:
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """Return the mean AUC over the labels that are yes for some examples and no for others."""
+    """Return the AUC averaged over the labels that are yes for some examples and no for others."""
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))

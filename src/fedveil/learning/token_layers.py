@@ -1,4 +1,4 @@
-"""Layers for token vectors, [examples, tokens, width]."""
+"""Layers for token vectors, of shape [examples, tokens, width]."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ class TrainedPart:
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
-        The mask is `usable`, without examples that the model cannot process or whose features are
-        not finite. Such examples are replaced by zeros. No example affects another if every fixed
-        layer computes up to its `examples_at_once` examples independently of each other.
+        The mask is `usable` without the examples that the model cannot process or whose features
+        are not finite. Unusable examples get zeros as inputs. No example affects another, if every
+        fixed layer treats the examples of a batch (at most its `examples_at_once`) independently.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):

@@ -110,12 +110,12 @@ class Layout:
         return mask
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return slices of `vector` as views, each with the shape of its tensor."""
+        """Return one view into `vector` for each tensor of the layout, with the tensor's shape."""
         return [vector[e.start : e.stop].view(e.tensor.shape) for e in self.entries]
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Write `vector` into the model. Undoes changes of other tensors except base weights."""
+        """Write `vector` into the model. Restores all other tensors except base weights."""
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:

@@ -76,8 +76,8 @@ def is_authority(certificate: x509.Certificate) -> bool:
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     """Return True if `issuer` signed a certificate.
 
-    A signature with SHA-1 or MD5 cannot be verified. A root that has one counts as its own issuer
-    if it names itself as the issuer.
+    A signature with SHA-1 or MD5 cannot be verified. A root with such a signature counts as its own
+    issuer if it names itself as the issuer.
     """
     if certificate == issuer and _is_signed_weakly(certificate):
         return _names_itself(certificate)
@@ -143,7 +143,7 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 
 def _names_itself(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate names itself as issuer: its subject and, if stated, its key."""
+    """Return True if a certificate names itself as issuer: by subject and, if stated, by key."""
     own = _extension(certificate, x509.SubjectKeyIdentifier)
     signer = _extension(certificate, x509.AuthorityKeyIdentifier)
     own_key = own and own.key_identifier

@@ -69,8 +69,8 @@ class Channel(Protocol):
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
     """Run the party `exchange`, and return its result.
 
-    `channels` has a channel to each of its peers. An error of a channel is raised inside the party,
-    at the request that caused the error.
+    `channels` has a channel to each of the party's peers. An error of a channel is raised inside
+    the party, at the request that caused the error.
     """
     try:
         request = next(exchange)
@@ -96,7 +96,7 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
     """Run all parties in this process, and return their results by party.
 
     If `encoded` is True, every message is encoded and decoded as between machines. If a party
-    fails, the others continue until they need its messages. Then its error is raised.
+    fails, the others continue until they need its messages. Then the party's error is raised.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -135,7 +135,7 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message, or a peer has not read `ahead` of its messages.
+        """Run `party` until it waits for a message or has sent a peer `ahead` unread messages.
 
         Returns True if the party made any progress. If `ahead` is None, it may send any number.
         """

@@ -5,9 +5,9 @@ carries frames:
 
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
     kind  := 0  only an acknowledgement, number 0
-           | 1  a message, body its encoding
-           | 2  the last frame of this side, body the reason: empty if all is well
-           | 3  a refusal, body the reason; the last frame of this side
+           | 1  a message, encoded in the body
+           | 2  the last frame of this side: the body is the reason, empty if all is well
+           | 3  a refusal, also the last frame of this side: the body is the reason
 
 `arrived` is the number of messages received from the other side. A new session number shows that
 another process has replaced the peer's process. Numbers then start again at 1 in both directions.
@@ -314,7 +314,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has received it or no longer can."""
+        """Send the last frame. Waits until the peer has received it or can no longer receive it."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

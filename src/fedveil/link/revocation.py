@@ -151,7 +151,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if the list `one` covers certificates of the issuer and kind of `certificate`."""
+    """Return True if the list `one` is of `certificate`'s issuer and for its kind (CA or not)."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

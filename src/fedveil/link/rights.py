@@ -25,7 +25,7 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 def check_right(own: Credentials | None, party: str, right: str) -> None:
     """Raise RightMissing if this party's `tls.yaml` does not give `right` to the job's `party`.
 
-    `own` are this party's credentials, or None without TLS, which gives all rights.
+    `own` are this party's credentials. Without TLS, `own` is None and every party has all rights.
     """
     if own is None or own.settings.roles is None:
         return

@@ -20,7 +20,7 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session needs: its `purpose`, but `predict` for the purpose score."""
+    """Return the right that a session needs: `predict` to score, otherwise its `purpose`."""
     return PREDICT if purpose == "score" else purpose
 
 

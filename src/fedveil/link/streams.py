@@ -4,7 +4,7 @@ A follower opens one bidirectional gRPC stream to the leader and sends
 
     {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
 
-The leader answers with the same fields and the kind "welcome", or ends the stream with a reason.
+The leader answers with the same fields and the kind "welcome" (see `Greeting`), or ends the stream.
 After that, only frames of a `Link` are sent.
 """
 

@@ -106,7 +106,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Return the content of a file. Raises CertificateError if its mode gives others any access.
+    """Return the content of a file. Raises CertificateError if its mode lets other users access it.
 
     The error calls the file `file`, and its content `what`.
     """

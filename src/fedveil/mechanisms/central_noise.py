@@ -110,7 +110,7 @@ class CentralNoise:
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that computes any slice of `clipped(vector)`, and only this slice."""
+        """Return a function that computes any slice of `clipped(vector)` without the others."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -146,9 +146,8 @@ class CentralSum(CentralNoise):
     are whole multiples of `step` (see `privacy.grid_sensitivity`). The client's vector is not
     clipped. Its entries are limited to 2^24 steps in absolute value, which costs no privacy.
 
-    Privacy: the guarantee of `CentralNoise`, but for the replacement of one contribution instead of
-    a client's whole vector. The noise's standard deviation is 2 · clip times the constructor's
-    `ratio`.
+    Privacy: the guarantee of `CentralNoise`, if one contribution is replaced instead of a client's
+    whole vector. The noise's standard deviation is 2 · clip times the constructor's `ratio`.
     """
 
     def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:

@@ -1,4 +1,4 @@
-"""Gaussian noise in shares: each client adds a small part of the noise that their sum needs."""
+"""Gaussian noise in shares: each client adds a small part of the noise that the sum needs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's standard deviation / sensitivity, for a sum with `shares` shares."""
+        """Return the standard deviation / sensitivity of the sum of `shares` shares of noise."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -200,7 +200,7 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the vector, clipped, rotated, rounded and with noise, in units of `step`."""
+        """Return the clipped, rotated, rounded vector plus a share of noise, in units of `step`."""
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
@@ -212,9 +212,9 @@ class DistributedGaussian(NoiseShares):
         return vector * np.float64(factor)
 
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the clipped and rounded vector in units of `step`, without noise.
+        """Return the clipped, rotated and rounded vector in units of `step`, without noise.
 
-        The sum of the squares of the result is at most `limit`.
+        `signs` are the rotation's signs. The sum of the squares of the result is at most `limit`.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))

@@ -185,7 +185,7 @@ def distance_of(clip: float, apart: float | None) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid, to which vectors are rounded: multiples of `step`. `noise` is counted in steps."""
+    """The multiples of `step`, to which vectors are rounded, and the `noise` in units of `step`."""
 
     step: float
     noise: DiscreteGaussian
@@ -198,7 +198,7 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return the largest power of two that is at most max(limit, `least`), as a grid step.
+    """Return a grid step: the largest power of two that is at most max(limit, `least`).
 
     The limit is a fixed small part of the noise's standard deviation `sigma` or of `clip` /
     √dimension, whichever is smaller. Vectors have `dimension` entries.
@@ -209,7 +209,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return noise in units of `step`, as private as Gaussian noise with deviation `sigma`."""
+    """Return noise in units of `step`, as private as Gaussian noise with this `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
@@ -291,7 +291,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², added in a fixed order. `lanes` are zeros, for partial sums."""
+    """Return Σ (scale · entry)², added in a fixed order. `lanes` (zeros) receive partial sums."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

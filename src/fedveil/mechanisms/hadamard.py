@@ -54,7 +54,7 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 
 
 def spread(signed: Floats, block: int) -> None:
-    """Multiply each block by the Walsh-Hadamard matrix / √block, in place.
+    """Multiply each block of `block` entries by the Walsh-Hadamard matrix / √block, in place.
 
     The entries of `signed` are already multiplied by the rotation's signs.
     """
@@ -74,7 +74,7 @@ def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
 
 
 def walsh_hadamard(vector: Floats, block: int) -> None:
-    """Multiply each block of a vector by the Walsh-Hadamard matrix, in place.
+    """Multiply each block of `block` entries by the Walsh-Hadamard matrix, in place.
 
     `block` must be a power of two. The result is bit-identical on every machine.
     """

@@ -34,9 +34,9 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """A function that perturbs the gradients of one batch, an array [examples, values].
+    """A function that perturbs the gradients of one batch, an array of shape [examples, values].
 
-    `rare` is True for the examples of class 1. `own(k)` draws standard normal noise [examples, k].
+    `rare` is True for examples of class 1. `own(k)` draws k standard normal numbers per example.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -81,8 +81,8 @@ class Marvell:
     gradients of a class are not Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
-    noise's mean squared length is averaged over the classes, weighted by their shares. The shares
-    are those in the batch plus one example of each class.
+    noise's mean squared length is averaged over the classes, weighted by their shares in the
+    batch. One example of each class is added for these shares.
     """
 
     def __init__(self, power: float) -> None:
@@ -174,7 +174,7 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC of an attack on one gradient, given its `NoiseLaw.divergence`."""
+    """Return the largest AUC of an attack on one gradient, from a `divergence` (see `NoiseLaw`)."""
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 

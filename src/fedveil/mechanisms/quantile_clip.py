@@ -85,7 +85,7 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` below first · 2^-20 and above first · 2^20."""
+        """Return `clip`. Raises `InvalidValue` if it is outside [first · 2^-20, first · 2^20]."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:

@@ -19,7 +19,7 @@ def values_of(name: str, tensor: Any) -> Array:
     """Return the numbers in an array or tensor, in C order and without a copy if possible.
 
     Types that NumPy lacks, such as bfloat16, become float32. Raises InvalidValue for anything but
-    real numbers of a known type. `name` is the tensor's name in the message.
+    real numbers of a known type. The error calls the tensor `name`.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):

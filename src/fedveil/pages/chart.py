@@ -184,7 +184,7 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield each stretch of a curve without gaps, as the coordinates of its points in the plot."""
+    """Yield each gapless stretch of a curve, as the coordinates of its points in the plot."""
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:

@@ -85,7 +85,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return the end of a sentence: how often the best attacker is right under `figure`."""
+    """Return a text about the best attacker, such as "is right at most 73.2% of the time"."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"

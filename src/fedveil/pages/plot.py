@@ -38,8 +38,8 @@ class Curve:
     """A curve through points in order. Values that are not finite are gaps.
 
     `low` and `high` are the bounds of the spread over several runs. If `marks` is True, each point
-    is drawn. If `bars` is True, each point is a bar from 0. `protection` is the name of the run's
-    protection, which determines the curve's colour.
+    has a marker. If `bars` is True, each point is a bar from 0. `protection` is the name of the
+    run's protection, which determines the curve's colour.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Plot:
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"
 
     def markdown(self, picture: str) -> str:
-        """Return Markdown for the plot, which shows the image file `picture`."""
+        """Return Markdown that shows the plot by its image file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")
 
 

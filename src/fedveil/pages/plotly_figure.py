@@ -81,7 +81,7 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
-    """Return the area between a curve's finite values of `low` and `high`, for plotly."""
+    """Return plotly's settings for the area between a curve's finite values of `low` and `high`."""
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)

@@ -36,7 +36,7 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the path of the page in `folder`, or text that says why the run `wrote` has none."""
+    """Return the path of the page in `folder`, or a text that says why run `wrote` has no page."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"

@@ -19,7 +19,7 @@ _NOTHING = "-"
 
 
 def runs_table(found: RunList, file: Path | None = None) -> Table:
-    """Return a table of the runs. If it is for the page `file`, names link to the runs' pages."""
+    """Return a table of the runs. For a page in `file`, each name links to the page of its run."""
     rows = [
         [
             run.name if file is None else _linked(run, file),

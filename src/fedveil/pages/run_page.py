@@ -165,7 +165,7 @@ def seconds(records: Iterable[Record]) -> float:
 
 
 def duration(took: float) -> str:
-    """Format a number of seconds `took` for readers, such as "3 min 20 s"."""
+    """Format a duration of `took` seconds, such as "3 min 20 s"."""
     if took < 100:
         return f"{took:.1f} s"
     minutes, rest = divmod(round(took), 60)

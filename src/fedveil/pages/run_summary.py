@@ -221,7 +221,7 @@ def _then(run: ReadRun) -> list[str]:
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection, or `Protection` for a user's own: a page never imports it."""
+    """Return a built-in protection's class, or `Protection` for a user's, which is not imported."""
     return POSITIONS.get(name, Protection)
 
 

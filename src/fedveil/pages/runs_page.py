@@ -97,7 +97,7 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of the runs with the same text in `shown` as run `best`, or "all runs"."""
+    """Name the runs with the text of run `best` in `shown`: "all runs" if there are all `runs`."""
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

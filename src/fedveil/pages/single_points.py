@@ -1,4 +1,4 @@
-"""Shows plots that have too few points for a line as one table."""
+"""Collects plots that have too few points for a curve, and shows them in one table."""
 
 from __future__ import annotations
 

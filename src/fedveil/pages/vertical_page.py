@@ -110,7 +110,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the leader's event about the run's end, or a phrase that the run has not ended."""
+    """Return the leader's event about the run's end, or a text that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 

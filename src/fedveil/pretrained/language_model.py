@@ -53,7 +53,7 @@ class Trained:
 
 
 class LanguageModel(nn.Module):
-    """Maps tokens [examples, length] to scores of the classes, or of the next token.
+    """Maps tokens, of shape [examples, length], to scores of the classes or of the next token.
 
     A deep copy shares the tensors that are not trained.
     """
@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
 def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: int) -> nn.Module:
     """Return the folder's model, of which only `part` is trained.
 
-    Examples have `length` tokens with numbers below `tokens`. `seed` determines new weights.
+    Examples have `length` tokens with numbers below `tokens`. New weights are drawn from `seed`.
     """
     key = json.dumps(folder.own_config, sort_keys=True) if folder.own_config else ""
     base, digest = _base(folder.path, folder.stamp, key, part.classes, seed)

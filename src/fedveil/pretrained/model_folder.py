@@ -44,7 +44,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder that `hf:PATH` names. Raises `ModelInvalid` if it does not exist."""
+        """Return the folder PATH, if `name` is hf:PATH. Raises `ModelInvalid` if it is unusable."""
         path = Path(name.removeprefix(PREFIX)).expanduser()
         if not path.is_dir():
             raise ModelInvalid(
@@ -120,7 +120,7 @@ class ModelFolder:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Convert an error about the folder's files into `ModelInvalid`, in one sentence."""
+        """Context manager: converts errors about the folder's files into `ModelInvalid`."""
         try:
             yield
         except FedveilError:

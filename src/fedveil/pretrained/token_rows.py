@@ -1,4 +1,4 @@
-"""Text as rows of tokens of one length, by the tokeniser of a model's folder."""
+"""Converts text to rows of equally many tokens, with the tokeniser of a model's folder."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return `ids` without the last as a row of inputs, and without the first as targets.
+        """Return `ids[:-1]` as the inputs of a row, and `ids[1:]` as its targets.
 
         Targets before the position `known` are ignored in training.
         """

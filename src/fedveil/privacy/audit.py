@@ -212,7 +212,7 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """The event that an audit counts: an output has sign * score >= `threshold`.
+    """The event that an audit counts: an output has `sign` * score >= `threshold`.
 
     The event is likelier for the first input, or for the second if `swapped` is True.
     """
@@ -251,7 +251,8 @@ def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Fl
     """Return a lower bound on epsilon at `delta`, log((p - delta) / q), from counts of an event.
 
     The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. The
-    Clopper-Pearson bounds p and q are each wrong with probability at most `error`.
+    first probability is at least p, and the second at most q (Clopper-Pearson). Each bound is wrong
+    with probability at most `error`.
     """
     from scipy.special import betaincinv  # a third of a second to import
 

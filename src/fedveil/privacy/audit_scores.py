@@ -56,7 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return scorers trained to tell outputs for one input, `ahead`, from the other's, `back`."""
+    """Return scorers trained to tell outputs for one input (`ahead`) from the other's (`back`)."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -69,7 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by the log-likelihood ratio of one column's bin. A bin is a range of values."""
+    """Scores a row by its value in one column: by the log-likelihood ratio of the value's bin."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -126,7 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a scorer by the ratio of a row's counts in `ahead` and `back`. None if few repeat."""
+    """Return a scorer by a row's counts in `ahead` and `back`, or None if few rows repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

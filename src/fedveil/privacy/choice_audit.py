@@ -1,9 +1,9 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
 A choice, such as a bit of randomised response, reports its true value with probability
-`chance(eps)` at the epsilon eps. If k of n choices reported it, every epsilon at which k or more is
-too unlikely is refuted (Clopper and Pearson). If a mechanism wrongly uses one random draw for two
-choices, the number of pairs in which both report the truth refutes its claim.
+`chance(eps)` at the epsilon eps. If k of n choices are truthful, the bound refutes every epsilon at
+which k or more would be too unlikely (Clopper and Pearson). If a mechanism wrongly uses one random
+draw for two choices, the number of pairs in which both report the truth refutes its claim.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on Pr[truth], given `hits`, wrong with probability <= `error`."""
+        """Return a lower bound on Pr[truth] from `hits`. It fails with probability <= `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -84,7 +84,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return eps -> Pr[two independent choices are truthful], given the `chance` that one is."""
+    """Return eps -> Pr[two independent choices are truthful]. `chance` gives it for one choice."""
     return lambda eps: chance(eps) ** 2
 
 

@@ -60,7 +60,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. `times[i]` rounds had reports of kind i."""
+        """Load an untrusted result of `to_state`. Charges of kind i are from `times[i]` rounds."""
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()
@@ -68,7 +68,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless the charges can stem from `times[i]` rounds of kind i."""
+        """Raise `MessageInvalid` unless the stored charges fit `times[i]` rounds of each kind i."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""
@@ -112,7 +112,7 @@ class Counts(Tally):
             raise MessageInvalid("clients have not paid what its rounds cost")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest composed epsilon of any client, or an upper bound on it."""
+        """Return the largest composed epsilon of any client at `delta`, or an upper bound on it."""
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
             histories = histories.max(axis=0, keepdims=True)

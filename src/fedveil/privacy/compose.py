@@ -189,7 +189,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Group the finite losses by type, in fixed order. Also returns ln Pr[no loss is infinite]."""
+    """Group the finite losses by type and sort them. Also returns ln Pr[no loss is infinite]."""
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()

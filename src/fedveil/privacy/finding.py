@@ -73,7 +73,7 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the epsilon claimed for this bound, or `finding` if the bound has none."""
+        """Return the epsilon claimed for this bound, or else `finding`, the finding's epsilon."""
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:

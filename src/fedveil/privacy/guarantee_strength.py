@@ -77,7 +77,7 @@ def told(epsilon: float, delta: float = 0.0) -> str:
 class Figure(NamedTuple):
     """An (epsilon, delta) guarantee of differential privacy.
 
-    Its text includes the word for its strength.
+    As a string, it includes the word for its strength.
 
         >>> from fedveil.privacy import Figure
         >>> print(Figure(1.886491, 1e-5))

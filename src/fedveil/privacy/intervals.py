@@ -21,7 +21,7 @@ def share(
 ) -> Measured:
     """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
 
-    With at least this `confidence`, it contains the true share. `guess` is the chance level.
+    The interval is right with probability at least `confidence`. `guess` is the chance level.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2

@@ -7,8 +7,8 @@ A ledger states four epsilons. Each is an upper bound and is never rounded down.
     per round       what they reveal about one client's whole data, in the costliest round
     whole run       what they reveal about that data in all rounds together
 
-The last one is stated twice: for the client that was drawn most often, and for a client that was
-drawn in every round.
+The epsilon of the whole run is stated twice: for the client that was drawn most often, and for a
+client that was drawn in every round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """A privacy loss, and how many releases of one report have it. `Spending` is an example."""
+    """A privacy loss, and its number of releases in one report. `Spending` is an example."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -133,7 +133,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return `spendings` as charges. In an adaptive ledger, only epsilon and delta remain."""
+        """Return `spendings` as (loss, count) pairs: only epsilon and delta if `adaptive`."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -161,7 +161,7 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges of each round's costliest report, by its epsilon at `delta`."""
+        """Return, for each round, the charges of its report with the largest epsilon at `delta`."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
@@ -179,7 +179,8 @@ class Ledger:
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return the epsilons per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
-        Each is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
+        The last two are for a client drawn in every round, and for the one drawn most often. Each
+        is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
         """
         return {
             "per_bit": _stated(lambda d: self.epsilon("bit", d), delta),
@@ -245,7 +246,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return pairs (k, n): in n rounds, the clients' charges were `_kinds[i]` for i in k."""
+        """Return pairs (k, n): in each of n rounds, the charges were `_kinds[i]` for all i in k."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -300,7 +301,7 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
-    Their names are those of `Ledger.figures`. The epsilon `run_most_drawn` is unknown: None. In an
+    The keys are those of `Ledger.figures`. The epsilon `run_most_drawn` is unknown: None. In an
     adaptive run, all epsilons are valid only if no later loss is larger than the first.
     """
     ledger = projected(spendings, rounds, adaptive=adaptive)

@@ -91,8 +91,8 @@ def rounds_from_state(
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
     """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    A kind is the index of a combination of charges. The first result counts the closed rounds by
-    their set of kinds. The second maps each open round to its kinds, and each kind to its clients.
+    Closed rounds get no more charges. A kind is the index of a combination of charges. The first
+    result counts closed rounds by set of kinds. The second maps open rounds to {kind: clients}.
     Raises an error unless all kinds are below `kinds`, and all open rounds `first_open` or later.
     """
 

@@ -162,7 +162,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return the loss of `release` by its distribution, with an infinite stated epsilon."""
+        """Return a loss given only by the distribution of `release`. Its `epsilon` is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod
@@ -177,10 +177,10 @@ class PrivacyLoss:
         """Return the loss of a mechanism with finitely many inputs and outputs.
 
         Row i of `laws` is the output distribution of input i. An input is one unit of data, which
-        `per` names. `part` is the loss for a part of that unit. The loss composes by the table's
-        own privacy-loss distribution (`LossDistribution.from_laws`). `epsilon` is the mechanism's
-        known epsilon at delta = 0. If it is None, epsilon is the largest finite loss in the table,
-        and delta the largest probability of outputs that one input can produce and another cannot.
+        `per` names. `part` is the loss for a part of that unit. `epsilon` is the mechanism's known
+        epsilon at delta = 0. If it is None, epsilon is the largest finite loss in `laws`, and delta
+        the largest probability of outputs that one input can produce and another cannot.
+        Composition uses the distribution of losses in `laws` (`LossDistribution.from_laws`).
         """
         release = LossDistribution.from_laws(laws, epsilon)
         stated = release.largest if epsilon is None else float(epsilon)

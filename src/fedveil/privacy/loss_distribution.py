@@ -101,9 +101,9 @@ class LossDistribution:
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
         """Return the distribution whose privacy curve is linear in e^eps between given points.
 
-        `deltas[k]` is an upper bound on a mechanism's curve at `eps = step * (low + k)`. A privacy
-        curve is convex in e^eps, so it lies below the lines. The last delta becomes the probability
-        of an infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        `deltas[k]` is an upper bound on a mechanism's curve at `eps = step * (low + k)`. That curve
+        is convex in e^eps, so it is below the lines between the points. The last delta becomes the
+        probability of an infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
         """
         curve = np.asarray(deltas, np.float64)
         step = positive("step", step)
@@ -169,7 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows, and row 0's largest RMS loss to any row."""
+    """Return the largest finite loss of two rows, and row 0's largest RMS loss against any row."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

@@ -37,7 +37,7 @@ _UNIT_ROUNDOFF = 2.0**-53
 class Tilted:
     """A tilted loss distribution. The loss `origin + step * k` has the tilted mass `weights[k]`.
 
-    Tilting multiplies masses by e^(tilt * loss) and normalises. `slack` >= the missing tilted mass.
+    Tilting multiplies masses by e^(tilt * loss) and normalises. A mass of <= `slack` is missing.
     """
 
     origin: float
@@ -84,7 +84,7 @@ class Tilted:
     def on_grid(self, step: float, tilt: float) -> Tilted:
         """Return the distribution on a grid with another `step`.
 
-        `tilt` must be this distribution's tilt. Raises `TooSteep` if `step` is too large for it.
+        `tilt` must be this distribution's tilt. Raises `TooSteep` if `tilt` * `step` is too large.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is
@@ -145,7 +145,7 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 
 
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
-    """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
+    """Return parts that add up to `count` independent copies of `block(0)`.
 
     `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`.
     """

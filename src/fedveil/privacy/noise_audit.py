@@ -65,8 +65,8 @@ class MeasuredNoise:
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
         """Return a lower bound on the distance by which replacing a client moves the releases.
 
-        The distance (L2) is between the two sequences of `rounds` releases without noise, in
-        standard deviations of the noise. The arguments are as in `lower_bound`.
+        The distance (L2) is between the two sequences of `rounds` releases without noise, in units
+        of sigma. Each release moves by `moved`. The bound fails with probability at most `error`.
         """
         if not self.releases:
             return 0.0
@@ -88,7 +88,7 @@ class MeasuredNoise:
         return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
 
     def sigma(self, error: float) -> float:
-        """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
+        """Return an upper bound on the noise's sigma. It fails with probability at most `error`."""
         return _most(self.squares, self.releases * self.entries, error)
 
 
@@ -98,10 +98,9 @@ def moved_distance(
     """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
     The distance (L2) is between the two sequences of releases without noise, in standard deviations
-    of the noise. The bound is too large with probability at most `error`. `moves[i]` is how far
-    client i's update moves a release in the update's own direction, averaged over the rounds, in
-    the units of `noise`. Also returns by how much the bound was lowered because the mean of `moves`
-    is uncertain.
+    of the noise. The bound is too large with probability at most `error`. `moves[i]` is the
+    component of a release along client i's update, averaged over the rounds, in the units of
+    `noise`. Also returns by how much the uncertainty of the mean of `moves` lowers the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -114,7 +113,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return an upper bound on sigma, wrong with probability at most `error`.
+    """Return an upper bound on sigma. The bound fails with probability at most `error`.
 
     `squares` is the sum of the squares of `entries` noise values.
     """

@@ -55,9 +55,9 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
 def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
     """Return how many guesses about canaries are right.
 
-    A canary is a test input that a fair coin put into the run or left out. `included` holds the
-    coins. The `highest` canaries with the highest scores are guessed to be in, and the `lowest`
-    canaries with the lowest scores to be out.
+    A canary is a test input that a fair coin put into the run or left out. `included` is True for
+    those put in. The `highest` canaries with the highest scores are guessed to be in, and the
+    `lowest` canaries with the lowest scores to be out.
     """
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
@@ -135,13 +135,13 @@ class OneRunAudit:
     """Result of testing a claim about one run, by guessing which canaries are in it.
 
     A canary is a test input that a fair coin put into the run or left out. `bound` is a lower bound
-    on the run's epsilon. `alone` is a second one, valid only if the canaries' outcomes are
-    independent. Both are right at the same time with probability at least `confidence`. `reachable`
-    is what `bound` would be if every guess were right.
+    on the run's epsilon. `alone` is a second lower bound, valid only if the canaries' outcomes are
+    independent. Both bounds hold together with probability at least `confidence`. `reachable` is
+    what `bound` would be if every guess were right.
 
     If the run's true epsilon is at most `unseen`, `bound` probably does not refute the claim.
-    `unseen_alone` says this of `alone`. Both are infinite if the claim is not refuted even when
-    every guess is right.
+    `unseen_alone` is this number for `alone`. Both are infinite if the claim is not refuted even
+    when every guess is right.
     """
 
     claim: Figure
@@ -179,9 +179,9 @@ def audit_run(
 ) -> OneRunAudit:
     """Test a claim about one run by the scores of its canaries.
 
-    A canary is a test input that a fair coin put into the run or left out. `included` holds the
-    coins. A positive score means that the canary seems to be in. `gaussian` is True if the claim is
-    about Gaussian noise, which gives larger bounds.
+    A canary is a test input that a fair coin put into the run or left out. `included` is True for
+    those put in. A positive score means that the canary seems to be in. `gaussian` is True if the
+    claim is about Gaussian noise, which gives larger bounds.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -297,8 +297,8 @@ def expected_share(mu: float, share: float) -> float:
     """Return the expected share of guesses that are right, if only the surest guesses are made.
 
     A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out. A
-    canary is guessed only if its score is farther from 0 than a threshold. This has probability
-    `share`.
+    canary is guessed only if its score is farther from 0 than a threshold. The probability of a
+    guess is `share`.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -331,7 +331,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance mu at which N(0, 1) and N(mu, 1) cost exactly (epsilon, delta)."""
+    """Return the mu at which N(0, 1) and N(mu, 1) satisfy (epsilon, delta)-privacy exactly."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 

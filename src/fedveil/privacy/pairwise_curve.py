@@ -1,4 +1,4 @@
-"""The privacy curves of all pairs of rows of a table, whose rows are output distributions."""
+"""The privacy curves of all pairs of output distributions, which are the rows of a table."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided to get the update. None means `reports`."""
+        """The number that divided the sum to get the update. None means it equals `reports`."""
 
     @property
     def released(self) -> Int64s | None:
-        """The sum before it was decoded to the update, or None if it was not saved."""
+        """The sum of the reports before it was decoded to the update. None if it was not saved."""
 
 
 class Audited(ABC):

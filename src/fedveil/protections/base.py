@@ -76,8 +76,8 @@ class JobContext:
       included. It is None unless the code that makes the updates guarantees a distance below twice
       the norm clip.
     - `combining` says how the server combines reports, for example by their mean.
-    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. With
-      secret turns (`turn_rate` below 1), `clients_per_round` is the number of all clients.
+    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. If
+      clients add their updates only with probability `turn_rate` < 1, it is the number of all.
     """
 
     weighting: Weighting
@@ -175,7 +175,7 @@ class Aggregate:
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
     next round. `released` is the sum before it was decoded to the update, or None if no audit needs
-    it. `divisor` is the number by which the sum was divided (None: `reports`).
+    it. `divisor` is the number by which the sum was divided, or None for `reports`.
     """
 
     update: npt.NDArray[np.float64]
@@ -317,7 +317,7 @@ class Protection(Description):
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
         """Return the losses of one report in a finished round whose sum has `reports` reports.
 
-        They are never larger than `spending` for the same `state`.
+        The losses are never larger than those of `spending(state)`.
         """
         return self.spending(state)
 

@@ -71,7 +71,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is the noise multiplier, or meets the target epsilon at `delta` after `rounds` rounds.
+        It is `noise_multiplier`, or makes `rounds` rounds cost `target_epsilon` at `delta`.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
@@ -153,7 +153,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: a clipped update plus a sum's noise, for a fixed and a moving clip."""
+        """Yield audit cases: one clipped update plus noise, with a fixed and with a moving clip."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)

@@ -111,7 +111,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return `update` or, if the clip moves, its `QuantileClip.joint` at the clip in `told`."""
+        """Return `update` or, for a moving clip, its `QuantileClip.joint` at the clip in `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))

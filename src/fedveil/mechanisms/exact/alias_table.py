@@ -111,10 +111,10 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw from `row` whose first 32 bits, `word`, tie with a threshold.
+        """Complete a draw from `row` that its first 32 bits, `word`, leave open. Return the symbol.
 
-        Reads 32 more bits to decide. If they choose the remainder, an extra symbol with the weight
-        that all others lack, a second draw in exact integers chooses one of the others.
+        Reads 32 more bits. If they choose the remainder, an extra symbol with the weight that all
+        others lack, a second draw in exact integers chooses one of the others.
         """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
@@ -138,10 +138,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the distribution from which a symbol is chosen if the remainder of `row` is drawn.
+        """Return by how much each symbol's weight in the row's table is too small, in proportion.
 
-        It has one integer weight for each symbol, proportional to the probability that the symbol
-        lacks in the table.
+        If a draw chooses the remainder, a second draw with these weights chooses a symbol.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -215,7 +214,7 @@ def _pick(
     """Write to out[i] a symbol drawn from the distribution rows[i] by the 32-bit word words[i].
 
     `entries` are the tables of all distributions. The top `bits` bits of a word choose the column,
-    and the others are compared with the upper bits of the column's threshold. If these are equal,
+    and the others are compared with the upper bits of the column's threshold. If both are equal,
     more bits are needed: the indices of such draws are written to `undecided`, and their number is
     returned. Rows and symbols are numbered from `first_row` and `first_symbol`.
     """

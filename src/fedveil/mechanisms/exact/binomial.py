@@ -28,14 +28,14 @@ class Binomial:
         self._probability = probability
 
     def draw(self, trials: int, count: int, entropy: Entropy) -> _Counts:
-        """Return `count` independent draws: numbers of ones in `trials` bits."""
+        """Return `count` independent draws: each the number of ones among `trials` random bits."""
         total = np.zeros(count, np.int64)
         for piece in _pieces(trials):
             total += self._table_draw(piece, count, entropy)
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """Return one draw for each entry of `trials`: the number of ones in that many bits."""
+        """Return for each entry n of `trials` one draw: the number of ones among n random bits."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):

@@ -89,7 +89,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws x to `values`, with |x| in one part. Returns the indices of rejected draws."""
+        """Add draws x to `values`, each |x| by one look-up. Returns the rejected draws' indices."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -109,7 +109,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws x to `values`, with |x| in two parts. Returns the indices of rejected draws."""
+        """Add draws x to `values`, each |x| as two parts. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -132,7 +132,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random bits, and `cells` with the high part of |x| for each word."""
+        """Fill `words` with random bits, and `cells` with the part of |x| that a word chooses."""
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):
@@ -145,8 +145,8 @@ class DiscreteGaussian:
 
         An accepted draw x is added to `values[i]`: |x| = cell · 2^place_bits + place, with the sign
         `negative`. The top `place_bits` bits of `place_word` are the place, and the others begin a
-        uniform real. The draw is rejected if this real is below 1 - e^-loss, where loss = place ·
-        (2 |x| - place) / 2s², or if it is minus zero. 1 - e^-loss is at least loss - loss²/2.
+        uniform real. The draw is rejected if it is minus zero, or if the real is below 1 - e^-loss,
+        where loss = place · (2 |x| - place) / 2s². 1 - e^-loss is at least loss - loss²/2.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -172,10 +172,10 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
+        """Return True with probability e^-loss, where loss = place · (2 · magnitude - place) / 2s².
 
-        `magnitude` is |x|, and place its low `place_bits` bits. The decision compares e^-loss with
-        a uniform real: the low bits of `place_word`, followed by bits from `entropy`.
+        `magnitude` is |x|, and place is its low `place_bits` bits. The decision compares e^-loss
+        with a uniform real: the low bits of `place_word`, followed by bits from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -217,10 +217,10 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 
 @functools.lru_cache(maxsize=4)
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
-    """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
+    """Return integers with low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], for y = 0, 1, ...
 
     Y is the cell (high part of |x|) of a draw: Pr[Y = y] is proportional to exp(-y² / 2 variance).
-    The bounds end at the first y whose floor is 2^bits - 1.
+    The result ends at the first y whose floor is 2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -247,7 +247,7 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high."""
+    """Return integers with low <= 2^bits · exp(-numerator / denominator) <= high."""
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above

@@ -67,7 +67,7 @@ def _add_cells_numpy(
 def add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the draw x of words[i] to values[i], unless it is undecided or a negative zero.
+    """Add the draw x of words[i] to values[i], unless x is undecided or a negative zero.
 
     A word's last bit is the sign, and its other 63 bits choose |x| by `thresholds` and `guide`, as
     in `choose_cells`. Negative zeros are left out, because 0 would otherwise be drawn twice as
@@ -132,10 +132,10 @@ def add_placed(
 
     A draw is ± (cell · 2^place_bits + place). The sign is the last bit of words[i], the cell is
     cells[i], and the place is in the top `place_bits` bits of places[i]. The other bits of
-    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss, loss =
-    place · (2 · |x| - place) / 2s². So it is certainly accepted if the real is at least the loss,
-    because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the indices to
-    `listed`, and returns their number.
+    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss, for
+    loss = place · (2 · |x| - place) / 2s². It is certainly accepted if the real is at least the
+    loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the indices
+    to `listed`, and returns their number.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
@@ -163,7 +163,7 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add certainly accepted draws to `values`. Marks others in `left_out`. Returns their count."""
+    """Add certainly accepted draws to `values`. Marks and counts all others (`left_out`)."""
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)

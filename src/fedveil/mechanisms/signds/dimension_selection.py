@@ -150,9 +150,9 @@ class SignDS:
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function from an eps to Pr[a selection is of the favoured kind].
+        """Return a function from an eps to the probability that a selection is favoured.
 
-        Favoured selections have at least `plan(dim).threshold` of the top-k dimensions.
+        A favoured selection has at least `plan(dim).threshold` of the top-k dimensions.
         """
         return self.plan(dim).law.chance_of_favoured
 

@@ -114,7 +114,7 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Write the arithmetic code of `marks` bits, 1 only at `places`. Returns its size in bytes."""
+    """Encode `marks` bits, which are 1 only at `places`, to `out`. Returns the number of bytes."""
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):

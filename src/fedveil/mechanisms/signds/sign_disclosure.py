@@ -30,8 +30,8 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
 
     Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
     are exchangeable and not 0, and a change of any size is equally likely to have either sign. All
-    changes in the top-k set have the report's sign. This holds if at least topk changes have that
-    sign, which is usual.
+    changes in the top-k set have the report's sign. This is so if at least topk changes have that
+    sign, as is usual.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

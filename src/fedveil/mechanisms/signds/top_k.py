@@ -54,14 +54,14 @@ class TopSet:
     def members(self, ranks: Int64s) -> Int64s:
         """Return the indices of members of the set, given their `ranks` in ascending order.
 
-        First in rank are members above the smallest member, by index. Members equal to it follow.
+        Members above the set's smallest value rank first, by index. Members equal to it follow.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
         """Return the indices of entries outside the set, given their `ranks` in ascending order.
 
-        First in rank are entries below the smallest member, by index. Entries equal to it follow.
+        Entries below the set's smallest value rank first, by index. Entries equal to it follow.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 

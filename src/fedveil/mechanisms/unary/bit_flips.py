@@ -36,7 +36,7 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws sums of perturbed one-hot codes: the sum S of the states whose bits are 1.
+    """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
 
     Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays 1 with
     probability p, which is 1 - q (rr) or 1/2 (oue). A 0 becomes 1 with probability q.
@@ -65,7 +65,7 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ...: [1, gaps].
+    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., as one row.
 
     A bit is flipped with probability `q`. The last entry is the probability of the largest listed g
     or more. The relative error is at most 2^-43.
@@ -138,7 +138,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the `parameters` and states (`lying`) of the bits at `places` in the joined codes."""
+    """Split `places` of bits in the joined codes into `parameters` and states (`lying`)."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -51,7 +51,7 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each `sums[i]` the states whose bits are 1 in code i. Bit k is state k - `cells`."""
+    """Add to each `sums[i]` the states whose bits are 1 in code i: k - `cells` for bit k."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
@@ -73,7 +73,7 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite the bit of each parameter's own state in its packed code by its entry of `own`."""
+    """Set the bit of each parameter's own state in its packed code to its bit in `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1

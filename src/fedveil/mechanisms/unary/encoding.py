@@ -122,7 +122,7 @@ class UnaryEncoding:
 
     @property
     def q(self) -> float:
-        """Return the probability that the bit of any state but a parameter's own is 1."""
+        """Return the probability that the bit of a state other than the parameter's own is 1."""
         return float(self.exact_q)
 
     @property
@@ -182,7 +182,7 @@ class UnaryEncoding:
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
         """Return the report of a vector. The report is protected and may be sent.
 
-        Floats are values, which `encode` first converts to states. Integers are states already.
+        Floats are values, which `encode` first rounds to states. Integers are such states already.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -289,15 +289,15 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Return the variance of the estimated mean, if all n clients have the state of `value`.
+        """Return the estimated mean's variance, if rounding leaves n clients' `value` unchanged.
 
         It is
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v, and x = value / value_range. `stochastic` rounding adds at
-        most (value_range / cells)² / (4 n), and `nearest` a bias of at most value_range / (2
-        cells).
+        with the sum over all states v in -cells..cells, and x = value / value_range. Rounding at
+        random to a state (`stochastic`) adds at most (value_range / cells)² / (4 n), and `nearest`
+        a bias of at most value_range / (2 cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
@@ -322,7 +322,7 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32, the smaller one that holds every sum of a code's states."""
+        """Return int16 if it can hold every sum of a code's states with bit 1, else int32."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property

@@ -21,13 +21,13 @@ from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the kinds of randomised numbers in a report of `dimension` parameters, for an audit.
+    """Return the kinds of choices (randomised numbers) in a report of `dimension` parameters.
 
-    In a report of bits, each bit of a code is a choice, and is truthful (not flipped) with
-    probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a fair coin
-    instead. In a report of sums, each parameter's sum is a choice, and is truthful if it equals the
-    parameter's state. Only sums of parameters in the largest or the smallest state are tested.
-    Returns no choices if `encoding.report` is "sum" and `encoding.cells` is above 127.
+    In a report of bits, each bit of a parameter's one-hot code is a choice. It is truthful (not
+    flipped) with probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a
+    fair coin instead. In a report of sums, each parameter's sum is a choice, and is truthful if it
+    equals the parameter's state. Only sums of parameters in the largest or the smallest state are
+    tested. Returns no choices if `encoding.report` is "sum" and `encoding.cells` is above 127.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -45,7 +45,7 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Compare `report` with a report of the true `values` without noise, for each of `choices`.
+    """Compare `report` with a report of the true `values` without noise, for each kind of choice.
 
     Returns arrays with 1 for a bit or sum that is equal in both, 0 if not, and -1 if not tested.
     """

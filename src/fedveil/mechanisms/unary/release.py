@@ -43,7 +43,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return two states' distributions, as rows, of the two bits in which their codes differ."""
+    """Return a row for each of two states: the distribution of the two bits that differ in them."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

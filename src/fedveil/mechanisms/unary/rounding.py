@@ -30,7 +30,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 
 
 def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: float) -> States:
-    """Return the states in -cells..cells nearest to cells * (start + update) / value_range."""
+    """Return the integers in -cells..cells nearest to cells * (start + update) / value_range."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -120,7 +120,7 @@ def _nearest_numpy(values: _Values, cells: int, value_range: float, states: Stat
 
 @compiled(_nearest_numpy)
 def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
-    """Write the states nearest to the values to `states`. Returns False if a value is NaN."""
+    """Write to `states` the state nearest to each scaled value. Returns False if a value is NaN."""
     fine = True
     for i in range(len(values)):
         scaled = np.float64(values[i]) * cells / value_range
@@ -153,7 +153,7 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Write the states nearest to `start + update` to `states`. Returns the number of clipped sums.
+    """Write the `states` nearest to `start + update`, scaled. Returns the number of clipped sums.
 
     Returns -1 if the update is not finite, and -2 if a sum is NaN.
     """
@@ -202,10 +202,10 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round values, scaled to -cells..cells, to `states` at random, with the value as the mean.
+    """Scale values to -cells..cells, and round each at random to a whole number in `states`.
 
-    Each value has 64 random bits in `words`. If they do not decide, it is rounded towards zero, and
-    its index is written to `undecided`. Returns the number of undecided values, or -1 for a NaN.
+    The mean state is the scaled value. A value that its 64 random bits in `words` do not decide is
+    rounded towards 0 and listed in `undecided`. Returns the number of such values, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

@@ -25,7 +25,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest sum of the states whose bits are 1, cells (cells + 1) / 2."""
+    """Return the largest possible sum of the states whose bits are 1, cells (cells + 1) / 2."""
     return cells * (cells + 1) // 2
 
 

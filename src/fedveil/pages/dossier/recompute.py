@@ -66,7 +66,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the step of the grid for losses. A larger epsilon `stated` makes it coarser."""
+    """Return the step of the grid to which losses are rounded. `stated` is the record's epsilon."""
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")
@@ -102,7 +102,7 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
     """Return the privacy loss distribution of a release whose losses are listed in the record.
 
-    Losses are rounded up to multiples of `interval`. Also returns True if none was rounded.
+    Losses are rounded up to multiples of `interval`. Also returns True if no loss was rounded.
     """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]

@@ -1,4 +1,4 @@
-"""A run's record in the shape of the Differential Privacy Deployments Registry.
+"""A run's record in the format of the Differential Privacy Deployments Registry.
 
 The keys under `deployment` are those of the registry (Nanayakkara, Ghazi and Vadhan, 2025,
 arXiv:2509.13509).
