@@ -1,4 +1,4 @@
-"""rr and oue: clients send perturbed one-hot codes of their weights, rounded to a few states."""
+"""rr and oue: clients quantise each weight, and send a perturbed one-hot code of its level."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if `asked` reports bits and `demanded` only their sums, else None."""
+        """Return a reason if `asked` reports bits but `demanded` reports only sums, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on a report's epsilon (`total_eps` if `adaptive`) and its delta."""
+        """Return a report's largest epsilon and delta. With `adaptive`: `total_eps` and 0."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -223,7 +223,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The server's part in a round: the code that both values of `fidelity` share."""
+    """The server's part in a round. Each value of `fidelity` has its own subclass."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -241,7 +241,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return, for each parameter, the sum of the numbers of all states whose bits are 1."""
+        """Return, per parameter, the sum of all states (rounded values) whose bits are 1."""
 
     @property
     def longest(self) -> int:
@@ -277,7 +277,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Adds up the reports: for each parameter, the numbers of the states whose bits are 1."""
+    """For each parameter, adds up the states (rounded values) whose bits are 1 in the reports."""
 
     sums = ("_running",)
 

@@ -34,8 +34,8 @@ VOID = 2.0**-20
 class MaskingGraph:
     """The neighbourhoods of all clients. A neighbourhood is a client and its neighbours.
 
-    `numbers` maps a client to the number of its neighbourhood, and `members` a number to the
-    clients of that neighbourhood, in order. All clients of a complete graph share neighbourhood 0.
+    `numbers` maps a client to the index of its neighbourhood, and `members` an index to the clients
+    of that neighbourhood, in order. All clients of a complete graph share neighbourhood 0.
     """
 
     numbers: dict[int, int]

@@ -112,7 +112,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield the rounds under rr and oue. A question with a larger weight asks more clients."""
+        """Yield rr's and oue's rounds. A question's weight decides how many clients it asks."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)

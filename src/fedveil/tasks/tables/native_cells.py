@@ -70,12 +70,12 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 
 @compiled()
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
-    """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
+    """Write each cell's start and end to `cells`. Returns the number of rows (-1: ambiguous).
 
-    They may disagree on a quote inside a cell, a line end inside quotes, a line end other than LF
-    and CRLF, an empty line, a row of another length than `kept`, and a line of more than `most`
-    bytes. `marks` has the places of all quotes, separators and line ends, and of the block's end.
-    `kept` has the column of `cells` for each column of the file, or -1.
+    Text is ambiguous with a quote inside a cell, a line end inside quotes, a line end other than LF
+    and CRLF, an empty line, a row of another length than `kept`, or a line above `most` bytes.
+    `marks` has the places of all quotes, separators and line ends, and of the block's end. For each
+    column of the file, `kept` has its index in `cells`, or -1 to skip the column.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
@@ -240,7 +240,7 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 
 @compiled()
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
-    """Write a column's cells to the rows of `texts`, one letter per entry. The rest is zero.
+    """Write the letters of a column's cells to the rows of `texts`, with zeros after the last.
 
     Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
