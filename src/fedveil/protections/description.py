@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key of the setting that limits a phase, and its value in seconds, or None."""
+        """Return the key of a phase's time limit and the limit in seconds, or None without one."""
         return None
 
     @classmethod
@@ -120,7 +120,7 @@ class Description(Audited):
 
     @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:
-        """Return why a user's own Flower app cannot use these settings, or None if it can."""
+        """Return why a user's own Flower app cannot use these settings, or None if an app can."""
         return None
 
     @classmethod

@@ -109,7 +109,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         return _TARGET if self.target_epsilon is None else self.target_epsilon
 
     def least_survivors(self, clients: int) -> int:
-        """Return the smallest number of survivors in a sum, for a round of `clients` clients."""
+        """Return the smallest permitted number of survivors in a round of `clients` clients."""
         sharing = self.sharing_clients(clients)
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 

@@ -74,8 +74,8 @@ class Unary(Protection):
     `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
     on the sum of pure losses, which is also valid if they were chosen adaptively.
 
-    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 random
-    bytes, and the server draws the sum of the reports from its exact distribution.
+    With `fidelity: aggregate`, in simulation only, each client sends 32 random bytes and its
+    rounded values without noise, and the server draws the sum of the reports from its distribution.
     """
 
     block = "unary"
@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return a report's largest epsilon and delta. With `adaptive`: `total_eps` and 0."""
+        """Return a report's largest epsilon and delta. An adaptive report may cost `total_eps`."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -141,7 +141,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's epsilon, never rounded down. `eps` is the encoding's epsilon."""
+        """Return a whole report's epsilon, never rounded down. `eps` is that of `UnaryEncoding`."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:

@@ -69,7 +69,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return how many clients may share secrets in a round of `clients` clients."""
+        """Return the largest number of clients that share secrets, if a round has `clients`."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:

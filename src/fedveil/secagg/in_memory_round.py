@@ -152,7 +152,7 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return the vectors as whole numbers, their largest magnitude, and the encoder of reals."""
+    """Return whole-number vectors, their largest magnitude, and the encoder (None for integers)."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

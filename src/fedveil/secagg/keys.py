@@ -96,10 +96,10 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Encrypt `shares` for `receiver` with AES-256-GCM. The result has 16 bytes more.
+    """Encrypt `shares` for `receiver` with AES-256-GCM. The result is 16 bytes longer.
 
     `key` is the `seal_key` of `sender`, `receiver` and `view`, a digest of what both were shown.
-    These three are authenticated too. A key must encrypt only once.
+    AES-GCM authenticates these three as well. Encrypt only once with a key.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 

@@ -150,7 +150,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if one of the privacy losses `kind` of a charge has no finite epsilon."""
+    """Return True if a loss in `kind`, the privacy losses of a charge, has no finite epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 

@@ -220,7 +220,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of the client whose rows are `chosen`, from all parts' `rows`."""
+        """Return a client's joint vector, the sum of each part's encoded `rows` at `chosen`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

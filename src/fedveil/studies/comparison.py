@@ -57,7 +57,7 @@ class Goal(NamedTuple):
 
 
 class Asked(Settings):
-    """The options of a comparison, without the job."""
+    """The options of a comparison of protections, besides the job."""
 
     protections: list[str] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=1)] = 1

@@ -29,7 +29,7 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` has the places in `block` at which each cell of the columns `names` begins and ends
+    `cells` has the positions in `block` at which each cell of the columns `names` begins and ends
     (`native_cells`). `asked` lists the conversions since `prepare`, as pairs of a key of `_READERS`
     and a column. `places` are the rows' line numbers, which the caller sets.
     """
