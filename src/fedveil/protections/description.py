@@ -114,7 +114,7 @@ class Description(Audited):
     def most_per_operator(cls, settings: Any, clients: int) -> int | None:
         """Return how many of a round's `clients` one organisation may run, or None for any number.
 
-        With more, the organisation and the server together could unmask other clients' reports.
+        With more clients, it could unmask other clients' reports, together with the server.
         """
         return None
 

@@ -1,7 +1,7 @@
 """Ways to combine reports other than their sum, for a server that sees single reports.
 
     median        the median of the reports' values, entry by entry
-    trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
+    trimmed_mean  the mean, entry by entry, without a fraction of the largest and smallest values
     norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
 All are computed from the reports alone, so they cost no privacy. No result depends on the order of

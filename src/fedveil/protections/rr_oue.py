@@ -199,7 +199,7 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` has the parameters' exact states, so the estimate has
+        With `fidelity: aggregate`, `report` has the rounded values themselves, so the estimate has
         no noise. The likelihood is too costly, and None, if `report` has sums and `cells` > 127.
         """
         encoding = self.encoding(take(context.state, "eps", float))

@@ -243,7 +243,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """The server half with masks: drives a `fedveil.secagg.Server` and averages its sum."""
+    """The server half of a masked round: drives a `fedveil.secagg.Server` and averages its sum."""
 
     mergeable = False
 

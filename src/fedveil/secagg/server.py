@@ -196,7 +196,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that share secrets: `answered`, or `terms.sharing` random of them."""
+        """Return the clients that share secrets: at most `terms.sharing`, drawn from `answered`."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]

@@ -109,7 +109,7 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        In secure aggregation, it resumes from the state after the round's previous message.
+        In secure aggregation, the site resumes from its state after the round's previous message.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")

@@ -220,7 +220,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return a client's joint vector, the sum of each part's encoded `rows` at `chosen`."""
+        """Return a client's joint vector. Its rows are at `chosen` in each part's `rows`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

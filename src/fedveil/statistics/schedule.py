@@ -37,7 +37,7 @@ class Step:
     """One round: its number, counted from 1, and its choices that depend on earlier answers.
 
     `prefixes` has, for each heavy_hitters question and each group, the prefixes to extend. `edge`
-    is the index of the edge that a quantile search asks about, or 0.
+    is the index of the edge that a quantile search asks about, or 0 if there is no search.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""The runs of a comparison: one for each protection, value of a parameter, epsilon and seed.
+"""The runs of a comparison: one per combination of protection, parameter, epsilon and seed.
 
 All runs with one seed are equal until a report leaves a client. By default, all clients have equal
 weight, because most protections require that.
