@@ -319,8 +319,8 @@ class DistributedDP(Clipped, SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the noisy sum divided by the expected number of updates in it.
 
-        With secret turns, only some of the `survivors`, unknown to the server, have added an
-        update. Raises `ImpossibleSum` if an entry of the sum is out of range.
+        With secret turns, each survivor decides in secret, at random, if it adds its update. Raises
+        `ImpossibleSum` if an entry of the sum is out of range.
         """
         if self.noise.wrapped(total):
             raise ImpossibleSum(

@@ -217,7 +217,7 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return a report's random choices. Empty with `adaptive` or `fidelity: aggregate`."""
+        """Return a report's random choices, or [] with `adaptive` or `fidelity: aggregate`."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 

@@ -124,7 +124,7 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the state of a new `MagnitudeEstimator`. Empty with `magnitude: fixed`."""
+        """Return a new `MagnitudeEstimator`'s state, or an empty one with `magnitude: fixed`."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
