@@ -139,7 +139,7 @@ class Clipping:
 
 
 class Clipped(Protection):
-    """A protection without a state or, if its clip moves, with the clip as its state."""
+    """A protection whose state is its clip if the clip adapts, and is empty otherwise."""
 
     clipping: Clipping
 

@@ -39,12 +39,12 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the changes that set `parameter` to `value` and those in `instead` to null."""
+        """Yield the changes that set `parameter` to `value`, and all of `instead` to null."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return `settings` with `parameter` set to `value`. Those in `instead` become null."""
+        """Return `settings` with `parameter` set to `value`, and all of `instead` set to null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key of the setting that limits a phase, and its value in seconds, or None."""
+        """Return the key of a phase's time limit and the limit in seconds, or None without one."""
         return None
 
     @classmethod
@@ -114,13 +114,13 @@ class Description(Audited):
     def most_per_operator(cls, settings: Any, clients: int) -> int | None:
         """Return how many of a round's `clients` one organisation may run, or None for any number.
 
-        With more, the organisation and the server together could unmask other clients' reports.
+        With more clients, it could unmask other clients' reports, together with the server.
         """
         return None
 
     @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:
-        """Return why a user's own Flower app cannot use these settings, or None if it can."""
+        """Return why a user's own Flower app cannot use these settings, or None if an app can."""
         return None
 
     @classmethod

@@ -109,7 +109,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         return _TARGET if self.target_epsilon is None else self.target_epsilon
 
     def least_survivors(self, clients: int) -> int:
-        """Return the smallest number of survivors in a sum, for a round of `clients` clients."""
+        """Return the smallest permitted number of survivors in a round of `clients` clients."""
         sharing = self.sharing_clients(clients)
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
@@ -319,7 +319,7 @@ class DistributedDP(Clipped, SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the noisy sum divided by the expected number of updates in it.
 
-        With secret turns, only a random number of the `survivors` have added an update. Raises
+        With secret turns, each survivor decides in secret, at random, if it adds its update. Raises
         `ImpossibleSum` if an entry of the sum is out of range.
         """
         if self.noise.wrapped(total):
@@ -343,8 +343,8 @@ class DistributedDP(Clipped, SecureSum):
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.
 
-        It is the space of rotated vectors. Without a rotation, or with a moving clip, it is the
-        space of updates.
+        It is the space of rotated vectors. If vectors are not rotated, or if the clip changes
+        between rounds, it is the space of updates.
         """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
@@ -364,7 +364,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noisy sum, in the units of updates, as a vector of the space `domain()`.
 
-        With a fixed clip, the sum's rotation is not undone. With a moving clip, the sum is decoded.
+        With a fixed clip, the sum stays rotated. With a clip that changes, the sum is decoded.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

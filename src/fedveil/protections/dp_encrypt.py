@@ -223,7 +223,7 @@ class _Form(Protocol):
         """Return the fields of a report with arbitrary values, to compute a report's length."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return an untrusted report's values, in grid steps. Every field is checked."""
+        """Return an untrusted report's values in multiples of the step. Checks every field."""
 
     def fold(self, message: Message, into: Sum) -> None:
         """Add an untrusted report to the sum `into`. Raises an error if a field is invalid."""

@@ -42,7 +42,7 @@ class GridReport:
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
         """Return the fields of a report: all values, packed, and `step`.
 
-        `multiples(part)` returns a slice of the values as numbers of steps, for slices in order.
+        `multiples(part)` returns the values of a slice as numbers of steps. Slices come in order.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}

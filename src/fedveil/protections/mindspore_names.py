@@ -1,4 +1,4 @@
-"""How MindSpore Federated names a protection and its parameters."""
+"""The names of protections and their parameters in MindSpore Federated."""
 
 from __future__ import annotations
 

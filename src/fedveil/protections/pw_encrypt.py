@@ -84,7 +84,7 @@ class PWEncryptSettings(SecureSumSettings):
     ) -> CentralNoise | None:
         """Return the noise that the server adds to sums in multiples of `step`.
 
-        Returns None if `central_eps` is not set. `apart` is as in `JobContext`.
+        Returns None without `central_eps`. `apart` bounds the L2 distance of any two updates.
         """
         if self.central_eps is None:
             return None

@@ -62,8 +62,8 @@ class Domain:
     """The vector space in which a round's sum is released, before it is decoded.
 
     `length` is its number of dimensions. `encode` pads an update with zeros if needed, maps it into
-    the space, and preserves its norm. `decode` is the transpose of this map, and leaves the
-    padding. `moves` is True if the space differs from round to round.
+    the space, and preserves its norm. `decode` is the transpose of this map, and keeps the padding.
+    `moves` is True if the space differs from round to round.
     """
 
     length: int

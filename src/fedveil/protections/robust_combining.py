@@ -1,7 +1,7 @@
 """Ways to combine reports other than their sum, for a server that sees single reports.
 
     median        the median of the reports' values, entry by entry
-    trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
+    trimmed_mean  the mean, entry by entry, without a fraction of the largest and smallest values
     norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
 All are computed from the reports alone, so they cost no privacy. No result depends on the order of
@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum for `kind`. The kinds that add reports up do so in `plain`."""
+        """Return an empty sum for `kind`. A mean and `norm_bound` add reports up in `plain`."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -75,8 +75,8 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    An entry's middle values are all but its largest and smallest values. `cut` is the share of the
-    reports that is dropped at each end, rounded up. At least the one or two middle values remain.
+    An entry's middle values are all but its largest and smallest values. The number dropped at each
+    end is the fraction `cut` of the reports, rounded up. At least one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

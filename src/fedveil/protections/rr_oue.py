@@ -1,4 +1,4 @@
-"""rr and oue: clients send perturbed one-hot codes of their weights, rounded to a few states."""
+"""rr and oue: clients quantise each weight, and send a perturbed one-hot code of its level."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Unary(Protection):
     `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
     on the sum of pure losses, which is also valid if they were chosen adaptively.
 
-    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 random
-    bytes, and the server draws the sum of the reports from its exact distribution.
+    With `fidelity: aggregate`, in simulation only, each client sends 32 random bytes and its
+    rounded values without noise, and the server draws the sum of the reports from its distribution.
     """
 
     block = "unary"
@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if `asked` reports bits and `demanded` only their sums, else None."""
+        """Return a reason if `asked` reports bits but `demanded` reports only sums, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on a report's epsilon (`total_eps` if `adaptive`) and its delta."""
+        """Return a report's largest epsilon and delta. An adaptive report may cost `total_eps`."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -141,7 +141,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's epsilon, never rounded down. `eps` is the encoding's epsilon."""
+        """Return a whole report's epsilon, never rounded down. `eps` is that of `UnaryEncoding`."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
@@ -199,7 +199,7 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` has the parameters' exact states, so the estimate has
+        With `fidelity: aggregate`, `report` has the rounded values themselves, so the estimate has
         no noise. The likelihood is too costly, and None, if `report` has sums and `cells` > 127.
         """
         encoding = self.encoding(take(context.state, "eps", float))
@@ -217,13 +217,13 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return a report's random choices. Empty with `adaptive` or `fidelity: aggregate`."""
+        """Return a report's random choices, or [] with `adaptive` or `fidelity: aggregate`."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """The server's part in a round: the code that both values of `fidelity` share."""
+    """The server's part in a round. Each value of `fidelity` has its own subclass."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -241,7 +241,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return, for each parameter, the sum of the numbers of all states whose bits are 1."""
+        """Return, per parameter, the sum of all states (rounded values) whose bits are 1."""
 
     @property
     def longest(self) -> int:
@@ -277,7 +277,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Adds up the reports: for each parameter, the numbers of the states whose bits are 1."""
+    """For each parameter, adds up the states (rounded values) whose bits are 1 in the reports."""
 
     sums = ("_running",)
 

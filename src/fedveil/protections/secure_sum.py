@@ -122,7 +122,7 @@ class SecureSum(Protection):
 
     @property
     def least_clients(self) -> int:
-        """The smallest number of clients that can reconstruct secrets and release their sum."""
+        """The fewest clients with which secrets can be reconstructed and a sum released."""
         return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
 
     @classmethod
@@ -135,7 +135,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why a user's own Flower app cannot use these settings, or None if it can."""
+        """Return why a user's own Flower app cannot use these settings, or None if an app can."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which a protected "
@@ -243,7 +243,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """The server half with masks: drives a `fedveil.secagg.Server` and averages its sum."""
+    """The server half of a masked round: drives a `fedveil.secagg.Server` and averages its sum."""
 
     mergeable = False
 
@@ -305,7 +305,7 @@ class MaskedServerRound:
 
 
 class MaskedClientRound:
-    """The client half with masks: gives the client's vector to a `fedveil.secagg.Client`."""
+    """The client half of a masked round: gives the client's vector to a `fedveil.secagg.Client`."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """The server half of a simulated round without masks. The sum is that of a masked round."""
+    """The server half of a simulated round without masks. Its sum equals that of a masked round."""
 
     sums = ("_total",)
 

@@ -69,16 +69,16 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return how many clients may share secrets in a round of `clients` clients."""
+        """Return the largest number of clients that share secrets, if a round has `clients`."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
         """Return how many of `clients` clients are needed to reconstruct a secret.
 
-        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret, but
-        at least 2 and at most s - 1. At this threshold, a server that lies and colludes with a
-        third of these clients cannot unmask the others (docs/secure-aggregation.md). If the number
-        of neighbours is automatic and the graph sparse, the default is `SPARSE_THRESHOLD`.
+        The default is floor(2 s / 3) + 1, but at least 2 and at most s - 1. Here s is the number of
+        clients that receive shares of a secret. At this threshold, a server that lies and colludes
+        with a third of these clients cannot unmask the other clients (docs/secure-aggregation.md).
+        In a sparse graph with an automatic number of neighbours, the default is `SPARSE_THRESHOLD`.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -115,7 +115,7 @@ class SecureSumSettings(Settings):
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of `clients` may collude with the server and still unmask no other.
+        """Return how many of `clients` may collude with the server and unmask no other client.
 
         Returns None if more clients share secrets than secure aggregation supports.
         """

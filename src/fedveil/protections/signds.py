@@ -1,4 +1,4 @@
-"""signds: clients send selected dimensions of the update with their sign, and a magnitude bit."""
+"""signds: clients send privately selected dimensions, one sign, and a bit on the magnitude."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the state of a new `MagnitudeEstimator`. Empty with `magnitude: fixed`."""
+        """Return a new `MagnitudeEstimator`'s state, or an empty one with `magnitude: fixed`."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
@@ -250,7 +250,7 @@ class SignDSServerRound(OneReportRound):
 
 
 class SignDSClientRound(OneReportClient):
-    """Sends privately selected dimensions, their sign and, if asked, a perturbed magnitude bit."""
+    """Sends privately selected dimensions, one sign and, if asked, a perturbed magnitude bit."""
 
     def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
         super().__init__(context)

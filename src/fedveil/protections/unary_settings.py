@@ -12,7 +12,7 @@ from fedveil.settings.settings import Settings
 
 
 class UnarySettings(Settings):
-    """Parameters of `rr` and `oue`: epsilon, states, rounding, and the content of reports."""
+    """Parameters of `rr` and `oue`: epsilon, quantisation, and the report's form (bits or sums)."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "eps": "loss",

@@ -69,7 +69,7 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield each `anchor` line in a log as (other party, its number of lines, its last digest)."""
+    """Yield each other party's log state in `path`: (party, number of lines, last digest)."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2].replace(",", "")), found[3]

@@ -50,7 +50,7 @@ def raise_if_refuted(findings: Sequence[Finding]) -> None:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Return the findings in the run's folder `path`. Empty if no attack was run."""
+    """Return the findings in the run's folder `path`, or an empty list if no attack was run."""
     file = path / FINDINGS
     if not file.exists():
         return []

@@ -27,7 +27,7 @@ def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics: the deciding one, then the loss, then the rest."""
+    """Return a record's metric names: that of `deciding`, then the loss, then the others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 

@@ -44,7 +44,7 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
 
 
 def read_model(path: Path, model: nn.Module) -> None:
-    """Load a file of `write_model` into `model`. Raises `ModelInvalid` if it does not fit."""
+    """Load a model file into `model`. Raises `ModelInvalid` if its tensors do not fit."""
     try:
         check_regular(path, MOST_STREAMED_BYTES)
         tensors = safetensors.torch.load_file(path)

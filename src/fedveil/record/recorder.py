@@ -197,7 +197,7 @@ def strict(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """Turn the texts that `strict` made of numbers back into floats, at any depth."""
+    """Turn the strings "inf", "-inf" and "nan" in `value` back into floats, at any depth."""
     if isinstance(value, Mapping):
         return {key: revived(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""One round of training: its loop, and the interface of the server's side that it drives."""
+"""One round of training: the loop that drives it, and the interface of its server's side."""

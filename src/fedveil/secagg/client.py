@@ -164,7 +164,7 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Return encrypted shares of this client's seed and mask key, and the shares' tags."""
+        """Return encrypted shares of this client's seed and mask key, and a hash of each share."""
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]

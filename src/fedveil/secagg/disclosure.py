@@ -48,7 +48,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the index of each share that `holder` got, by the client that dealt it."""
+        """Return {dealer: index of its share} for the shares that the client `holder` received."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
@@ -83,7 +83,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Count the valid shares that `answered` hold of each dealer. Return the least count."""
+        """Return the least number of valid shares that `answered` hold of any dealer's secret."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)

@@ -59,8 +59,8 @@ def run_round(
     """Run one round in memory among the clients in `vectors`, and return the sum.
 
     A client in `drop[phase]` answers nothing from that phase on. `threshold` is the number of
-    shares that reconstruct a secret, from 1 to the number of clients. In a sparse graph, in which
-    each client has `neighbours` neighbours, it is from 1 to neighbours + 1. Real vectors are
+    shares that reconstruct a secret, from 1 to the number of clients. With `neighbours` (each
+    client's number of neighbours in a sparse graph), it is at most neighbours + 1. Real vectors are
     clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
     entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's
     randomness. Raises `RoundVoid` if too few clients are left.
@@ -152,7 +152,7 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return the vectors as whole numbers, their largest magnitude, and the encoder of reals."""
+    """Return whole-number vectors, their largest magnitude, and the encoder (None for integers)."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

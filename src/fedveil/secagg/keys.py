@@ -1,7 +1,7 @@
 """The keys of one client in one round: key agreement, seeds, encrypted shares, signatures.
 
-Every derived value depends on both clients' identities and on what they were shown (`view`: job,
-round, terms, keys and more). So nothing from one round, attempt or pair is valid in another.
+Every value that two clients derive depends on both identities and on what both were shown (`view`:
+job, round, terms, keys and more). So nothing from one round, attempt or pair is valid in another.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Encrypt `shares` for `receiver` with AES-256-GCM. The result has 16 bytes more.
+    """Encrypt `shares` for `receiver` with AES-256-GCM. The result is 16 bytes longer.
 
     `key` is the `seal_key` of `sender`, `receiver` and `view`, a digest of what both were shown.
-    These three are authenticated too. A key must encrypt only once.
+    AES-GCM authenticates these three as well. Encrypt only once with a key.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 

@@ -57,7 +57,7 @@ class Ring:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
-        """Convert ring elements to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
+        """Convert the ring elements `lanes` to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
         `lanes` may share memory with the beginning of `out`.
         """

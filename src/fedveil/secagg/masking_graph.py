@@ -34,8 +34,8 @@ VOID = 2.0**-20
 class MaskingGraph:
     """The neighbourhoods of all clients. A neighbourhood is a client and its neighbours.
 
-    `numbers` maps a client to the number of its neighbourhood, and `members` a number to the
-    clients of that neighbourhood, in order. All clients of a complete graph share neighbourhood 0.
+    `numbers` maps a client to the index of its neighbourhood, and `members` an index to the clients
+    of that neighbourhood, in order. All clients of a complete graph share neighbourhood 0.
     """
 
     numbers: dict[int, int]
@@ -79,11 +79,11 @@ def automatic(clients: int, threshold: int) -> int | None:
     Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
     number below half of the clients is safe. A number is safe if both are true:
 
-    - If a share `CORRUPT` of the clients colludes with the server, the probability is at most
+    - If the fraction `CORRUPT` of the clients colludes with the server, the probability is at most
       `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the honest
       survivors are no longer connected on the circle.
-    - If a share `DROPPED` drops out, the probability is at most `VOID` that fewer than `threshold`
-      clients of a neighbourhood are left.
+    - If the fraction `DROPPED` drops out, the probability is at most `VOID` that a neighbourhood
+      has fewer than `threshold` clients left.
     """
     # More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
     # too few remain or that the circle is cut. Bisection finds both ends of the range that may be

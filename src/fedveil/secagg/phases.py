@@ -119,6 +119,6 @@ def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, by
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """Return {client: bytes} as two message fields: clients in `ids`, rows of bytes in `name`."""
+    """Return {client: bytes} as two message fields: clients in `ids`, their bytes in `name`."""
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

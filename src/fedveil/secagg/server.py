@@ -33,7 +33,7 @@ class Server:
 
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
-    when `advance` closes a phase has dropped out. If too few are left, `advance` raises `RoundVoid`
+    when `advance` closes a phase has dropped out. If too few remain, `advance` raises `RoundVoid`
     and the sum is never unmasked. `entropy` draws the sparse graph. It also draws the clients that
     continue, if more than `terms.sharing` clients answer at first. `origin` is a digest of the data
     that the vectors were made from. It must be equal on server and clients.
@@ -89,7 +89,7 @@ class Server:
 
     @property
     def complete(self) -> bool:
-        """Return True if the sum is unmasked."""
+        """Return True if the server has removed the masks from the sum."""
         return self._state.name == "complete"
 
     def opening(self) -> Message:
@@ -196,7 +196,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that share secrets: all `answered`, or `terms.sharing` random ones."""
+        """Return the clients that share secrets: at most `terms.sharing`, drawn from `answered`."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
@@ -214,7 +214,7 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the least count of any dealer's valid shares at `answered`, and the threshold."""
+        """Return (the least number of a dealer's valid shares at `answered`, the threshold)."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:

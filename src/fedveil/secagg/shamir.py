@@ -55,8 +55,8 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """Reconstruct secrets from shares. None stands for shares that fit no secret.
 
-    `shares` is an array [secrets, shares, 5]. `points` are the shares' points: [shares] if all
-    secrets have equal points, otherwise [secrets, shares]. Fewer than the threshold are not enough.
+    `shares` has the shape (secrets, shares of each, 5). `points` has the points of a secret's
+    shares: one vector for all secrets, or a row for each. A secret needs `threshold` shares.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)

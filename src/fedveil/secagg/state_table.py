@@ -2,7 +2,7 @@
 
 Only `RoundState` changes a state. A client's state is the phase whose message it waits for. A
 message that is refused or out of order leads to the final state `withheld`: a client that answered
-twice could be made to disclose both kinds of share of one peer.
+twice could be made to disclose shares of both secrets of one peer.
 
 The server's state is the phase whose answers it accepts. An answer of another phase is refused and
 changes nothing. Closing a phase leads to the next one if enough clients have answered, otherwise to

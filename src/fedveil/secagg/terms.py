@@ -25,8 +25,8 @@ class Terms:
 
     A client checks the server's messages against its own knowledge: it has not answered this round
     before (`Answered`), the length is that of its model, and the parameters have not changed during
-    the round. In a Flower app, parameters come from the server's offer and are checked against the
-    client's own demands (`pins`).
+    the round. In a Flower app, the server sends the parameters, and the client checks them against
+    its own demands (`pins`).
 
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
     - `sharing` is the largest number of clients that share secrets in the round.
@@ -77,7 +77,7 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """Return a digest of all terms except the roster. Keys, shares and signatures use it."""
+        """Return a digest of all terms but the roster. Keys, shares and signatures depend on it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

@@ -1,7 +1,7 @@
 """The view: everything that a client has been shown in a round, as one digest.
 
 In the complete graph, the digest covers everything that a server could show differently to
-different clients. In a sparse graph, it covers only what all clients must be shown alike. The keys
+different clients. In a sparse graph, it covers only what must be equal for all clients. The keys
 of encrypted shares, and the masks, are derived from the digest of what was shown before. So clients
 with different views cannot decrypt each other's shares, and their masks do not cancel.
 
@@ -47,8 +47,8 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
     """Return the digest of what the server shows to clients before they mask vectors.
 
-    It covers `keys` (the digest of `keys_view`) and `origin` (the digest of the data from which the
-    vectors are made). If all clients are neighbours, it also covers who shares secrets (`sharers`).
+    It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data that the vectors
+    are made from) and, in a complete graph, `sharers` (the clients that share secrets).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:

@@ -70,7 +70,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field. If several attributes are set, each allows some values."""
+    """The allowed values of one field. A value is allowed if at least one attribute allows it."""
 
     words: tuple[str, ...] = ()
     text: str = ""

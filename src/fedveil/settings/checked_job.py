@@ -64,8 +64,8 @@ class CheckedJob(Settings):
         """Copy this job with other settings: `job.with_(rounds=5, training={"lr": 0.1})`.
 
         Keys of a block that are not given keep their values. `keys` have dotted paths:
-        `{"training.lr": 0.1}`. Keys that this job left out get their defaults anew, because these
-        can depend on other keys.
+        `{"training.lr": 0.1}`. Default values of keys that this job left out are computed anew,
+        because these can depend on other keys.
         """
         named = {**blocks, **(keys or {})}
         settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]

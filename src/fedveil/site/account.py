@@ -150,7 +150,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if one of the privacy losses `kind` of a charge has no finite epsilon."""
+    """Return True if a loss in `kind`, the privacy losses of a charge, has no finite epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -292,7 +292,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a JSON line. Losses in an earlier line are replaced by their hash."""
+        """Encode a charge as a JSON line. Repeated losses are written only as their hash."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

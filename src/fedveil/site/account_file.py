@@ -1,6 +1,6 @@
 """A file of lines that only the holder of a key can extend.
 
-Each line has a code, the HMAC-SHA-256 of the previous code and the line's body. It reveals a
+Each line has a code, the HMAC-SHA-256 of the previous code and the line's body. The code reveals a
 changed, moved or missing line. A counter (`account_counter`) in another place reveals that the file
 was deleted or replaced by an older copy.
 

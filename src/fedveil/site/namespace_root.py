@@ -1,4 +1,4 @@
-"""A script that `unshare` starts: sets up a file system for a process, and becomes the process.
+"""A script that `unshare` starts: sets up a file system, and then replaces itself by a command.
 
 The argument is JSON with the parameters of `main`.
 """

@@ -93,7 +93,7 @@ class SiteReports:
     ) -> bytes:
         """Return the encoded answer to a secure sum's message that asks for no trained update.
 
-        `words` is the encoded message. Raises `SiteRefused` if the task is not in a secure sum.
+        `words` is the encoded message. Raises `SiteRefused` without secure aggregation.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -109,7 +109,7 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        In secure aggregation, it resumes from the state after the round's previous message.
+        In secure aggregation, the site resumes from its state after the round's previous message.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -221,7 +221,7 @@ class Admitted:
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
-        """Make the report from the arrays that `after` returns, but not before `leaves_at`.
+        """Make the report from the arrays that `after` returns. Waits until the time `leaves_at`.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero.

@@ -1,6 +1,6 @@
-"""A job that a server sends in an app, read as data, with the signature of whoever started it.
+"""A job that a server sends in an app, and the signature of the person who started the job.
 
-No code of the app, a zip archive, is written to disk, run or imported.
+The app is a zip archive. Its code is never written to disk, run or imported.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ClearSettings(Block):
 
 
 class JobsSettings(Block):
-    """The jobs that may run. A job needs one of these permissions."""
+    """The jobs that may run. A job needs a listed digest, a matching template or a signature."""
 
     digests: list[Digest] = Field(
         default_factory=list,

@@ -1,4 +1,4 @@
-"""A Flower SuperNode for which this process answers, instead of the uploaded code.
+"""Answers the messages that a Flower SuperNode receives, instead of the uploaded code.
 
 With `--isolation process`, Flower's SuperNode hands each message to a process of the operator. This
 module is such a process. It reads the app's archive as data, and lets `Door` answer. A shared

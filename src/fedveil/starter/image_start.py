@@ -19,7 +19,7 @@ def net(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def data() -> dict[str, np.ndarray]:
-    """Return images as [examples, channels, height, width], about 0 to 1, and labels from 0.
+    """Return images [examples, channels, height, width] with values in 0..1, and labels from 0.
 
     You can also return a pair of torch Datasets (train, test), such as torchvision's.
     """

@@ -1,1 +1,1 @@
-"""Statistics about the clients' rows, under the protections and privacy accounts of training."""
+"""Statistics about the clients' rows, with the same protections and accounts as training."""

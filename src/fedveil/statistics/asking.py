@@ -184,7 +184,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before a round. Under rr and oue, round 1 pays for all."""
+        """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

@@ -128,7 +128,7 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the fewest bits per entry with which rounding adds at most 0.5% variance, or 24."""
+    """Return the fewest bits per entry, up to 24, such that rounding adds at most 0.5% variance."""
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
@@ -213,7 +213,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of summed vectors: one per report, or `rows` codes under rr and oue."""
+        """Return the number of vectors in a sum: `reports`, times `rows` codes under rr and oue."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

@@ -42,7 +42,7 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the rows that a client contributes to every round, as positions in the table.
 
-        `entropy` draws them if there are too many. A report holds at most `carried` (None: all).
+        `entropy` draws them if the client has more than the file or `carried` (None: all) allows.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)

@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which equal rows and unasked clients raise the sampling variance."""
+        """The factor by which duplicate rows and clients not asked raise the sampling variance."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 

@@ -132,7 +132,7 @@ class Frequencies(Protection):
 
 
 class FrequencyRound(OneReportRound):
-    """The server's side of a round: counts, for each cell, the perturbed codes whose bit is 1."""
+    """The server's side of a round: counts, for each cell, the perturbed codes with a 1 for it."""
 
     sums = ("_ones",)
 

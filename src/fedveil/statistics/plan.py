@@ -56,7 +56,7 @@ FAN_OUT = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a client's vector: the encoding of a question, or of a level of its tree.
+    """One section of a client's vector: encodes a question, or one level of a question's tree.
 
     Rows that do not meet the conditions `where` are excluded. The weight of the question is divided
     among its parts. `share` is the fraction of the weight for this part.
@@ -152,7 +152,7 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part that counts the rows whose word begins with each candidate prefix.
+    """Return the part that counts, for each candidate prefix, the rows whose word begins with it.
 
     Rows in group g of the question are compared with the prefixes `candidates[g]`.
     """
@@ -220,7 +220,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of the client whose rows are `chosen`, from all parts' `rows`."""
+        """Return a client's joint vector. Its rows are at `chosen` in each part's `rows`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

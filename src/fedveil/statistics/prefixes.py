@@ -155,7 +155,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent candidates for the next round. The noise of `counts` has `variance`."""
+        """Keep the frequent candidates. `counts` are noisy, and their noise has `variance`."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):

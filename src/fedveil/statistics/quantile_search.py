@@ -27,7 +27,7 @@ _LINE, _RISES = 0.3, 2.0
 
 
 class Search:
-    """A search for the quantile `q` among increasing `edges`, and the answers to it so far."""
+    """Searches for the quantile `q` among increasing `edges`, and stores the answers of clients."""
 
     def __init__(self, edges: Float64s, q: float) -> None:
         self.edges, self.q = edges, q

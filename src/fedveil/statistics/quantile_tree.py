@@ -70,7 +70,7 @@ def _quantile(
 
 
 def _rising(values: Float64s) -> Float64s:
-    """Make `values` nondecreasing: the mean of the maximum up to each and the minimum from it on.
+    """Make `values` nondecreasing: average the maximum up to each value and the minimum from it on.
 
     If `values` estimate a nondecreasing function, the largest error does not grow.
     """

@@ -37,7 +37,7 @@ class Step:
     """One round: its number, counted from 1, and its choices that depend on earlier answers.
 
     `prefixes` has, for each heavy_hitters question and each group, the prefixes to extend. `edge`
-    is the index of the edge that a quantile search asks about, or 0.
+    is the index of the edge that a quantile search asks about, or 0 if there is no search.
     """
 
     round: int
@@ -112,7 +112,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield the rounds under rr and oue. A question with a larger weight asks more clients."""
+        """Yield rr's and oue's rounds. A question's weight decides how many clients it asks."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)

@@ -36,7 +36,7 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return a client's update. Only its own log says how many rows and values are left out."""
+        """Return a client's update. Rows and values that are left out appear only in its log."""
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)

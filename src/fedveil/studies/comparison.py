@@ -1,4 +1,4 @@
-"""The runs of a comparison: one for each protection, value of a parameter, epsilon and seed.
+"""The runs of a comparison: one per combination of protection, parameter, epsilon and seed.
 
 All runs with one seed are equal until a report leaves a client. By default, all clients have equal
 weight, because most protections require that.
@@ -57,7 +57,7 @@ class Goal(NamedTuple):
 
 
 class Asked(Settings):
-    """The options of a comparison, without the job."""
+    """The options of a comparison of protections, besides the job."""
 
     protections: list[str] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=1)] = 1

@@ -117,7 +117,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the mean metric improved from first to last test, or had only one test."""
+    """Return True if the mean metric improved from first to last test, or was tested only once."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

@@ -63,10 +63,10 @@ class Trial:
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Yield a short run of the job under each protection, at epsilon `target` for a whole run.
+    """Yield a short run of the job per protection, with a full run's noise at epsilon `target`.
 
     Also yields the untrained model, a run without protection and, if the job protects clients, a
-    run that protects single examples. No files remain. `tell` is called before each step.
+    run that protects single examples. No files remain. `tell` is called before each trial.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)

@@ -117,7 +117,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """Return the tokenizer. A `pairs` tokenizer is loaded from a resumed run, or trained."""
+        """Return the tokenizer. A byte-pair one is loaded from a resumed run, or else trained."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER

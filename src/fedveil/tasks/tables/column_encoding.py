@@ -1,7 +1,7 @@
 """The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
-For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-index of its interval between quantiles. For both parts, a word becomes an index.
+For the deep part of a wide-and-deep model, a number x becomes (x - mean) / deviation. For the wide
+part, it becomes the index of its interval between quantiles. For both, a word becomes an index.
 """
 
 from __future__ import annotations

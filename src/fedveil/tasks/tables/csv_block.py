@@ -29,7 +29,7 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` has the places in `block` at which each cell of the columns `names` begins and ends
+    `cells` has the positions in `block` at which each cell of the columns `names` begins and ends
     (`native_cells`). `asked` lists the conversions since `prepare`, as pairs of a key of `_READERS`
     and a column. `places` are the rows' line numbers, which the caller sets.
     """
@@ -45,7 +45,7 @@ class CsvBlock(Piece):
         self.places = range(cells.shape[1])
 
     def prepare(self, asked: Iterable[Asked]) -> None:
-        """Convert columns before their use, maybe in another thread: the pairs in `asked`."""
+        """Convert columns before their use. `asked` has pairs of a conversion and a column."""
         for what, column in asked:
             self._read(what, column)
         self.asked = []
@@ -150,8 +150,8 @@ def read(
 ) -> CsvBlock | None:  # fmt: skip
     """Locate the cells of the columns `names` in `text`, a block of a CSV file.
 
-    `found` is the file's format, and `columns` its header. Converts the cells of some columns at
-    once: `asked` has pairs of a key of `_READERS` and a column. Returns None if numba is not
+    `found` is the file's format, and `columns` its header. Also converts the cells of the columns
+    in `asked`, which has pairs of a key of `_READERS` and a column. Returns None if numba is not
     installed, or if Python's csv module might find different cells.
     """
     if not HAVE_NUMBA:

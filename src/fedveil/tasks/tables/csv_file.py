@@ -116,7 +116,7 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record's first line number and cells. `before` lines precede the blocks."""
+    """Yield (first line number, cells) of each record. The blocks begin after `before` lines."""
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

@@ -1,4 +1,4 @@
-"""Rules that make all parties write ids in the same way (`task.tables.ids`), and hints on them."""
+"""Normalises ids so that all parties write them alike (`task.tables.ids`), and suggests rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Loops over the cells of a block of CSV text, in native code.
 
-`block` has the text's bytes as UTF-8, and zeros after them. `cells` has the place of each cell's
-first byte and the place after its last byte, of all columns [columns, rows, 2] or of one [rows, 2].
+`block` has the text in UTF-8, then zeros. `cells` has the positions of each cell's first byte and
+of the byte after its last one, in the shape (columns, rows, 2), or (rows, 2) for one column.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WHOLE_TENS = np.array([10**power for power in range(9)], np.uint64)
 
 @compiled()
 def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
-    """Write to `marks` the places of all bytes that `is_mark` selects. Returns their number.
+    """Write to `marks` the positions of all bytes that `is_mark` selects. Returns their number.
 
     The loop has no branch, because a processor cannot predict where a cell ends.
     """
@@ -70,12 +70,12 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 
 @compiled()
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
-    """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
+    """Write each cell's start and end to `cells`. Returns the number of rows (-1: ambiguous).
 
-    They may disagree on a quote inside a cell, a line end inside quotes, a line end other than LF
-    and CRLF, an empty line, a row of another length than `kept`, and a line of more than `most`
-    bytes. `marks` has the places of all quotes, separators and line ends, and of the block's end.
-    `kept` has the column of `cells` for each column of the file, or -1.
+    Text is ambiguous with a quote inside a cell, a line end inside quotes, a line end other than LF
+    and CRLF, an empty line, a row of another length than `kept`, or a line above `most` bytes.
+    `marks` has the places of all quotes, separators and line ends, and of the block's end. For each
+    column of the file, `kept` has its index in `cells`, or -1 to skip the column.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
@@ -167,7 +167,7 @@ def _word(block: Array, at: int) -> np.uint64:
 
 @compiled()
 def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
-    """Append the digits at `at` to `whole`. Returns the place after them, and the new number."""
+    """Append the digits at `at` to `whole`. Returns the position after them, and the new number."""
     count = np.uint64(8)
     while count == 8:
         word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
@@ -240,7 +240,7 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 
 @compiled()
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
-    """Write a column's cells to the rows of `texts`, one letter per entry. The rest is zero.
+    """Write the letters of a column's cells to the rows of `texts`, with zeros after the last.
 
     Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
@@ -294,7 +294,7 @@ def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
 
 @compiled()
 def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
-    """Return the first `count` bytes from `at` on as a number, but never more than eight."""
+    """Return the first `count` bytes from `at` on (at most eight) as a little-endian number."""
     others = np.uint64(8 * max(0, 8 - count))
     return _word(block, at) << others >> others
 
