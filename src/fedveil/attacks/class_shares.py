@@ -92,7 +92,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose up to `most` classes to attack, and return the simulation of their clients.
+        """Choose up to `most` classes to attack. The result simulates clients of these classes.
 
         The attacked clients get training examples, and the attacker's own clients get test
         examples.

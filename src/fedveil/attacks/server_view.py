@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if each report by itself reveals nothing, so that only their mean can."""
+        """Return True if no single report reveals anything. The reports' mean still may."""
         return all(reading.empty for reading in self.readings)
 
     @property

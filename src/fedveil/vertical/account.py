@@ -1,8 +1,8 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
 Under EmbeddingDP an example is charged each time it is sent, but under `reuse` only once. A step
-that is repeated with fresh randomness after a kill is charged again. With randomness from the job's
-seed, a repetition sends the same bits and costs nothing.
+that is repeated with fresh randomness after a crash is charged again. With randomness from the
+job's seed, a repetition sends the same bits and costs nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed. Every count is then saved to disk before its examples are sent.
+    evaluations, each of which sends every held-out example. If `fresh` is True, randomness does not
+    come from a seed, and every count is saved to disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:

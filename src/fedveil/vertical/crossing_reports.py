@@ -1,7 +1,7 @@
 """The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-A report that will be reused is saved before it is sent. After a kill the same report is sent again,
-so the example is charged only once.
+A report that will be reused is saved before it is sent. After a crash the same report is sent
+again, so the example is charged only once.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Remove everything that was saved after the loaded step from the run folder."""
+        """Remove from the run folder everything that was saved after the loaded step."""
         forget_after(self.setting.folder, self.done)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)

@@ -82,8 +82,8 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what its gradients can reveal about labels in the run.
 
-    `rare_share` is the share of the rarer of two classes, and `epochs` the number of epochs. The
-    noise of Marvell (a `settings.name`) bounds the AUC of an attack on all gradients that a
+    `rare_share` is the share of the rarer of two classes, and `epochs` the number of epochs. If
+    `settings.name` is marvell, the noise bounds the AUC of an attack on all gradients that a
     follower receives for an example in one step, if the gradients of a class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]

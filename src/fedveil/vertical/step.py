@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """A micro-batch of a run in which tensors are sent. With a part, it selects a random stream."""
+    """The micro-batch for which a tensor is sent. Selects, with a part, a stream of randomness."""
 
     subset: str
     number: int
@@ -228,7 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor called `source`. This party's parts share it, so gradients add up."""
+        """Return the tensor `source`. All parts here read this tensor, so it sums gradients."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

@@ -54,7 +54,7 @@ def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
 def taken(
     message: Message, let_go: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return the fields of a message that store no tensor, and the stored tensors by name.
+    """Split a message: return its other fields, and the tensors that it stores, both by name.
 
     `let_go` is called before the bytes of each tensor are copied. It may free the bytes of tensors
     that are already copied. Raises `MessageInvalid` for invalid fields.

@@ -45,7 +45,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Estimate the mean softmax of each class's examples, as the rows of [classes, classes]."""
+    """Estimate, as row c of [classes, classes], the mean softmax of class c's examples."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)
@@ -57,7 +57,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Scale `found` to the sum `count`, and round it to integers, the largest fractions up."""
+    """Scale `found` to the sum `count`, and round to integers: up where the fraction is largest."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

@@ -34,7 +34,7 @@ class LastLayer:
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
         """Return the last trainable dense layer if its outputs are the logits, else None.
 
-        `probes` are typical examples, over which the layer's means are taken.
+        `probes` are typical examples. The means in the result are taken over them.
         """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]

@@ -31,7 +31,7 @@ _SLOPE = 0.3
 
 @dataclass(frozen=True)
 class Recovered:
-    """The recovered inputs [examples, *shape], the model part found with them, and their misfit."""
+    """Inputs [examples, *shape] and a model part, and how badly they fit the reports (`misfit`)."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -122,7 +122,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the mean misfit of a blind guess, which is the mean for numbers and 1/2 for bits."""
+    """Return the misfit of a blind guess. It guesses the mean for numbers, and 1/2 for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -51,7 +51,7 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` holds the ascending bounds of its cells. The last cell of each statistic stays empty.
+    `edges` has the ascending bounds of that statistic's cells. Its last cell stays empty.
     """
 
     directions: Float64s
@@ -89,7 +89,7 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """The number of cells of each statistic, including the cell that stays empty."""
+        """The number of cells (intervals) per statistic, including the one that stays empty."""
         return int(self.edges.shape[1]) - 1
 
     @property
@@ -113,7 +113,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return weights [rows, features] and biases, for activations up to about `whisper`."""
+        """Return weights [rows, features] and biases. Activations are at most about `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]

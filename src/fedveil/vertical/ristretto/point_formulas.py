@@ -108,9 +108,9 @@ def _absolute(s: Program, out: int, a: int) -> None:
 
 
 def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
-    """Append steps for the root of u/v, or of i u/v if u/v is not a square (RFC 9496, 4.2).
+    """Append steps that write to `root` a root of u/v, or of i u/v if u/v is not a square.
 
-    i is √-1. The element `was_square` becomes a mask of the lanes in which u/v is a square.
+    i is √-1 (RFC 9496, 4.2). `was_square` becomes a mask of the lanes in which u/v is a square.
     """
     v3, power, check, flips = _T + 3, _T + 4, _T + 5, _T + 6
     s.square(v3, v)
