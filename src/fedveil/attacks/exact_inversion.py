@@ -4,8 +4,8 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
 that its example leaves silent. So the attack searches, by iteratively reweighted least squares, for
-columns of Q: vectors q for which L q has many zeros. Of these it chooses the b that predict best
-which neurons are silent.
+columns of Q: vectors q for which L q has many zeros. It then chooses b of these vectors: those that
+predict best which neurons are silent.
 """
 
 from __future__ import annotations

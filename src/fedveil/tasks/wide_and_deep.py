@@ -42,7 +42,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """An owner's encoding: number of intervals per number column, of indices per word column."""
+    """An owner's encoding: numbers of intervals per numeric column, of indices per word column."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()

@@ -175,7 +175,7 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
     """Return the most likely true class for each randomised label in `told`.
 
-    `eps` is LabelDP's epsilon, or None. `shares` are the prior probabilities of the classes.
+    `eps` is LabelDP's epsilon, or None without LabelDP. `shares` are the class probabilities.
     """
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]

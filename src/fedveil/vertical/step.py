@@ -182,7 +182,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message for the instruction `place` has it. Returns other fields."""
+        """Save the loss if the message for instruction `place` has it. Returns the other fields."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)

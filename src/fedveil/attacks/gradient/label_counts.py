@@ -13,9 +13,7 @@ from fedveil.protections.reading import Reading
 def label_counts(
     reading: Reading, layer: LastLayer, weights: Float32s, count: int, scale: float
 ) -> Int64s:
-    """Estimate how many of a client's `count` examples have each label.
-
-    Returns one count per class.
+    """Estimate how many of a client's `count` examples have each label. Returns counts by class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
     learning" (iLRG). The gradient of a class's row of the last weight, divided by the gradient of

@@ -47,10 +47,11 @@ class Knowledge:
 class Search:
     """Settings of a search for inputs whose update is close to the observed one.
 
-    If `distance` is "squared", it minimises the squared distance by L-BFGS (Zhu et al. 2019). If it
-    is "cosine", it minimises 1 - cosine, plus `variation` times the images' total variation, by
-    Adam on signs (Geiping et al. 2020). The best of `restarts` starts is kept. A start that reaches
-    a value below `near` ends the search. After a value below `explains`, no further search is run.
+    With `distance` "squared", the search minimises the squared distance by L-BFGS (Zhu et al.
+    2019). With "cosine", it minimises 1 - cosine plus `variation` times the images' total
+    variation, by Adam on signs (Geiping et al. 2020). The best of `restarts` starts is kept. A
+    start that reaches a value below `near` ends the search. After a value below `explains`, no
+    further search is run.
     """
 
     distance: Literal["squared", "cosine"]
@@ -110,7 +111,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer. If it is not dense, return "joint"."""
+    """Return the labels recovered from the last layer, or "joint" if this layer is not dense."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

@@ -49,7 +49,7 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Find inputs and a model part that fit the evidence, by optimising one and then the other.
+    """Find inputs and a model part that fit the reports in `evidence`, optimising each in turn.
 
     The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
     part of the right architecture with different initial weights for each number. The best of

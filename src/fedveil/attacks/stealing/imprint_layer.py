@@ -1,14 +1,14 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022). The values of a statistic of an example, such as its mean,
-are divided into cells. A row of the layer responds to the examples in its cell, so the row's
-gradients are sums over these: of delta * x for the weights, and of delta, the loss's derivative,
-for the bias. For an example that is alone in its cell, their quotient is the example, exactly.
+Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
+range of each statistic is divided into cells. A row of the layer responds to the examples x in its
+cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
+loss's derivative, for the bias. An example alone in its cell is exactly their quotient.
 
-In the form `relu`, a row responds to all statistics above its threshold, and a cell is the
-difference of two rows. This form needs a single local step. In the form `window`, a row responds
-only between two bounds. The first step on an example in its cell moves the row so far that it
-responds to no later example, so the row stays unchanged through all further steps of a client.
+In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
+difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
+responds only between two bounds. The first step on an example in its cell moves the row so far that
+it responds to no later example, so the row stays unchanged in all further steps of a client.
 """
 
 from __future__ import annotations

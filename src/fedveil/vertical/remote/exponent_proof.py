@@ -35,7 +35,7 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Prove that the point Z is k M, where k is the secret `exponent`. Returns the proof.
+    """Prove that a point was computed as k M from the secret `exponent`, k. Returns the proof.
 
     M is the point `weighted`, and `commitment` is k G. `entropy` is for the proof's random number.
     """

@@ -119,7 +119,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `begin` is its first message, if it already came."""
+    """Run a follower's side of the handshake. `begin` is the first message if already received."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}

@@ -6,8 +6,8 @@
     tensors   as in an evaluation, under the same protection
     enough    leader -> followers   the end of the requests
 
-A follower answers only the next request, and sends a row only after the row was allowed and
-charged. So a repeated or changed message reveals nothing.
+A follower answers requests only in the order of their numbers, and sends a row only after the row
+was allowed and charged. So a repeated or changed message reveals nothing.
 """
 
 from __future__ import annotations
