@@ -43,7 +43,7 @@ class Compression:
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
-    """Round each example's values, of `values` [examples, ...], to 2^`bits` evenly spaced levels.
+    """Round each example's values to 2^`bits` evenly spaced levels. `values` is [examples, ...].
 
     Returns the levels' packed numbers, and each example's lowest and highest level [examples, 2].
     """

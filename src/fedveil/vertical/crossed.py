@@ -17,7 +17,7 @@ def sentences(
     """Yield log sentences that say which data the parties send to each other.
 
     There are `held_out` held-out examples. `ids_by` is how parties on different machines find their
-    common ids, or None if all parties are in one process. Then no id is sent.
+    common ids. None means that all parties are in one process, which sends no ids.
     """
     for follower in split.followers:
         if ids_by is not None and split.columns(follower):

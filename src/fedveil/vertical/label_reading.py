@@ -193,8 +193,8 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the cosines of the rows to them. The nearest centre is the one with the
-    largest sum of this cosine and `before`, the row's cosines in earlier steps.
+    Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
+    sum of the row's cosine and `before`, the row's cosines in earlier steps.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)

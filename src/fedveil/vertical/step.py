@@ -228,7 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor `source`. All parts here read this tensor, so it sums gradients."""
+        """Return the tensor `source`. This party's parts share it, and add gradients to it."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

@@ -3,7 +3,7 @@
 Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
 range of each statistic is divided into cells. A row of the layer responds to the examples x in its
 cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
-loss's derivative, for the bias. An example alone in its cell is exactly their quotient.
+loss's derivative, for the bias. The only example in a cell is the quotient of both sums.
 
 In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
 difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
@@ -51,7 +51,7 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` has the ascending bounds of that statistic's cells. Its last cell stays empty.
+    `edges` has the ascending bounds of that statistic's cells, the last of which stays empty.
     """
 
     directions: Float64s

@@ -204,7 +204,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the job's features (default: all `columns`), but not id, label or `without`."""
+        """Return the features (default: all `columns`) except id, label and those in `without`."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
