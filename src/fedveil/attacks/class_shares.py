@@ -2,8 +2,8 @@
 
 Property inference (Melis et al. 2019, "Exploiting unintended feature leakage in collaborative
 learning") decides if more than half of a client's examples are of one class. The attacker trains
-simulated clients with that property and without it. Their mean updates differ along a direction. A
-report's score is how far it points in that direction.
+simulated clients with that property, and others without it. The mean updates of the two groups
+differ along a direction. A report's score is how far it points in that direction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the server's view: each report or, if reports reveal nothing, a sum of reports."""
+    """Simulates the server's view: each report or, if one reveals nothing, a sum of reports."""
 
     target: Target
     entropy: Entropy
@@ -83,7 +83,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients with `count` examples each, with and without a main class from `wanted`."""
+    """Simulates clients of `count` examples. Some have a main class, which is one of `wanted`."""
 
     target: Target
     count: int
@@ -92,10 +92,9 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose up to `most` classes to attack, and return the simulation of their clients.
+        """Choose up to `most` classes to attack. The result simulates clients of these classes.
 
-        The attacked clients get training examples, and the attacker's own clients get test
-        examples.
+        The attacked clients get training examples, the attacker's own clients test examples.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
@@ -210,7 +209,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Count a client's examples of each class, and find clients that hold mostly one class."""
+    """Infer each client's number of examples per class, and which clients hold mostly one class."""
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

@@ -1,7 +1,7 @@
 """Distinguishing two updates by a client's reports: an empirical check of the claimed epsilon.
 
 The attacker knows the model, the protection and two updates, but not which of them the client has.
-It guesses by the likelihood ratio, which is the best possible rule (Neyman and Pearson). The right
+It guesses by the likelihood ratio, which is the best possible rule (Neyman and Pearson). Its
 guesses give two lower bounds on epsilon. The bound of `privacy.audit` holds for every mechanism.
 The bound of `privacy.curve_audit` is usually closer to the claim, but assumes that the reports
 follow the protection's privacy curve.

@@ -4,8 +4,8 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
 that its example leaves silent. So the attack searches, by iteratively reweighted least squares, for
-columns of Q: vectors q for which L q has many zeros. Of these it chooses the b that predict best
-which neurons are silent.
+columns of Q: vectors q for which L q has many zeros. It then chooses b of these vectors: those that
+predict best which neurons are silent.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions, the columns of an array [rank, number], and a score for each."""
+    """Candidate directions, each a column of an array with `rank` rows, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -89,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and the share of neurons whose activity each one's direction predicts."""
+    """Candidate examples, and each one's share of neurons whose activity its direction predicts."""
 
     examples: Float64s
     shares: Float64s
@@ -151,7 +151,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number] that are zero on many neurons and not in `known`."""
+    """Search for directions, as columns, that are zero on many neurons and not in `known`."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -177,7 +177,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw random unit vectors [number, rank] from which to search for further directions.
+    """Draw `number` random unit vectors, as rows, from which to search for further directions.
 
     Each one is orthogonal to a random choice of the columns of `known` (the directions found
     before) and to a random choice of the unit vectors `rows`, mostly those with small `lengths`
@@ -204,8 +204,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from the neurons on which it is zero, and score it.
 
-    The score is the number of these neurons. It is halved if these neurons, or all but one of them,
-    do not determine the direction.
+    The score is the number of these neurons. It is halved if they do not determine the direction,
+    or would no longer do so without one of them.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -237,7 +237,7 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose one direction per example, so that together they best predict the activations."""
+    """Choose one direction per example: together they best predict which neurons are active."""
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):

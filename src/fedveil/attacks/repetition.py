@@ -121,7 +121,7 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """Attack `trials` clients with the pair's first update, and as many with the second.
+    """Attack `trials` clients that have the pair's first update, and `trials` that have the second.
 
     Each client reports its update again and again. Returns one result for each number of reports in
     `counts`, in ascending order.

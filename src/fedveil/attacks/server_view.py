@@ -18,8 +18,8 @@ from fedveil.protections.reading import Reading
 class Seen:
     """A server's view of a round: an estimate of each client's update, and the aggregate.
 
-    `readings[i]` is the estimate from client i's report. `state` is the protection's state after
-    the round. `told` is the message with which the server asked the first client for its update.
+    `readings[i]` is the estimate from client i's report. `state` is what the protection keeps for
+    the next round. `told` is the server's request to the first client for its update.
     """
 
     readings: Sequence[Reading]
@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if each report by itself reveals nothing, so that only their mean can."""
+        """Return True if no single report reveals anything. The reports' mean still may."""
         return all(reading.empty for reading in self.readings)
 
     @property
@@ -51,7 +51,7 @@ def seen(
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
     The server follows the protocol. The noise of clients and server is drawn from `entropy`. The
-    updates must be finite. `state` is the protection's state before the round, by default its
+    updates must be finite. `state` is what the protection kept from the last round, by default its
     initial state.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))

@@ -6,7 +6,7 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return the sum of absolute differences between neighbouring pixels, or 0 for other data."""
+    """Return the sum of absolute differences between neighbouring pixels, or 0 without images."""
     if images.ndim != 4:
         return images.new_zeros(len(images))
     across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)

@@ -54,7 +54,7 @@ def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return the job, data and partition, without training examples that no client has."""
+    """Return the job, data and partition, reduced to the training examples that clients have."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -88,7 +88,7 @@ class Target:
     def of(cls, job: Job) -> Target:
         """Create a target from a job before its first round.
 
-        Its data has only the training examples that a run trains on, without invalid records.
+        The target has only the training examples that a run trains on, without invalid records.
         """
         if job.keeps_state or job.training.algorithm != "fedavg":
             raise AttackImpossible(
@@ -129,7 +129,7 @@ class Target:
     def needs_client_unit(self, what: str) -> None:
         """Raise `AttackImpossible` unless the job's epsilon covers whole clients.
 
-        `what` says in the error what the attack does.
+        `what` describes the attack in the error.
         """
         if self.job.privacy.unit == "example":
             raise AttackImpossible(

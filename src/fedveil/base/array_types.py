@@ -30,7 +30,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def parts(end: int, begin: int = 0) -> Iterator[slice]:
-    """Yield slices that cover the entries `begin` to `end` - 1. All but the last have 65,536."""
+    """Yield slices of up to 65,536 entries that together cover the entries `begin` to `end` - 1."""
     for start in range(begin, end, _PART):
         yield slice(start, min(start + _PART, end))
 

@@ -148,7 +148,7 @@ def as_finite(array: Array) -> tuple[Array, Bools]:
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Return examples as int64, and a mask of those whose values this leaves unchanged."""
+    """Return examples as int64, and a mask of the examples that the conversion does not change."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

@@ -38,7 +38,7 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Subtract `lowest` from each of `count` numbers, and pack the lowest `width` bits of each.
+    """Subtract `lowest` from each of `count` numbers, and pack the low `width` bits of each result.
 
     `make` returns the numbers of one slice. It is called for one slice after another.
     """
@@ -94,7 +94,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield slices of `out`, each with the bytes of its packed numbers, followed by zeros."""
+    """Yield slices of `out`, each with its packed numbers' bytes and some meaningless bytes."""
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):

@@ -34,7 +34,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Note that a line was printed, so that the silence begins anew."""
+        """Note that a line was printed, and measure the time without output from now on."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""`fedveil ask`: statistics of the clients' rows, with a protection and their privacy cost."""
+"""`fedveil ask`: statistics of the clients' rows under a protection, and their privacy cost."""
 
 from __future__ import annotations
 

@@ -227,7 +227,10 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, or default ones. [] means each protection's own epsilon."""
+    """Return the epsilons in `text`, or defaults. [] keeps the epsilon of each protection.
+
+    The default is [] if one of the `fixed` settings decides the privacy cost.
+    """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 
     if text == "own" or (text is None and any(map(decides_cost, fixed))):

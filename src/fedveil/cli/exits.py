@@ -124,7 +124,7 @@ def _interrupted(end: KeyboardInterrupt) -> int:
     """Print that the command was interrupted and how to resume it. Returns the exit code.
 
     If Ctrl-C interrupts code in `exec` (such as the creation of a dataclass), CPython later exits
-    by the signal although the exception is caught. Calling `exec` once more prevents this.
+    by the signal although the exception is caught. A further call of `exec` prevents this.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
@@ -180,7 +180,7 @@ def _alike(option: str, near: Iterable[str]) -> list[str]:
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return a sentence that corrects `JOB run` to `run JOB`, or "". `first` is JOB."""
+    """Return how to correct `JOB run` to `run JOB`, or "" if no command follows `first`."""
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:

@@ -1,4 +1,4 @@
-"""`fedveil site account`: what is spent of a data set's privacy, on what, and what is left."""
+"""`fedveil site account`: how much epsilon a data set has spent, on what, and how much is left."""
 
 from __future__ import annotations
 

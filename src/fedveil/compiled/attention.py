@@ -27,7 +27,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of tokens, of heads and of entries per head, and a softmax row's length."""
+    """Return the numbers of tokens, heads, entries per head, and entries in a softmax row."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

@@ -42,7 +42,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """Sizes of an owner's features: intervals per number column, and indices per word column."""
+    """An owner's encoding: numbers of intervals per numeric column, of indices per word column."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """A linear layer on the wide outputs marked in `linear`, plus a network on all others."""
+    """A linear layer on the wide outputs marked in `linear`, and a network on all other outputs."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return the output, [rows, outputs], given each owner's wide and deep output in turn."""
+        """Return the output [rows, outputs]. `given` has each owner's wide, then deep output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -177,5 +177,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return where each of several stacked tables begins. Table i has `counts[i]` rows."""
+    """Return the first row of each of several stacked tables. Table i has `counts[i]` rows."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -1,8 +1,8 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
 Under EmbeddingDP an example is charged each time it is sent, but under `reuse` only once. A step
-that is repeated with fresh randomness after a kill is charged again. With randomness from the job's
-seed, a repetition sends the same bits and costs nothing.
+that is repeated with fresh randomness after a crash is charged again. With randomness from the
+job's seed, a repetition sends the same bits and costs nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed. Every count is then saved to disk before its examples are sent.
+    evaluations, each of which sends every held-out example. If `fresh` is True, randomness does not
+    come from a seed, and every count is saved to disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -195,7 +195,7 @@ def ledger_of(
 
     The ledger has an entry for each training example, by position, and one entry for all held-out
     examples. Its rounds are numbered from 0. Round n charges every example that was sent more than
-    n times. `label` is the privacy loss of a label under LabelDP, or None.
+    n times. `label` is the privacy loss of a label under LabelDP, or None without LabelDP.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -210,7 +210,7 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return the charges for sending one example of `party` once more.
+    """Return the charges for sending one of `party`'s examples one more time.
 
     `first` is True if the example was not sent before. Parts with `reuse` cost only the first time.
     """
@@ -228,9 +228,9 @@ def figures(
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
     in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
-    own data unprotected has one line, with an infinite epsilon. `label`, a label's loss under
-    LabelDP, adds a line for an example's label. The last line is the epsilon, at `delta`, of the
-    example that was sent most often. It is missing if the party sends no outputs of its own data.
+    own data unprotected has one line, with an infinite epsilon. `label`, a label's privacy loss
+    under LabelDP, adds a line for it. The last line is the epsilon, at `delta`, of the example that
+    was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)

@@ -1,7 +1,7 @@
 """The memory that training on a batch needs, computed before any is allocated.
 
-The result is the size of the tensors that autograd saves for the backward pass, plus two gradients
-as large as the largest of them, plus 15% for torch's kernels and allocator.
+The result is the size of the tensors that autograd saves for the backward pass, plus twice the
+largest of these tensors (for gradients), plus 15% for torch's kernels and allocator.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class Compression:
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
-    """Round each of `values` [examples, ...] to `bits` bits.
+    """Round each example's values to 2^`bits` evenly spaced levels. `values` is [examples, ...].
 
-    Returns the packed codes, and each example's minimum and maximum [examples, 2].
+    Returns the levels' packed numbers, and each example's lowest and highest level [examples, 2].
     """
     rows = values.reshape(len(values), -1).astype(np.float64)
     ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
@@ -57,7 +57,7 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 
 
 def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
-    """Decode the codes `data` and the minima and maxima `ranges` to values of shape `shape`.
+    """Decode the packed numbers `data` to values of shape `shape`, by the extremes in `ranges`.
 
     Raises InvalidValue if `data` or `ranges` do not fit `shape` and `bits`.
     """
@@ -75,7 +75,7 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """Stores the rounding errors of every example's last step, by part and direction."""
+    """Stores each example's rounding errors, made when it was last sent, by part and direction."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}

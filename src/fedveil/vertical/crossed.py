@@ -14,10 +14,10 @@ from fedveil.vertical.task import AlignBy
 def sentences(
     job: VerticalJob, split: SplitModel, order: Order, held_out: int, ids_by: AlignBy | None = None
 ) -> Iterator[str]:
-    """Yield log sentences on the data that is sent. There are `held_out` held-out examples.
+    """Yield log sentences that say which data the parties send to each other.
 
-    `ids_by` is how parties on different machines find their common ids. It is None if all parties
-    are in one process, where no id is sent.
+    There are `held_out` held-out examples. `ids_by` is how parties on different machines find their
+    common ids. None means that all parties are in one process, which sends no ids.
     """
     for follower in split.followers:
         if ids_by is not None and split.columns(follower):

@@ -5,8 +5,8 @@
 n and m are the numbers of the step and of its micro-batch. The name ends in `.grad` for a returned
 gradient and in `.test` for an output in an evaluation. `data` contains the values unchanged, as
 float32 or as the 16 bits of a bfloat16. Under EmbeddingDP, `data` has one bit in place of each
-float. Under `compression`, `data` contains codes, and a field `ranges` has the minimum and maximum
-of each example.
+float. Under `compression`, `data` has each value rounded to a few bits, and a field `ranges` has
+the minimum and maximum of each example.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def abort_message(reason: str, *, at_limit: bool) -> Message:
 
 
 def check_not_abort(message: Message, peer: str) -> None:
-    """Raise `PeerAtLimit` or `PeerAborted` if the peer's message aborts the step."""
+    """Raise `PeerAborted`, or `PeerAtLimit` for a privacy limit, if the message aborts the step."""
     if message.get("kind") == "abort":
         reason = message.get("reason")
         is_plain = isinstance(reason, str) and reason.isprintable()

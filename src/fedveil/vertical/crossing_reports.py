@@ -1,7 +1,7 @@
 """The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-A report that will be reused is saved before it is sent. After a kill the same report is sent again,
-so the example is charged only once.
+A report that will be reused is saved before it is sent. After a crash the same report is sent
+again, so the example is charged only once.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Reports:
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
         """Return `values`, with all values of an example set to 0 if one of them is NaN.
 
-        A malicious peer can make a part output NaN for chosen examples. If their reports were
-        missing, no noise would hide which examples these are.
+        A malicious peer can make a part output NaN for chosen examples. Without reports of these
+        examples, no noise would hide which examples it chose.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():

@@ -1,6 +1,6 @@
 """The job of a vertical run: typed settings, all checked before anything starts.
 
-The file contains nothing that a party must hide from another party, such as its data.
+The file contains no secrets of a party, such as its data, so all parties may read it.
 """
 
 from __future__ import annotations

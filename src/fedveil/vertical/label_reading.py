@@ -175,7 +175,7 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
     """Return the most likely true class for each randomised label in `told`.
 
-    `eps` is LabelDP's epsilon, or None. `shares` are the prior probabilities of the classes.
+    `eps` is LabelDP's epsilon, or None without LabelDP. `shares` are the class probabilities.
     """
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]
@@ -194,7 +194,7 @@ def _settled(
     """Move the centres until each is the mean direction of the rows nearest to it.
 
     Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
-    cosine plus `before`, the row's cosines in earlier windows.
+    sum of the row's cosine and `before`, the row's cosines in earlier steps.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -218,8 +218,8 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
-    The first row is uniform. Each further row is drawn in proportion to its squared distance to the
-    nearest drawn row. Another `start` draws other rows.
+    The first row is drawn uniformly. Each further row is drawn in proportion to its squared
+    distance to the nearest drawn row. Another `start` draws other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
@@ -234,7 +234,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group, with as many known `labels` right as possible."""
+    """Return a class for each group, all different, with as many known labels right as possible."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -222,7 +222,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the rarest class's recall. Its chance level is a bound on the false positive rate."""
+    """Return the rarest class's recall. Chance level: an upper bound of the false-positive rate."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -243,7 +243,7 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
     The attacker knows every second label. For each other example, it guesses the label of the known
-    example with the most similar gradient.
+    example with the most similar gradient. `looks` has the gradients of each part.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]

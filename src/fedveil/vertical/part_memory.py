@@ -40,7 +40,7 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties for which the shapes of all parts are known before any part is built."""
+    """Return the parties of which every part's shapes are known before any part is built."""
     if any(part.module is not None for part in job.parts.values()):
         return []
     known: Collection[str] = getattr(task, "by_shape", ())

@@ -169,7 +169,7 @@ class Party:
                     yield Send(peer, abort_message(reason, at_limit=at_limit))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return weights, statistics, optimiser states and saved compression errors.
+        """Return weights, running statistics, optimiser states and saved compression errors.
 
         Names are `<part>/<name>` for weights and statistics, `<part>//<parameter>/<name>` for
         optimiser states, and `<part>///forward` or `<part>///backward` for compression errors.

@@ -44,7 +44,7 @@ def begin(
 ) -> PartyRun:
     """Return a party's side of a run.
 
-    `progress` is called with each of its records, and `say` with each sentence for its user.
+    `progress` is called with each of the party's records, `say` with each sentence for its user.
     """
     log = PartyLog(setting.party, setting.folder, progress, say)
     return PartyRun(setting, assemble(setting, log), log)
@@ -78,7 +78,7 @@ class PartyRun:
         return self.setting.job.epochs * self._parts.order.steps
 
     def restore(self, step: int) -> None:
-        """Load the checkpoint of `step`, and remove everything later than it from the folder."""
+        """Load the checkpoint of `step`, and remove from the folder everything saved after it."""
         self.load(step)
         self.settle()
 
@@ -108,7 +108,7 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Remove everything that was saved after the loaded step from the run folder."""
+        """Remove from the run folder everything that was saved after the loaded step."""
         forget_after(self.setting.folder, self.done)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)

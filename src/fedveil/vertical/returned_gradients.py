@@ -80,11 +80,11 @@ class ReturnedGradients:
 def projection(
     split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
 ) -> Iterator[str]:
-    """Yield a sentence for each follower: what its gradients can reveal about labels in the run.
+    """Yield a sentence for each follower: what the gradients it gets can reveal about the labels.
 
     `rare_share` is the share of the rarer of two classes, and `epochs` the number of epochs. The
-    noise of Marvell (a `settings.name`) bounds the AUC of an attack on all gradients that a
-    follower receives for an example in one step, if the gradients of a class are equal or Gaussian.
+    noise `marvell` bounds the AUC of an attack on all gradients that a follower receives for an
+    example in one step, if the gradients of a class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -115,8 +115,8 @@ def drawn_key(entropy: Entropy) -> bytes:
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     """Return the noise key in a leader's folder. A new run draws and saves one.
 
-    Raises `RunFolderError` if a started run has lost its key, because new noise in each epoch would
-    reveal by its mean what the old noise hides.
+    Raises `RunFolderError` if a started run has lost its key. With noise of several keys, the mean
+    over the epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

@@ -30,8 +30,8 @@ Ids = npt.NDArray[Any]
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """Return where each party has the common examples in its data, in the leader's order.
 
-    A party without ids has no data and takes part in all examples. If the leader has no ids, the
-    first party with ids determines the order.
+    A party without ids has no data, and its parts run on all common examples. If the leader has no
+    ids, the first party with ids determines the order.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:

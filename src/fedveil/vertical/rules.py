@@ -10,7 +10,7 @@ RULES = Rules[VerticalFields]()
 
 @RULES.rule("optimizer", "parts")
 def _momentum_is_sgds(job: VerticalFields) -> str | None:
-    """`momentum` belongs to `name: sgd`; under adam and adamw it is 0."""
+    """`momentum` belongs to `name: sgd`. Under adam and adamw it is 0."""
     own = {f"parts.{name}.optimizer": part.optimizer for name, part in job.parts.items()}
     for place, optimizer in {"optimizer": job.optimizer, **own}.items():
         if optimizer.name not in (None, "sgd") and optimizer.momentum:
@@ -43,7 +43,7 @@ def _some_way_is_compressed(job: VerticalFields) -> str | None:
 
 @RULES.rule("privacy", "parts")
 def _reports_are_drawn_once(job: VerticalFields) -> str | None:
-    """`embedding_dp.reuse: true` needs `eps`: without noise nothing is drawn."""
+    """`embedding_dp.reuse: true` needs `eps`, because without noise no report is random."""
     own = {f"parts.{name}.privacy": part.privacy for name, part in job.parts.items()}
     for place, privacy in {"privacy": job.privacy, **own}.items():
         settings = None if privacy is None else privacy.embedding_dp

@@ -3,7 +3,7 @@
 A batch is cut into micro-batches, so one party can compute while another's tensors travel. List
 scheduling with simulated times gives the order. The programs of one step guarantee:
 
-- every operation is once in its owner's program;
+- every operation occurs exactly once in its owner's program;
 - operations of one part are in micro-batch order, so gradients are always added in the same order;
 - weights change only in `apply`, the last instruction of a training program: no gradient is stale;
 - a party receives messages in the order in which the other party sends them: a link is a queue;
@@ -127,7 +127,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return the simulated time from which `stage` can run its next micro-batch, if known."""
+        """Return the simulated time of `stage`'s next possible micro-batch, or None if unknown."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -186,7 +186,7 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward pass, and those whose backward pass, another party awaits."""
+    """Return two sets: parts whose forward pass, and parts whose backward pass, a peer awaits."""
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
 

@@ -293,7 +293,7 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `gradient = "none"` of `source` stops the gradient from `consumer`."""
+    """Return True if `source` gets no gradient from `consumer`, because of `gradient = "none"`."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

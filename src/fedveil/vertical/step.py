@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """A micro-batch of a run in which tensors are sent. With a part, it selects a random stream."""
+    """The micro-batch for which a tensor is sent. Selects, with a part, a stream of randomness."""
 
     subset: str
     number: int
@@ -182,7 +182,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message for the instruction `place` has it. Returns other fields."""
+        """Save the loss if the message for instruction `place` has it. Returns the other fields."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -228,7 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor called `source`. This party's parts share it, so gradients add up."""
+        """Return the tensor `source`. This party's parts share it, and add gradients to it."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

@@ -28,8 +28,8 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
-    sums over the steps since the last line of that file.
+    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` adds up
+    loss, bytes and time over the steps since the last line of that file.
     """
 
     step: int
@@ -80,7 +80,7 @@ def held(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party's folder without checkpoints has records of steps."""
+    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint."""
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:
         raise RunFolderError(

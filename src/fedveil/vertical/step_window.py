@@ -34,7 +34,7 @@ class StepWindow:
         self._waited += self._at[3] - waited
 
     def look_away(self) -> None:
-        """Exclude the time and the bytes since the last step, such as those of an evaluation."""
+        """Exclude from the sums the time and bytes since the last step, such as an evaluation's."""
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 

@@ -251,5 +251,5 @@ class Measured:
 
 
 def aligned_by(wanted: AlignBy | None, task: Task) -> AlignBy:
-    """Return the job's alignment. By default: digests if ids are `numbered`, else intersection."""
+    """Return `wanted`. If it is None: digests for a task with `numbered` ids, else intersection."""
     return wanted or ("digests" if getattr(task, "numbered", False) else "intersection")

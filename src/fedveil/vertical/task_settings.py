@@ -60,7 +60,7 @@ class TabularSettings(Settings):
 
 
 class ReadingSettings(Settings):
-    """The format of one party's table. Null values are guessed from the file, and reported."""
+    """The format of one party's table. A null setting is guessed from the file and reported."""
 
     separator: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
         None,
@@ -102,7 +102,7 @@ class IdSettings(Settings):
 
 
 class TableSettings(ReadingSettings):
-    """One party's table. Each party's copy of the job may have other settings here."""
+    """One party's table. The parties' copies of the job may differ in these settings."""
 
     path: FilePath | None = Field(
         None,

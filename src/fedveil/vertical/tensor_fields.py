@@ -25,7 +25,7 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Read a message with tensors from a file. Returns the other fields, and the tensors by name.
+    """Read a message with tensors from a file. Returns its plain fields and its tensors, by name.
 
     Raises `MessageInvalid` if the digest at the file's end does not match.
     """
@@ -54,7 +54,7 @@ def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
 def taken(
     message: Message, let_go: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return the fields of a message that store no tensor, and the stored tensors by name.
+    """Split a message into its plain fields and the tensors that it stores, both by name.
 
     `let_go` is called before the bytes of each tensor are copied. It may free the bytes of tensors
     that are already copied. Raises `MessageInvalid` for invalid fields.

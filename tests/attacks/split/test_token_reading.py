@@ -14,13 +14,13 @@ from fedveil.attacks.split.token_reading import (
     Habits,
     bit_likelihood,
     ceiling,
+    chance_of_one,
     from_gradients,
     learnt,
     lie,
     likeliest,
     nearest,
     number_likelihood,
-    odds,
 )
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
@@ -50,7 +50,7 @@ def sent(table: Float64s, text: Int64s, eps: float | None, number: int = 0) -> F
 
 
 def read(ones: Float64s, reports: int, table: Float64s, eps: float | None) -> Int64s:
-    return likeliest(bit_likelihood(ones, reports, odds(table, eps))[np.newaxis])[0]
+    return likeliest(bit_likelihood(ones, reports, chance_of_one(table, eps))[np.newaxis])[0]
 
 
 def test_numbers_are_the_words(table: Float64s, text: Int64s) -> None:
@@ -129,7 +129,7 @@ def test_an_older_table_does_better_where_it_is_known_to_be_older(
     ones = sum(sent(now, text, 2.0, number) for number in range(3))
     right = [
         float((likeliest(bit_likelihood(ones, 3, told)[np.newaxis])[0] == text).mean())
-        for told in (odds(table, 2.0), odds(table, 2.0, blur=0.7))
+        for told in (chance_of_one(table, 2.0), chance_of_one(table, 2.0, blur=0.7))
     ]
     assert right[1] > right[0]
     by_number = number_likelihood(now[text], table, 0.7)

@@ -58,7 +58,7 @@ def bounds(effort: Effort) -> Bounds:
 class View:
     """A report or an aggregate of one round, and the attacker's knowledge about it.
 
-    `reading` is the attacker's estimate of the update in it. `clients` are the clients whose
+    `reading` is the attacker's estimate of the reported update. `clients` are the clients whose
     examples the attacker seeks, and `known` is its knowledge of their training. `cohort` is the
     number of clients in the aggregate, or 1 for a report.
     """
@@ -132,7 +132,7 @@ class Sight:
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
         """Return a view of the aggregate as the mean of the `clients`' updates.
 
-        If these have different numbers of examples, or too many to reconstruct at once, the
+        If the clients have different numbers of examples, or too many to reconstruct at once, the
         aggregate counts as the first client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]

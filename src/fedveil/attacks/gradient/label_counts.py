@@ -13,9 +13,7 @@ from fedveil.protections.reading import Reading
 def label_counts(
     reading: Reading, layer: LastLayer, weights: Float32s, count: int, scale: float
 ) -> Int64s:
-    """Estimate how many of a client's `count` examples have each label.
-
-    Returns one count per class.
+    """Estimate how many of a client's `count` examples have each label. Returns counts by class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
     learning" (iLRG). The gradient of a class's row of the last weight, divided by the gradient of
@@ -45,7 +43,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Estimate the mean softmax of each class's examples, as the rows of [classes, classes]."""
+    """Estimate, as row c of [classes, classes], the mean softmax of class c's examples."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)
@@ -57,7 +55,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Scale `found` to the sum `count`, and round it to integers, the largest fractions up."""
+    """Scale `found` to the sum `count`, and round to integers: up where the fraction is largest."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

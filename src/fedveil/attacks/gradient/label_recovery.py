@@ -34,7 +34,7 @@ class LastLayer:
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
         """Return the last trainable dense layer if its outputs are the logits, else None.
 
-        `probes` are typical examples, over which the layer's means are taken.
+        `probes` are typical examples. The means in the result are taken over them.
         """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]
@@ -61,8 +61,8 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     """Estimate each class's error: the mean of softmax minus label over a client's examples.
 
     `count` is the number of examples. The result is known up to a positive factor. If `reading` has
-    the exact gradient of the last bias, that is the result. Otherwise it is estimated from the last
-    weight's gradient, whose row c is class c's error times the layer's input.
+    the exact gradient of the last bias, this gradient is the result. Otherwise it is estimated from
+    the last weight's gradient, whose row c is class c's error times the layer's input.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)

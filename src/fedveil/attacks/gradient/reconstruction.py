@@ -47,11 +47,11 @@ class Knowledge:
 class Search:
     """Settings of a search for inputs whose update is close to the observed one.
 
-    If `distance` is "squared", it minimises the squared distance by L-BFGS (Zhu et al. 2019). If it
-    is "cosine", it minimises 1 - cosine, plus `variation` times the images' total variation, by
-    Adam on signs (Geiping et al. 2020). Of `restarts` starts it keeps the one that reaches the
-    smallest value. A value below `near` ends the search before the remaining starts. After a value
-    below `explains`, no further search is run.
+    With `distance` "squared", the search minimises the squared distance by L-BFGS (Zhu et al.
+    2019). With "cosine", it minimises 1 - cosine plus `variation` times the images' total
+    variation, by Adam on signs (Geiping et al. 2020). The best of `restarts` starts is kept. A
+    start that reaches a value below `near` ends the search. After a value below `explains`, no
+    further search is run.
     """
 
     distance: Literal["squared", "cosine"]
@@ -87,9 +87,9 @@ def reconstruct(
 
     The `searches` minimise the distance between the examples' update and the observed one, from
     starts drawn with `draw`. They run in order until one finds a value below its `explains`.
-    Searches by squared distance are skipped if `reading.scaled` is False. The result is that of the
-    last search that ran, or `known.prior` for each example if none ran or `reading` reveals
-    nothing. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
+    Searches by squared distance are skipped if `reading.scaled` is False. The last search that ran
+    gives the result. If none ran, or `reading` reveals nothing, the result is `known.prior` for
+    each example. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
     "joint" to search for labels and examples together first (Zhu et al.).
     """
     if not (reading.weight * reading.estimate**2).any():
@@ -111,7 +111,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer. If it is not dense, return "joint"."""
+    """Return the labels recovered from the last layer, or "joint" if this layer is not dense."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

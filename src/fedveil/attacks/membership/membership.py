@@ -126,7 +126,7 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on the reports of at most `most` clients in a round.
 
-        Also returns True if their sum is attacked, because single reports reveal nothing.
+        Also returns True if the sum of the reports is attacked, as single reports reveal nothing.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

@@ -62,9 +62,9 @@ class References:
         """Return the mean and standard deviation of each example's score over reference models.
 
         `of` computes the scores of all examples from one model's answers. If `member` is True, only
-        models that were trained on the example count, otherwise only the others. With fewer than 15
-        models, all examples have the same standard deviation. Otherwise an example's own variance
-        is shrunk towards the common one (Smyth 2004).
+        the models that were trained on the example are used, otherwise only the others. With fewer
+        than 15 models, all examples have the same standard deviation. Otherwise an example's own
+        variance is shrunk towards the common one (Smyth 2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -96,8 +96,7 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
     """Draw random halves of the examples, as training data for an even number of `models`.
 
-    Returns a mask [models, examples]. Every example is in exactly half of the models' training
-    data.
+    Returns a mask [models, examples]. Every example is training data of exactly half of the models.
     """
     if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")

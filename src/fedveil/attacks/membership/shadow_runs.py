@@ -41,7 +41,8 @@ class Pool:
     def everything(cls, dataset: Dataset) -> Pool:
         """Return a pool of the training examples, followed by the test examples.
 
-        If the training examples have owners, these also get the test examples, in turn.
+        Test examples are dealt out in turn to the owners of the training examples, if there are
+        any.
         """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners

@@ -26,7 +26,7 @@ class Prior(Protocol):
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the numbers at which a search begins: those of `examples` likely examples."""
+        """Return the free numbers of `examples` likely examples, from which a search begins."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
@@ -44,7 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples. Adds `floor` to the variance everywhere."""
+        """Fit a normal prior to public examples. Adds `floor` to the variance of every value."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean

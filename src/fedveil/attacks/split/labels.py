@@ -115,7 +115,7 @@ class _Follower:
 
     @classmethod
     def of(cls, target: SplitTarget) -> _Follower:
-        """Return the first follower that receives a gradient, otherwise the first follower."""
+        """Return the first follower that receives a gradient. If none does, the first follower."""
         classes, followers = target.task.classes, target.split.followers
         if classes is None:
             raise AttackImpossible(
@@ -210,9 +210,9 @@ def _added(
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
     `came` has the indices of each step's examples, and `looks` the gradients received in that step.
-    The summary "sum" is the sum over the steps, in which noise that is drawn anew averages out.
-    "change" is the mean over the later half of the steps minus that over the earlier half, in which
-    constant noise cancels.
+    The summary "sum" adds up all steps, so noise that is drawn anew averages out. The summary
+    "change" is the mean over the later steps minus the mean over the earlier steps. Constant noise
+    cancels in it.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

@@ -37,7 +37,7 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
     return found
 
 
-def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
+def chance_of_one(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     """Return, for each estimate in `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
 
     `values` are estimates of the true values, with errors of standard deviation `blur`.
@@ -51,14 +51,14 @@ def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     return told
 
 
-def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64s:
+def bit_likelihood(ones: Float64s, reports: int, chances: Float64s) -> Float64s:
     """Return ln Pr[the reports of a token | the token is this word], [tokens, words].
 
     A report has one bit for each of the vector's values. `ones`, [tokens, values], counts the 1s in
-    a token's `reports` reports. `ones_odds`, [words, values], is the probability of a 1 in a word's
-    report.
+    a token's `reports` reports. `chances`, [words, values], has the probability of a 1 in a report
+    of the word.
     """
-    told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
+    told = np.clip(chances, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
     found: Float64s = ones @ (np.log(told) - no).T + reports * no.sum(axis=1)
     return found
@@ -79,7 +79,7 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
     """Estimate a table of word vectors from messages whose text is known.
 
     `sent`, [tokens, values], has a message for each token of the text: numbers, or EmbeddingDP's
-    bits. `tokens` are the indices of these words in the vocabulary, and `words` is its size.
+    bits. `tokens` has each token's index in the vocabulary, and `words` is the vocabulary's size.
     Returns an estimated vector for each word, and the number of times that the word occurs. A word
     that never occurs gets the mean of all messages.
     """
@@ -134,8 +134,8 @@ class Habits:
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
     """Return the likeliest word at each position, [texts, length].
 
-    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word]. `habits` add the
-    frequencies of words and of pairs of words.
+    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word]. With `habits`, the
+    frequencies of words and of pairs of words count too.
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)

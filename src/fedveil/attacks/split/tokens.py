@@ -16,12 +16,12 @@ from fedveil.attacks.split.token_reading import (
     Habits,
     bit_likelihood,
     ceiling,
+    chance_of_one,
     from_gradients,
     learnt,
     likeliest,
     nearest,
     number_likelihood,
-    odds,
 )
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
@@ -178,7 +178,7 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the words whose vectors, sums of `word` and `position`, are nearest to `sent`."""
+        """Return for each vector in `sent` the word with the nearest `word` + `position` vector."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -188,7 +188,7 @@ class _Cut:
     def likelihood(
         self, sent: Float64s, reports: int, word: Float64s, position: Float64s, blur: float = 0.0
     ) -> Float64s:
-        """Return ln Pr[reports | word] at each position. `sent` holds sums of `reports` reports.
+        """Return ln Pr[reports | word], [texts, length, words]. `sent` sums up `reports` reports.
 
         `blur` is the standard deviation of the errors in the tables `word` and `position`.
         """
@@ -197,7 +197,7 @@ class _Cut:
         for place in range(sent.shape[1]):
             known = word + position[place]
             if self.bits:
-                told = odds(known, self.eps, blur)
+                told = chance_of_one(known, self.eps, blur)
                 found[:, place] = bit_likelihood(sent[:, place], reports, told)
             else:
                 found[:, place] = number_likelihood(sent[:, place] / reports, known, spread)

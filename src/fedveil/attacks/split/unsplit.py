@@ -31,7 +31,7 @@ _SLOPE = 0.3
 
 @dataclass(frozen=True)
 class Recovered:
-    """The recovered inputs [examples, *shape], the model part found with them, and their misfit."""
+    """Inputs [examples, *shape] and a model part, and how badly they fit the reports (`misfit`)."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -49,7 +49,7 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Find inputs and a model part that fit the evidence, by optimising one and then the other.
+    """Find inputs and a model part that fit the reports in `evidence`, optimising each in turn.
 
     The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
     part of the right architecture with different initial weights for each number. The best of
@@ -122,7 +122,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the mean misfit of a blind guess, which is the mean for numbers and 1/2 for bits."""
+    """Return the misfit of a blind guess. It guesses the mean for numbers, and 1/2 for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -62,7 +62,7 @@ def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
 
 
 def steady(module: nn.Module) -> nn.Module:
-    """Copy a module with frozen parameters, in training mode but with dropout off."""
+    """Return a copy of a module, with frozen parameters, in training mode but without dropout."""
     own = copy.deepcopy(module).requires_grad_(False).train()
     for inner in own.modules():
         if isinstance(inner, nn.modules.dropout._DropoutNd):

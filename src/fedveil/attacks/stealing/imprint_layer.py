@@ -1,14 +1,14 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022). The values of a statistic of an example, such as its mean,
-are divided into cells. A row of the layer responds to the examples in its cell, so the row's
-gradients are sums over these: of delta * x for the weights, and of delta, the loss's derivative,
-for the bias. For an example that is alone in its cell, their quotient is the example, exactly.
+Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
+range of each statistic is divided into cells. A row of the layer responds to the examples x in its
+cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
+loss's derivative, for the bias. The only example in a cell is the quotient of both sums.
 
-In the form `relu`, a row responds to all statistics above its threshold, and a cell is the
-difference of two rows. This form needs a single local step. In the form `window`, a row responds
-only between two bounds. The first step on an example in its cell moves the row so far that it
-responds to no later example, so the row stays unchanged through all further steps of a client.
+In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
+difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
+responds only between two bounds. The first step on an example in its cell moves the row so far that
+it responds to no later example, so the row stays unchanged in all further steps of a client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` holds the ascending bounds of its cells. The last cell of each statistic stays empty.
+    `edges` has the ascending bounds of that statistic's cells, the last of which stays empty.
     """
 
     directions: Float64s
@@ -89,7 +89,7 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """The number of cells of each statistic, including the cell that stays empty."""
+        """The number of cells (intervals) per statistic, including the one that stays empty."""
         return int(self.edges.shape[1]) - 1
 
     @property
@@ -113,7 +113,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return weights [rows, features] and biases, for activations up to about `whisper`."""
+        """Return weights [rows, features] and biases. Activations are at most about `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]

@@ -66,7 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of original images above their nearest candidates, if there are both."""
+        """Return a PNG of originals above their nearest candidates. None without images to show."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]

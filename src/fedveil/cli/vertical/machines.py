@@ -164,7 +164,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Load the job that the options name. Returns None for a run `old`, which has its own job."""
+    """Load the job that the options name, or return None to use the job of the run in `old`."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

@@ -1,6 +1,6 @@
 """`fedveil vertical run | evaluate | predict | show`: all parties in this process.
 
-With --listen, evaluate and predict run only the leader; the followers are on other machines.
+With --listen, evaluate and predict run only the leader. The followers are on other machines.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the job's features (default: all `columns`), except id, label and `without`."""
+        """Return the features (default: all `columns`) except id, label and those in `without`."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -240,7 +240,7 @@ class _Held:
 
     @cached_property
     def summary(self) -> Summary:
-        """Return the summary of the training rows, with which drift is measured."""
+        """Return the summary of the training rows. The drift of new rows is measured against it."""
         return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
@@ -268,7 +268,7 @@ class _Held:
         }
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return which columns to read. `known` has the number columns' saved kinds of content."""
+        """Return the columns to read. `known` has the saved kind of content of number columns."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)

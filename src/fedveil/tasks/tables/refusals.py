@@ -31,7 +31,7 @@ class Refusals:
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
         """Add a problem of the given `kind` that `count` rows have in `column`.
 
-        `rows` are the line numbers of the first few. `said` describes the first row's problem.
+        `rows` are the line numbers of the first few such rows. `said` describes the first problem.
         """
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count

@@ -23,7 +23,7 @@ class PlainNumbers(NamedTuple):
 
 
 class Piece(ABC):
-    """Some rows of a file. `places` are their line numbers, or their row numbers from 1."""
+    """Some rows of a file. `places` are line numbers (CSV) or row numbers from 1 (Parquet)."""
 
     path: str
     unit: str

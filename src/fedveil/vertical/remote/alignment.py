@@ -54,8 +54,8 @@ def align_found(
     """Find the common examples of all parties by the leader's ids that each follower has.
 
     `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
-    or -1. `sizes` has each party's number of examples. A party with 0 examples has no data and
-    takes part in all examples. If the leader has 0 examples, at most one follower may have
+    or -1. `sizes` has each party's number of examples. A party with 0 examples has no data, and its
+    parts run on all common examples. If the leader has 0 examples, at most one follower may have
     examples. Returns where each party has the common examples in its data, and a sentence on each
     follower whose examples differ from the leader's. The sentences name the `subset`.
     """

@@ -35,9 +35,9 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Return a proof that Z = k M, where M is the point `weighted` and k the secret `exponent`.
+    """Prove that a point was computed as k M from the secret `exponent`, k. Returns the proof.
 
-    `commitment` is the point k G. `entropy` is for the proof's random number r.
+    M is the point `weighted`, and `commitment` is k G. `entropy` is for the proof's random number.
     """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
@@ -72,7 +72,7 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 
 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
-    """Return a weight of 128 bits for each pair of a point in `points` and its own raised point.
+    """Return a weight of 128 bits for each pair of `points[i]` and its power `raised[i]`.
 
     A weight is a row of bytes, the most significant first: a hash of `commitment`, all points and
     `domain`, which names the subset of examples. So nobody can choose points to suit the weights.

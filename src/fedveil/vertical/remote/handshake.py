@@ -119,7 +119,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `begin` is the first message, if received."""
+    """Run a follower's side of the handshake. `begin` is the first message if already received."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -359,8 +359,8 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    The leader has `leads` ids. `exchanged` is the record of an intersection, if there was one. Then
-    raises `MessageInvalid` unless the leader proves that it sent the ids of these rows.
+    The leader has `leads` ids. `exchanged` is the record of an intersection, or None. With it, the
+    leader must prove that it sent the ids of these rows. Raises `MessageInvalid` if it does not.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

@@ -82,8 +82,8 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    The function `here` finds the party's name in the task. The party's initial weights come from a
-    secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
+    The function `here` returns this party's name in the task. The party's initial weights come from
+    a secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -183,7 +183,7 @@ class Machine:
         return sum(len(ids) for ids in self._ids.values())
 
     def _keep_brought(self) -> None:
-        """Save how many ids each other party has sent, before this party answers them."""
+        """Save the number of ids that each other party has sent. Call it before answering."""
         if self.folder is None:
             self._write()
         counts = json.dumps(self._brought, sort_keys=True)
@@ -265,7 +265,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now: this party then knows it even if all others are killed."""
+        """Save the run's identity now, so that this party has it even if all others are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -313,7 +313,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. A restarted party may need this one."""
+        """Wait until all parties have written their files. A restarted one may need this party."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}

@@ -144,7 +144,7 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """Run a follower's side of a session. `looks` is True for any purpose but training."""
+    """Run a follower's side of a session. If `looks` is True, the session must not train."""
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (

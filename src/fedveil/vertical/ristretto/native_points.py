@@ -194,7 +194,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return memory with 16 masks per 4-bit digit d of `scalar`: all ones in mask d, else 0."""
+    """Return memory with 16 masks per 4-bit digit of `scalar`. A digit d sets only its mask d."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

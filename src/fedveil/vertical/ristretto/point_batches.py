@@ -85,7 +85,7 @@ def _checked(found: Points | None) -> Points:
 
 
 def _native(count: int) -> Any:
-    """Return the module of native code if it is faster for `count` points, or None."""
+    """Return the module of native code if it is faster for `count` points, otherwise None."""
     if count < LEAST or not HAVE_NUMBA:
         return None
     from fedveil.vertical.ristretto import native_points

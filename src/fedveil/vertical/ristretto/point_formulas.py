@@ -108,9 +108,9 @@ def _absolute(s: Program, out: int, a: int) -> None:
 
 
 def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
-    """Append steps for the root of u/v, or of i u/v if u/v is not a square (RFC 9496, 4.2).
+    """Append steps that write to `root` a root of u/v, or of i u/v if u/v is not a square.
 
-    i is √-1. The element `was_square` becomes a mask of the lanes in which u/v is a square.
+    i is √-1 (RFC 9496, 4.2). `was_square` becomes a mask of the lanes in which u/v is a square.
     """
     v3, power, check, flips = _T + 3, _T + 4, _T + 5, _T + 6
     s.square(v3, v)
@@ -172,7 +172,7 @@ def _decode(s: Program, point: int, invalid: int) -> None:
 
 
 def _encode(s: Program, out: int, point: int) -> None:
-    """Append steps that write the field element that encodes `point` to `out` (RFC 9496, 4.3.2)."""
+    """Append steps that encode `point` as a field element in `out` (RFC 9496, 4.3.2)."""
     x, y, z, t = point, point + 1, point + 2, point + 3
     u1, u2, root, den1, den2, inverse = _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13
     rotated_x, rotated_y, mask, ignored = _T + 14, _T + 15, _T + 16, _T + 17

@@ -43,7 +43,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side of the alignment. Returns where its file has the common rows.
+    """Run the leader's side of the alignment. Returns the common rows' positions in its file.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -94,7 +94,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side of the alignment. Returns where its file has the common rows.
+    """Run a follower's side of the alignment. Returns the common rows' positions in its file.
 
     `begin` is the leader's first message, if it was already received.
     """

@@ -67,7 +67,7 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask of the `positions` whose example may be sent once more within the limit."""
+        """Return a mask: True where one more send of the example stays within the privacy limit."""
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
@@ -91,7 +91,7 @@ class ScoredExamples:
     def figures(self) -> list[Line]:
         """Return a line with the highest epsilon that scoring and training cost one scored example.
 
-        If parts send unprotected values, returns a line with an infinite epsilon for each instead.
+        If parts send unprotected values, returns one line per such part, with an infinite epsilon.
         """
         self._merge()
         if not self._sends or not len(self._known):
@@ -112,7 +112,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return a list with the costliest state: [times sent, 1 if labelled, times scored]."""
+        """Return [[times sent, 1 if labelled else 0, times scored]] of the costliest state."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state

@@ -6,8 +6,8 @@
     tensors   as in an evaluation, under the same protection
     enough    leader -> followers   the end of the requests
 
-A follower answers only the next request, and sends a row only after the row was allowed and
-charged. So a repeated or changed message reveals nothing.
+A follower answers requests only in the order of their numbers, and sends a row only after the row
+was allowed and charged. So a repeated or changed message reveals nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scores:
 
 
 class Scorer:
-    """A party with its bundle and the rows of a file. One process at a time can use a bundle."""
+    """Scores the rows of a file with a party's bundle, which one process at a time can use."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Scorer:
         )
 
     def keep_account(self) -> list[Line]:
-        """Save lines with this party's epsilons of scored examples to the bundle. Returns them."""
+        """Save this party's epsilons of scored examples to the bundle. Returns the saved lines."""
         lines = self.scored.figures()
         keep_accounts(self.state, lines, self.log.event)
         return lines

@@ -180,7 +180,7 @@ class PredictionService:
         return [{"id": one, **found.get(own[one], {"error": _UNKNOWN})} for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Add `missing` to a client's number of unknown ids. Returns False if it is too large."""
+        """Add `missing` to a client's unknown ids so far. Returns False if the sum is too large."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         self._guesses[who] += missing

@@ -45,11 +45,11 @@ class Source(Protocol):
 
     @property
     def common(self) -> Positions:
-        """The positions of the rows that all parties have, in the leader's file, ascending."""
+        """The positions in the leader's file, ascending, of the rows that all parties have."""
 
     @property
     def is_connected(self) -> bool:
-        """True if every party can be asked now."""
+        """True if every party can answer a request now."""
 
     def scores(self, rows: Positions) -> Scores:
         """Return the outputs for distinct common rows, and a mask of the rows that were scored.
