@@ -337,10 +337,9 @@ class Adaptive(LDPFigure):
         spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
         ran = (
             f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
-            f"the last two models. eps is {self._eps(scale, tasks[0]):g} (LeNet) and "
-            f"{self._eps(scale, tasks[1]):g} (the dense nets). The source compares this with eps "
-            f"in every round. Here it is also compared with a fixed epsilon that spends the same "
-            f"total."
+            f"the last two models. eps is {self._eps(scale, tasks[0]):g} for LeNet and "
+            f"{self.eps:g} for the dense nets. The source compares this with eps in every round. "
+            f"Here it is also compared with a fixed epsilon that spends the same total."
         )
         rows = [
             (name, f"{accuracy(run):.3f}", f"{mean_accuracy(run):.3f}",

@@ -174,7 +174,7 @@ def test_owners_decide_the_number_of_clients():
 def test_owners_are_needed_where_they_decide():
     assert problems("data: {split: by_client}") == [
         "data.split = by_client needs data with owners, and digits has none: use femnist, "
-        "shakespeare, or package.module:function"
+        "shakespeare, text_folder, or package.module:function"
     ]
     assert load("data: {name: 'mine:data', split: by_client}").clients.number is None
     assert load("data: {name: mnist, split: writers}").clients.number is None

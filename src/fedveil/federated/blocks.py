@@ -98,8 +98,8 @@ class ClientsSettings(Block):
 class DataSettings(Block):
     """The training data, and its split among the clients."""
 
-    #: The built-in data sets whose examples have owners.
-    OWNED: ClassVar[tuple[str, ...]] = ("femnist", "shakespeare")
+    #: The data sets of fedveil whose examples have owners.
+    OWNED: ClassVar[tuple[str, ...]] = ("femnist", "shakespeare", TEXT_FOLDER)
 
     name: DatasetName = Field(
         "digits",
@@ -136,7 +136,7 @@ class DataSettings(Block):
     @property
     def may_have_owners(self) -> bool:
         """True if the data set may say which person owns each example."""
-        return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
+        return self.name in self.OWNED or is_function(self.name)
 
 
 class EvaluationSettings(Block):
