@@ -176,7 +176,36 @@ def inherited() -> nn.Module:
     return Own(WIDTH, 2, 24)
 
 
-@pytest.mark.parametrize("made", [dropping, across, curved, hooked, replaced, inherited])
+def attending(**options: bool) -> nn.Module:
+    layer = transformer_layer(WIDTH, 1)
+    layer.self_attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True, **options)
+    return layer
+
+
+def with_zeros() -> nn.Module:
+    return attending(add_zero_attn=True)
+
+
+def with_biases() -> nn.Module:
+    return attending(add_bias_kv=True)
+
+
+def own_dropout() -> nn.Module:
+    class Own(nn.Dropout):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    layer = transformer_layer(WIDTH, 1)
+    layer.dropout2 = Own(0.0)
+    return layer
+
+
+OTHERS = [
+    dropping, across, curved, hooked, replaced, inherited, with_zeros, with_biases, own_dropout
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", OTHERS)
 def test_a_layer_that_is_not_torchs_plain_one_is_the_loops(made: Callable[[], nn.Module]) -> None:
     assert CompiledTrainer.of(of_layers(made()), plan_of_words()) is None
 

@@ -326,3 +326,24 @@ def test_the_closed_form_is_for_one_dense_layer_and_nothing_random() -> None:
     for more in (nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 6)):
         model = nn.Sequential(nn.Flatten(), more, nn.Linear(6, 3))
         assert clipped_examples._LinearHead.of(model, Layout(model)) is None
+
+
+def test_batch_normalisation_is_found_inside_other_modules() -> None:
+    inner = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ModelInvalid, match=r"BatchNorm \(1\.1\) mixes"):
+        ClippedExamplesTrainer(nn.Sequential(nn.Flatten(), inner), plan(), rate=0.5, clip=1.0)
+
+
+@pytest.mark.parametrize("make", [linear, dense])
+def test_an_examples_gradient_is_multiplied_by_the_weight_of_its_class(make: object) -> None:
+    weights = (0.5, 1.0, 4.0, 2.0)
+    weighted = plan(loss="weighted_cross_entropy", class_weights=weights)
+    (client,) = clients(ROOM, 4, (30,))
+    for label in (0, 2):
+        client.y[:] = label
+        model = make()  # type: ignore[operator]
+        plain, found = (
+            train(ClippedExamplesTrainer(make(), chosen, rate=0.7, clip=math.inf), model, [client])  # type: ignore[operator]
+            for chosen in (plan(), weighted)
+        )
+        np.testing.assert_allclose(found, weights[label] * plain, rtol=1e-4, atol=1e-7)

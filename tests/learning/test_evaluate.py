@@ -59,7 +59,9 @@ def test_an_own_loss_is_the_mean_over_all_examples_when_the_last_batch_is_short(
     assert score(model, _Squares(), x, y).figures()["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("limit", "sizes"), [(None, [1000, 300]), (450, [450, 450, 400])])
+@pytest.mark.parametrize(
+    ("limit", "sizes"), [(None, [250] * 5 + [50]), (450, [250] * 5 + [50]), (180, [180] * 7 + [40])]
+)
 def test_no_more_examples_are_scored_at_once_than_the_model_allows(
     limit: int | None, sizes: list[int]
 ) -> None:

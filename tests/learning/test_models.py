@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-from fedveil.learning.models import MODELS
+from fedveil.entropy import Seeded
+from fedveil.errors import ModelInvalid
+from fedveil.learning.models import MODELS, build
+from fedveil.learning.token_layers import CausalLayer
 
 DIGITS = (1, 28, 28)
 WIDTH, WORDS, LENGTH = 128, 2340, 20
@@ -32,3 +38,54 @@ def test_a_model_has_the_parameters_of_its_source(name: str) -> None:
     shape, classes, size = SIZES[name]
     model = MODELS[name](shape, classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == size
+
+
+def test_femnist_has_62_classes_and_no_more() -> None:
+    assert MODELS["lenet_femnist"](DIGITS, 62)(torch.zeros(3, *DIGITS)).shape == (3, 62)
+    with pytest.raises(ModelInvalid, match="has 62 classes, but the data has 63"):
+        MODELS["lenet_femnist"](DIGITS, 63)
+
+
+def test_an_oblong_image_fits_the_model_for_gradient_attacks() -> None:
+    assert MODELS["lenet_smooth"]((2, 9, 14), 5)(torch.zeros(3, 2, 9, 14)).shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "curves"), [("mlp", [nn.ReLU] * 2), ("purchase_dnn", [nn.Tanh] * 3), ("logistic", [])]
+)
+def test_dense_networks_have_the_activations_of_their_sources(
+    name: str, curves: list[type[nn.Module]]
+) -> None:
+    layers = MODELS[name]((3, 5), 4)
+    assert [type(m) for m in layers if not isinstance(m, nn.Flatten | nn.Linear)] == curves
+
+
+def test_a_shorter_text_has_the_positions_of_a_longer_ones_beginning() -> None:
+    torch.manual_seed(0)
+    model, x = MODELS["transformer"]((9,), 11), torch.arange(18).reshape(2, 9) % 11
+    torch.testing.assert_close(model(x[:, :4]), model(x)[:, :4], rtol=1e-4, atol=1e-5)
+
+
+def test_a_causal_layer_has_the_activation_that_it_is_given() -> None:
+    layers = [CausalLayer(6, 2, 10, curve) for curve in (functional.relu, functional.gelu)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.linspace(-2, 2, 48).reshape(2, 4, 6) ** 2
+    relu, gelu = (layer(x) for layer in layers)
+    assert (relu - gelu).abs().max() > 1e-4
+
+
+def test_initial_weights_are_drawn_from_the_entropy_alone() -> None:
+    state = torch.random.get_rng_state()
+    first, again, other = (
+        build("task_parts:linear", (7,), 3, Seeded(seed)).weight for seed in (1, 1, 2)
+    )
+    assert first.shape == (3, 7)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(-1, 4), {"turn": (), "words": (4,)}])
+def test_built_in_models_take_examples_of_one_shape(shape: object) -> None:
+    with pytest.raises(ModelInvalid, match="model = mlp needs examples of one array and one shape"):
+        build("mlp", shape, 3, Seeded(0))  # type: ignore[arg-type]

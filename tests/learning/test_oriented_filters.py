@@ -132,8 +132,12 @@ def test_crossings_are_told_from_strokes_by_the_second_order_alone() -> None:
 
 
 def test_other_images_are_taken_and_other_shapes_refused() -> None:
-    x = torch.from_numpy(Seeded(0).generator().random((3, 2, 21, 30), dtype=np.float32))
-    assert filters_linear((2, 21, 30), 4)(x).shape == (3, 4)
+    for made in (filters_linear, scattering_linear):
+        for shape in ((2, 21, 30), (1, 23, 31), (3, 4, 7)):
+            assert made(shape, 5)(torch.rand(2, *shape)).shape == (2, 5)
+    for narrow in ((1, 28, 3), (1, 3, 28)):
+        with pytest.raises(ModelInvalid, match="of at least 4 x 4"):
+            filters_linear(narrow, 10)
     with pytest.raises(ModelInvalid) as told:
         filters_linear((600,), 10)
     assert str(told.value) == (

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedveil.errors import ModelInvalid
 from fedveil.learning.own_layers import keep_own, own_names, whole
+from fedveil.learning.weight_layout import Layout
 
 
 def test_a_tensor_that_two_patterns_name_is_kept_once() -> None:
@@ -23,3 +24,12 @@ def test_a_pattern_without_a_tensor_is_refused() -> None:
         ModelInvalid, match=r"matches '2\.\*'\. Its tensors are 0\.weight, 0\.bias$"
     ):
         keep_own(nn.Sequential(nn.Linear(3, 2)), ["0.*", "2.*"])
+
+
+def test_a_clients_own_tensors_are_not_said_to_be_the_servers() -> None:
+    model = keep_own(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), ["0.*", "*_mean"])
+    assert Layout(model).explain() == [
+        "buffers averaged with the parameters: 1.running_var",
+        "tensors that stay with each client: 0.weight, 0.bias, 1.running_mean",
+        "tensors kept at the server's value: 1.num_batches_tracked",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 import fedveil
 from fedveil.learning.learning_task import Classification
 from fedveil.learning.precision import computing
-from fedveil.learning.task_trainer import TaskTrainer
+from fedveil.learning.task_trainer import TaskTrainer, on_device
 from fedveil.learning.trainer import LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -111,6 +112,23 @@ def test_what_a_model_gives_is_float32_in_whatever_it_lies() -> None:
     assert told["a"].dtype == told["b"][0].dtype == torch.float32
     assert told["b"][1].dtype == torch.int64
     assert told["c"] == "word"
+
+
+class Outputs(NamedTuple):
+    scores: torch.Tensor
+    states: list[torch.Tensor]
+
+
+def test_a_named_tuple_keeps_its_names_and_goes_to_the_device() -> None:
+    """As a model's outputs, and as the inputs or targets of a user's own batch."""
+    half = torch.zeros(2, dtype=torch.bfloat16)
+    told = computing(lambda: Outputs(half, [half]), "bfloat16", torch.device("cpu"))()
+    assert told.scores.dtype == told.states[0].dtype == torch.float32
+    moved = on_device(Outputs(half, [half, half]), "meta")
+    assert isinstance(moved, Outputs)
+    assert isinstance(moved.states, list)
+    assert moved.scores.is_meta
+    assert moved.states[1].is_meta
 
 
 def test_a_job_says_it_and_the_record_who_trained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from typing import Any
 
 import numpy as np
@@ -137,3 +138,49 @@ def test_an_error_is_better_when_it_is_lower(name: str) -> None:
 @pytest.mark.parametrize("name", ["accuracy", "auc", "f1", "r2", "ks", "exact_match"])
 def test_a_success_is_better_when_it_is_higher(name: str) -> None:
     assert ours.better(name) == "higher"
+
+
+def test_a_score_that_is_no_number_leaves_no_figure_of_ranks() -> None:
+    scores, told = SCORES.copy(), TOLD.copy()
+    scores[7, 2] = told[3, 0] = math.nan
+    assert math.isnan(ours.macro_auc(scores, LABELS))
+    assert math.isnan(ours.ks(scores, LABELS))
+    assert math.isnan(ours.bit_auc(told, BITS))
+
+
+def test_a_label_that_nobody_has_or_predicts_is_left_out() -> None:
+    scores, y = np.array([[1.0, -1], [1, -1], [-1, -1]]), np.array([[1.0, 0], [0, 0], [1, 0]])
+    assert ours.bit_f1(scores, y) == pytest.approx(0.5)
+
+
+def test_outputs_in_a_row_are_compared_with_targets_in_a_column() -> None:
+    """A model with one output may give [examples], and the targets are [examples, 1]."""
+    x, y = SCORES[:200].astype(np.float32), TRUE[:, :1].astype(np.float32)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    outputs = model(torch.from_numpy(x)).detach().numpy()
+    figures = score(model, Regression(), x, y).figures()
+    assert figures["rmse"] == pytest.approx(known.mean_squared_error(y, outputs) ** 0.5, rel=1e-5)
+    assert figures["r2"] == pytest.approx(known.r2_score(y, outputs), rel=1e-4)
+
+
+def test_a_text_without_a_target_has_no_loss_and_a_huge_loss_a_finite_perplexity() -> None:
+    task, y = NextToken(), torch.tensor([[-100, -100], [0, -100]])
+    logits = torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[0.0, 2000.0], [0.0, 0.0]]])
+    assert LOSSES["next_token"](logits, y).tolist() == [0, 2000]
+    assert float(task.loss(logits, y)) == 1000
+    figures = task.metrics(*task.scored(logits, y))
+    assert figures["loss"] == 1000
+    assert 1e300 < figures["perplexity"] < math.inf
+
+
+def test_each_input_is_filled_up_and_goes_in_by_its_name_or_place() -> None:
+    class Both(nn.Module):
+        def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return first - 10 * second
+
+    lines = [np.array([1, 2]), np.array([5])]
+    batch = as_tensors({"second": lines, "first": np.array([[3, 4], [5, 6]])}, padding=-7)
+    assert isinstance(batch, dict)
+    assert batch["second"].tolist() == [[1, 2], [5, -7]]
+    for inputs in (batch, UserDict(batch), [batch["first"], batch["second"]]):
+        assert Regression().forward(Both(), inputs).tolist() == [[-7, -16], [-45, 76]]

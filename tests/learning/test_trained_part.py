@@ -50,7 +50,9 @@ def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> Non
     part = TrainedPart.of(nn.Linear(6, 3))
     assert part.held(x) is x
     np.testing.assert_array_equal(as_floats(x), part.seen(x))
-    assert as_floats(x).dtype == part.held(x.astype(np.int64)).dtype == np.float32
+    assert as_floats(x).dtype == np.float32
+    for wide in (np.int32, np.int64, np.float64):  # which are not smaller than float32
+        assert part.held(x.astype(wide)).dtype == np.float32
     assert TrainedPart.of(only_head(Named())).held(x).dtype == np.float32
 
 
@@ -137,8 +139,10 @@ def test_an_example_with_one_feature_that_is_not_finite_is_not_usable() -> None:
     doubled.weight.data = 2 * torch.eye(2)
     part = TrainedPart.of(only_head(nn.Sequential(doubled, nn.Linear(2, 3))))
     x = np.array([[1, 4], [3e38, 4], [3e38, 3e38], [0, -1]], np.float32)
-    seen, usable = part.seen_apart(x, np.array([True, True, True, False]))
+    before = np.array([True, True, True, False])
+    seen, usable = part.seen_apart(x, before)
     assert usable.tolist() == [True, False, False, False]
+    assert before.tolist() == [True, True, True, False]
     assert seen.tolist() == [[2, 8], [0, 0], [0, 0], [0, 0]]
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedveil.base.example_arrays import ragged
+from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
+from fedveil.learning.learning_task import Classification
 from fedveil.learning.models import lenet, tanh_cnn
+from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trainer, TrainingPlan
 from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
@@ -29,6 +34,7 @@ PLANS = [
     plan(optimizer="adagrad", lr=0.05, weight_decay=0.01),
     plan(momentum=0.9, nesterov=True, weight_decay=0.01),
     plan(gradient_norm=0.3),
+    plan(gradient_norm=50.0),
     plan(proximal=5.0),
     plan(loss="weighted_cross_entropy", class_weights=(0.5, 1.0, 4.0)),
     plan(proximal=5.0, gradient_norm=0.3, momentum=0.9),
@@ -182,3 +188,35 @@ def test_tiny_numbers_are_zero_in_training_alone(
     assert seen
     assert not any(seen)
     assert np.float32(1e-39) * np.float32(0.5) != 0
+
+
+def test_a_client_may_have_plain_examples_with_targets_of_different_lengths() -> None:
+    x, y = np.ones((2, 5), np.float32), ragged([np.array([1, 2, 3]), np.array([4])])
+    client = ClientData.of(x, y, Seeded(0))
+    assert len(client) == 2
+    assert client.rows[0] is x
+    assert client.rows[1] is y
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_a_correction_is_added_to_each_gradient_before_it_is_clipped(by_task: bool) -> None:
+    """Tensors that are not trained, such as BatchNorm's statistics, have no gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    layout = Layout(model)
+    correction = torch.linspace(-1, 1, layout.dimension)
+    (client,) = clients((6,), 3, (7,))
+    chosen = plan(epochs=1, batch_size=7, corrected=True, gradient_norm=0.5)
+    made = copy.deepcopy(model)
+    trainer = TaskTrainer(made, chosen, Classification()) if by_task else LoopTrainer(made, chosen)
+    (update,) = train(trainer, model, [replace(client, correction=correction)])
+    nn.functional.cross_entropy(model.train()(client.x), client.y).backward()
+    gradients = [
+        term + entry.tensor.grad
+        for entry, term in zip(layout.entries, layout.views(correction), strict=True)
+        if entry.fate == "parameter"
+    ]
+    whole = torch.cat([gradient.flatten() for gradient in gradients])
+    assert whole.norm() > 0.5
+    expected = -0.1 * 0.5 * whole / whole.norm()
+    np.testing.assert_allclose(update[: len(whole)], expected, rtol=1e-4, atol=1e-6)

@@ -96,6 +96,12 @@ class Expanded(nn.Module):
         self.wide = nn.Parameter(torch.zeros(1).expand(5))
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +113,7 @@ class Sparse(nn.Module):
     [
         (nn.Linear(2, 2).double(), r"weight has type torch\.float64: convert the model"),
         (nn.Linear(2, 2).to(torch.bfloat16), r"weight has type torch\.bfloat16"),
+        (Complex(), r"wave has type torch\.complex64"),
         (nn.LazyLinear(3), "weight is not initialised"),
         (Shares(), "one and other share memory"),
         (Expanded(), "wide is an expanded view"),

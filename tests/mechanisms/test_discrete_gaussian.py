@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -309,6 +309,8 @@ def test_the_parameter_is_nearly_the_variance() -> None:
 
 
 @given(st.fractions(Fraction(1, 1000), Fraction(2) ** 40))
+@example(Fraction((1 << 24) - 1))
+@example(Fraction(1 << 24))
 def test_at_least_is_the_least_above(variance: Fraction) -> None:
     noise = DiscreteGaussian.at_least(variance)
     unit = 4**noise.place_bits

@@ -137,6 +137,29 @@ def test_a_vector_of_several_parts_is_rotated_with_the_signs_of_each():
     assert np.abs(back - vector).max() < 6 * noise.step
 
 
+def test_a_block_longer_than_a_part_is_rotated_whole(monkeypatch):
+    monkeypatch.setattr(distributed_gaussian, "_PART", 1 << 9)
+    noise = made(dimension=3000, entry_bits=16)
+    assert noise.block > 1 << 9
+    vector = Seeded(4).generator().normal(size=3000)
+    vector *= 0.9 * noise.clip / np.linalg.norm(vector)
+    signs = signs_of(noise)
+    back = noise.mean(noise.rounded(vector, signs, Seeded(5)).astype(np.int64), 1, signs)
+    assert np.abs(back - vector).max() < 6 * noise.step
+
+
+def test_a_short_last_part_is_filled_up_with_zeros(monkeypatch):
+    """Not with the end of the part before, which would be sent twice."""
+    monkeypatch.setattr(distributed_gaussian, "_PART", 1 << 10)
+    noise = made(dimension=2100, entry_bits=16)
+    assert (noise.block, noise.length) == (1024, 3072)
+    vector = np.zeros(2100, np.float32)
+    vector[:2048] = 0.01
+    rounded = noise.rounded(vector, signs_of(noise), Seeded(5))
+    assert rounded[1024:2048].any()
+    assert not rounded[2048:].any()
+
+
 @pytest.mark.parametrize("rotation", [True, False])
 def test_a_promised_distance_grows_by_the_rounding_of_both_vectors(rotation):
     noise = made(apart=0.02, rotation=rotation)
@@ -291,6 +314,14 @@ def test_the_ring_has_room_for_the_noise_of_all_clients_and_not_of_the_fewest_al
     largest = 50 * LARGEST
     assert plain.reach > 7 * math.sqrt(50 * plain.share_variance)
     assert summed.reach > largest + 7 * math.sqrt(50 * summed.share_variance)
+
+
+def test_no_entry_of_an_honest_sum_wraps_but_once_in_2_to_the_40_sums():
+    plain = made(ratio=60.0, shares=2, clients=50, dimension=5000, rotation=False)
+    summed = DistributedSum(0.5, 60.0, shares=2, clients=50, dimension=5000)
+    for noise, largest in ((plain, 50 * plain.radius), (summed, 50 * LARGEST)):
+        sigma = math.sqrt(50 * (0.25 + noise.share_variance))
+        assert 5000 * 2 * norm.sf((noise.reach - largest) / sigma) < 2.0**-40
 
 
 def test_the_noise_of_a_sum_of_examples_covers_one_that_is_replaced():

@@ -373,3 +373,10 @@ def test_nothing_is_remembered_of_a_draw_that_fails() -> None:
     with pytest.raises(InvalidValue, match="NaN"):
         EmbeddingDP(1.0).bits_of([0, 1], values, None, memory)
     assert len(memory) == 0
+
+
+def test_bits_of_several_blocks_come_back_each_in_its_place() -> None:
+    values = np.random.default_rng(2).standard_normal((3, 50_001)).astype(np.float32)
+    packed = EmbeddingDP().bits(values)
+    np.testing.assert_array_equal(EmbeddingDP.unpack(packed, values.shape), values > 0)
+    np.testing.assert_array_equal(EmbeddingDP()(values), values > 0)

@@ -389,3 +389,14 @@ def test_the_same_seed_gives_the_same_report() -> None:
     first = mechanism.privatize(update, Seeded(8))
     assert first.tobytes() == mechanism.privatize(update, Seeded(8)).tobytes()
     assert first.tobytes() != mechanism.privatize(update, Seeded(9)).tobytes()
+
+
+@pytest.mark.parametrize("noise", ["discrete", "continuous"])
+def test_a_likelihood_is_the_densitys_at_the_distance_from_the_clipped_update(noise: Any) -> None:
+    mechanism = GaussianMechanism(2.0, 1e-5, 0.5, noise)
+    output, long = np.array([0.25, -1.0, 2.0]), np.array([3.0, 0.0, -4.0])
+    near = mechanism.log_likelihood(output, output / 8)
+    far = mechanism.log_likelihood(output, long)
+    squares = [float(np.sum((output - kept) ** 2)) for kept in (output / 8, long / 10)]
+    expected = (squares[1] - squares[0]) / (2 * mechanism.sigma**2)
+    assert near - far == pytest.approx(expected, rel=0.01)

@@ -58,3 +58,21 @@ def test_never_more_than_the_claim(dim: int, eps: float, dim_out: int) -> None:
 def test_a_set_of_more_than_half_is_refused() -> None:
     with pytest.raises(InvalidValue, match="the top-k set has 6 of 10 dimensions, half of them"):
         sign_told(SignDS(0.6, 1.0, dim_out=2).plan(10), 10, 1.0)
+
+
+def test_a_set_of_half_is_taken_and_a_weight_that_is_left_out_may_tell_most() -> None:
+    """Five of eight are selected, four of which can be in the set."""
+    plan = SignDS(0.5, 3.0, dim_out=5).plan(8)
+    told, ratio = sign_told(plan, 8, 3.0), plan.expected_ratio
+    own, other = 5 * ratio / 4, 5 * (1 - ratio) / 4
+    assert told.selected == pytest.approx(ratio)
+    assert told.log_ratio == pytest.approx(math.log((1 - other) / (1 - own)))
+    assert told.log_ratio > math.log(own / other)
+
+
+@pytest.mark.parametrize("eps", [50.0, 2000.0])
+def test_a_selection_that_is_nearly_certain_reveals_no_more_than_the_claim(eps: float) -> None:
+    """The share of the set among the selected is rounded to 1."""
+    plan = SignDS(0.25, eps, dim_out=2).plan(8)
+    assert plan.expected_ratio == 1
+    assert 0.9 * eps < sign_told(plan, 8, eps).log_ratio <= eps

@@ -291,6 +291,30 @@ def test_compiled_and_numpy_codes_are_the_same(cells: int, monkeypatch: pytest.M
     np.testing.assert_array_equal(sums, codes @ np.arange(-cells, cells + 1))
 
 
+@pytest.mark.parametrize("report", ["sum", "bits"])
+def test_a_report_that_is_made_slice_by_slice_is_one_packing(report: Any) -> None:
+    """A slice has 65,536 parameters. At this epsilon no bit flips."""
+    encoding, states = UnaryEncoding("rr", 100.0, 1, report=report), np.arange(65_539) % 3 - 1
+    packed = encoding.pack_parts(
+        len(states), lambda part: encoding.perturb(states[part], Seeded(1))
+    )
+    assert len(packed) == encoding.packed_size(len(states))
+    running = np.zeros(len(states), np.int64)
+    encoding.add_packed(running, packed)
+    np.testing.assert_array_equal(running, states)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_the_values_that_an_update_moves_are_left_alone(rounding: Any) -> None:
+    """They are the model's weights, of which the client needs more than the sum."""
+    start, update = np.float32([0.2, -0.4, 0.9]), np.float32([0.3, 0.15, 5])
+    before = start.copy()
+    encoding = UnaryEncoding("oue", 1.0, 4, rounding, value_range=2.0)
+    states = encoding.encode_moved(start, update, Seeded(0))
+    np.testing.assert_array_equal(start, before)
+    assert (np.abs(states - 2 * np.array([0.5, -0.25, 2.0])) < 1).all()
+
+
 # Estimates
 
 
@@ -426,6 +450,14 @@ def test_claimed_losses() -> None:
     assert UnaryEncoding("oue", 100.0, 3).loss_per_bit.epsilon == pytest.approx(100 - math.log(2))
     assert all(e.loss_per_parameter.pure for e in (rr, oue))
     assert rr.loss_per_parameter.part == rr.loss_per_bit
+
+
+def test_the_stated_loss_of_one_bit_is_never_below_the_exact_one() -> None:
+    with localcontext(prec=60):
+        for eps in (n / 40 for n in range(1, 300)):
+            exact = ((1 + Decimal(repr(eps)).exp()) / 2).ln()
+            stated = Decimal(UnaryEncoding("oue", eps, 1).loss_per_bit.epsilon)
+            assert exact <= stated <= exact * (1 + Decimal("2e-15"))
 
 
 @pytest.mark.parametrize(

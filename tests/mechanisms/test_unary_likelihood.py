@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.entropy import Seeded
 from fedveil.mechanisms.unary import likelihood
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from unary_law import enumerated_sum_law
@@ -60,3 +61,19 @@ def test_sums_have_a_likelihood_up_to_the_largest_table(monkeypatch: pytest.Monk
         encoding = UnaryEncoding("oue", 0.7, cells)
         sums = np.zeros(2, encoding.sum_dtype)
         assert (likelihood.stated_log_likelihood(encoding, sums) is not None) == stated
+
+
+@pytest.mark.parametrize("report", ["sum", "bits"])
+@pytest.mark.parametrize("kind", ["rr", "oue"])
+def test_values_at_the_ends_of_the_range_are_in_the_last_states(kind: Any, report: Any) -> None:
+    """Rounded at random, a value beyond the range has no second state."""
+    values = np.array([2.0, 7.5, -2.0, -1e9])
+    found = []
+    for rounding in ("nearest", "stochastic"):
+        encoding = UnaryEncoding(kind, 0.7, 2, rounding, report, value_range=2.0)
+        said = likelihood.stated_log_likelihood(
+            encoding, encoding.perturb(np.array([2, -1, 0, -2]), Seeded(3))
+        )
+        assert said is not None
+        found.append(said(values))
+    assert found[0] == pytest.approx(found[1])

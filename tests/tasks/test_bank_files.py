@@ -764,3 +764,12 @@ def refusal_of(path: str, **keys: Any) -> str:
     with pytest.raises(DataInvalid) as caught:
         read(path, Wanted("id", ("x",), reading=ReadingSettings(**keys)))
     return str(caught.value)
+
+
+def test_an_empty_column_of_a_stated_kind_decides_for_no_other() -> None:
+    content = "id;d;e\n1;;01/02/2024\n2;;03/04/2024\n"
+    said = refusal(content, "d", "e", lacks=True, kinds={"d": "month-first"})
+    assert said.startswith("t.csv: e = '01/02/2024' in line 2 has two readings; write files.bank.")
+    table = table_of(content.replace("1;;", "1;5/6/2024;"), "d", "e", lacks=True,
+                     kinds={"d": "month-first"})  # fmt: skip
+    assert table.numbers("e").tolist() == [19724, 19786]

@@ -15,6 +15,7 @@ import pytest
 from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 from fedveil.tasks.tables.parquet_file import _AT_ONCE
 from fedveil.tasks.tables.table_file import Wanted, header, read
+from fedveil.vertical.task_settings import ReadingSettings
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +123,32 @@ def test_without_pyarrow_it_is_said_what_installs_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtra, match=r"^t\.parquet needs the package pyarrow: pip install "):
         header("t.parquet")
+
+
+def test_times_of_any_unit_and_year_are_days() -> None:
+    """pandas writes nanoseconds, and the year 9999 often means that there is no end."""
+    arrow = pytest.importorskip("pyarrow")
+    ends, last = [date(9999, 12, 31), date(1, 1, 1)], 2_932_896 * 86400
+    write(
+        "t.parquet", id=["a", "b"], date=ends, day=arrow.array(ends, arrow.date64()),
+        s=arrow.array([last, -1], arrow.timestamp("s")),
+        ms=arrow.array([last * 1000, None], arrow.timestamp("ms")),
+        us=arrow.array([last * 10**6, 1], arrow.timestamp("us", "Europe/Rome")),
+        ns=arrow.array([1_500, 86_400_000_000_001], arrow.timestamp("ns")),
+        again=arrow.array(ends).dictionary_encode(),
+    )  # fmt: skip
+    names = ("date", "day", "again", "s", "ms", "us", "ns")
+    table = read("t.parquet", Wanted("id", names, (), names))
+    found = {name: table.numbers(name).tolist() for name in names}
+    assert found["date"] == found["day"] == found["again"] == [2_932_896, -719_162]
+    assert found["s"] == [2_932_896, -1 / 86400]
+    np.testing.assert_array_equal(found["ms"], [2_932_896, np.nan])
+    assert found["us"] == [2_932_896, 1 / 86_400_000_000]
+    assert found["ns"] == [1_500 / 86_400e9, 86_400_000_000_001 / 86_400e9]
+    stated = ReadingSettings(kinds=dict.fromkeys(names, "date"))
+    table = read("t.parquet", Wanted("id", names, (), names, reading=stated))
+    assert set(table.kinds.values()) == {"date"}
+    for name in names[:-1]:
+        np.testing.assert_allclose(table.numbers(name), found[name], rtol=1e-9, atol=1e-12)
+    # As texts they have microseconds, whether pandas is installed or not.
+    assert table.numbers("ns").tolist() == pytest.approx([1e-6 / 86400, 1], rel=1e-9)

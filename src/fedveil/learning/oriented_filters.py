@@ -93,7 +93,8 @@ class OrientedFilters(nn.Module):
         for scale, filters in enumerate(bank.filters()):
             self.register_buffer(f"scale{scale}", torch.from_numpy(filters)[:, None], False)
         channels, *sides = shape
-        self.outputs = channels * bank.channels * math.prod(side // bank.pool for side in sides)
+        squares = [-(-side // bank.stride) // (bank.pool // bank.stride) for side in sides]
+        self.outputs = channels * bank.channels * math.prod(squares)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         planes = x.reshape(-1, 1, *x.shape[2:])

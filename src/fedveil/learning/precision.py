@@ -33,4 +33,6 @@ def _in_float32(part: Any) -> Any:
         return part.float() if part.dtype == torch.bfloat16 else part
     if isinstance(part, Mapping):
         return {name: _in_float32(value) for name, value in part.items()}
-    return tuple(map(_in_float32, part)) if isinstance(part, tuple | list) else part
+    if isinstance(part, tuple | list):
+        return getattr(type(part), "_make", tuple)(map(_in_float32, part))  # a named tuple's
+    return part

@@ -62,5 +62,6 @@ def on_device(part: Any, device: torch.device | str) -> Any:
     if isinstance(part, Mapping):
         return {name: on_device(value, device) for name, value in part.items()}
     if isinstance(part, tuple | list):
-        return type(part)(on_device(value, device) for value in part)
+        make = getattr(type(part), "_make", type(part))  # a named tuple's
+        return make(on_device(value, device) for value in part)
     return part

@@ -55,4 +55,5 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     passed = (1 - own) / (2 - own - other)
     named = math.log(own / other) if other else math.inf
     unnamed = math.log((1 - other) / (1 - own)) if own < 1 else math.inf
-    return SignTold(selected, passed, max(named, unnamed), eps)
+    # Near a ratio of 1, rounding would make the logarithms too large.
+    return SignTold(selected, passed, min(max(named, unnamed), eps), eps)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s, parts
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
 from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
@@ -345,7 +345,7 @@ class UnaryEncoding:
     def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
         """Return the bytes of a report of `count` parameters. `report` computes its slices."""
         if self.report == "bits":
-            return np.concatenate([report(part) for part in parts(count)])
+            return report(slice(0, count))  # the end of a packing is marked, so parts do not join
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:

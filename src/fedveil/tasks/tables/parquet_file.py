@@ -23,7 +23,8 @@ from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
 SUFFIX = ".parquet"
 _AT_ONCE = 1 << 15
-_DAY_US = 86400 * 1_000_000
+#: Units of time in a day, by their names in Arrow.
+_IN_A_DAY = {"day": 1, "s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
 
 
 class _Batch(Piece):
@@ -53,7 +54,6 @@ class _Batch(Piece):
             return np.asarray(codes.to_numpy(zero_copy_only=False), np.int32), words
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        import pyarrow as pa
         from pyarrow import types
 
         found, kind = self._batch.column(column), self._kind(column)
@@ -61,14 +61,13 @@ class _Batch(Piece):
             return None
         kept = [form for form in forms if form in KINDS["number"]]
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
-        if types.is_temporal(kind):
-            days = found.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast("int64")
-            found = days.cast("float64")
-            days = np.asarray(found.to_numpy(zero_copy_only=False), np.float64) / _DAY_US
-            return PlainNumbers(days, kept)
+        unit = 1
+        if types.is_temporal(kind):  # not cast to one unit: it could not hold all digits or years
+            name = "day" if types.is_date32(kind) else getattr(kind, "unit", "ms")
+            found, unit = found.cast("int32" if name == "day" else "int64"), _IN_A_DAY[name]
         found = found.cast("int8") if types.is_boolean(kind) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        return PlainNumbers(np.asarray(numbers, np.float64), kept)
+        return PlainNumbers(np.asarray(numbers, np.float64) / unit, kept)
 
     def _kind(self, column: str) -> Any:
         return _kind(self._batch.column(column).type)
@@ -76,7 +75,11 @@ class _Batch(Piece):
 
 def _strings(values: Any) -> Any:
     import pyarrow as pa
+    from pyarrow import types
 
+    values = values.dictionary_decode() if types.is_dictionary(values.type) else values
+    if types.is_timestamp(values.type) and values.type.unit == "ns":  # Python's times have none
+        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     shown = [None if cell is None else str(cell) for cell in values.to_pylist()]
     return pa.array(shown, pa.string())
 
