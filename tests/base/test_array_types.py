@@ -17,11 +17,13 @@ def test_every_number_becomes_a_float(
 ) -> None:
     monkeypatch.setattr(array_types, "_PART", 4)
     monkeypatch.setattr(two_threads, "_LONG", long)
-    numbers = np.arange(7, 7 + length, dtype=dtype)
-    expected = [float(number) for number in numbers]
-    floats = into_floats(numbers)
-    assert floats.dtype == np.float64
-    assert floats.tolist() == expected
+    for scale in ((), (3.0, 8.0)):
+        numbers = np.arange(7, 7 + length, dtype=dtype)
+        unit, divisor = scale or (1.0, 1.0)
+        expected = [float(number) * unit / divisor for number in numbers]
+        floats = into_floats(numbers, *scale)
+        assert floats.dtype == np.float64
+        assert floats.tolist() == expected
 
 
 @pytest.mark.parametrize("ids", [["b", "a", "ba", "ab", "", "\U0001f600"], ["x" * 40, "y" * 39]])

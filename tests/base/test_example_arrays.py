@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedveil.base.example_arrays import alike, as_whole, items, ragged, shape_of, stacked
+from fedveil.base.example_arrays import (
+    alike,
+    as_finite,
+    as_whole,
+    blank,
+    items,
+    joined,
+    opened,
+    ragged,
+    shape_of,
+    stacked,
+)
 
 
 def test_examples_of_different_lengths_keep_their_length_and_the_wider_type() -> None:
@@ -25,3 +36,29 @@ def test_whole_numbers_are_those_that_64_bits_hold() -> None:
     assert usable.tolist() == [False, True, False, False, True]
     assert found[[1, 4]].tolist() == [[-(2**63), 2], [3, 4]]
     assert as_whole(np.array([[2**63], [2**63 - 1]], np.uint64))[1].tolist() == [False, True]
+
+
+def test_unusable_examples_become_zeros_and_the_given_array_keeps_them() -> None:
+    given = np.array([[[1.0, 2.0, 3.0]], [[1e300, 3.0, 4.0]], [[5.0, np.nan, 6.0]]])
+    rows, usable = as_finite(given)
+    assert usable.tolist() == [True, False, False]  # float32 has no 1e300
+    before = rows.copy()
+    assert blank(rows, usable).tolist() == [[[1, 2, 3]], [[0, 0, 0]], [[0, 0, 0]]]
+    np.testing.assert_array_equal(rows, before)
+    assert blank(rows, np.array([True] * 3)) is rows
+
+
+def test_examples_of_several_inputs_keep_each_input_with_its_shape() -> None:
+    """An image of 2 times 5 and a table of rows of 3 numbers, whose length differs."""
+    tables = [np.arange(3 * length).reshape(length, 3) + length for length in (2, 1, 4)]
+    images = np.arange(30).reshape(3, 2, 5)
+    parts = [
+        joined({"image": images[:2], "table": ragged(tables[:2])}),
+        joined({"image": images[2:], "table": ragged(tables[2:])}),
+    ]
+    whole = stacked(parts)
+    assert shape_of(whole) == {"image": (2, 5), "table": (-1, 3)}
+    found = opened(whole)
+    assert isinstance(found, dict)
+    np.testing.assert_array_equal(found["image"], images)
+    assert [item.tolist() for item in found["table"]] == [table.tolist() for table in tables]

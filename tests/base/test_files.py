@@ -20,6 +20,18 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, synced = tmp_path / "file", list[tuple[Path, bool]]()
+    monkeypatch.setattr(
+        "os.fsync",
+        lambda opened: synced.append((Path(f"/proc/self/fd/{opened}").resolve(), file.exists())),
+    )
+    write_whole(file, b"new")
+    assert synced == [(tmp_path / f"file{PARTIAL}", False), (tmp_path, True)]
+
+
 def test_a_new_file_is_its_owners_alone_and_never_replaces_one(tmp_path: Path) -> None:
     file = tmp_path / "key"
     write_new(file, b"secret")
@@ -47,6 +59,17 @@ def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is a link"), alone(tmp_path / "file"):
         pass
     assert not (tmp_path / "other").exists()
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path / "file"),
+        pytest.raises(BlockingIOError),
+        alone(tmp_path / "file", wait=False),
+    ):
+        pass
+    with alone(tmp_path / "file", wait=False), alone(tmp_path / "other", wait=False):
+        pass
 
 
 def test_a_device_is_not_changed_in_place() -> None:

@@ -95,6 +95,13 @@ def test_big_endian_and_strided_arrays_are_encoded_by_value() -> None:
     np.testing.assert_array_equal(back, array)
 
 
+@pytest.mark.parametrize(
+    "value", [b"ab", bytearray(b"abc"), memoryview(np.array([[1.5, 2.5], [3.5, 4.5]]))]
+)
+def test_the_bytes_of_any_buffer_are_encoded_by_value(value: Any) -> None:
+    assert decode(encode({"b": value, "c": 3})) == {"b": bytes(value), "c": 3}
+
+
 @given(MESSAGES.filter(bool), st.data())
 def test_a_cut_message_is_refused(message: dict[str, Any], data: st.DataObject) -> None:
     whole = encode(message)

@@ -84,6 +84,25 @@ def test_what_a_function_raises_is_one_sentence() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_the_place_of_an_error_is_the_line_that_raised_it() -> None:
+    def inner() -> None:
+        raise ValueError("two")
+
+    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+        inner()
+    line = inner.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f"({__file__}, line {line})")
+
+
+def test_an_error_is_described_and_code_is_named_by_its_place() -> None:
+    assert own_code.described(ValueError()) == "ValueError"
+    assert own_code.described(KeyError("a")) == "KeyError: 'a'"
+    f = own_code.load("own_works:f", key="key", error=InvalidValue)
+    assert own_code.defined_at(f) == "own_works.py, line 2"
+    assert own_code.defined_at(len) == "builtins:len"
+    assert own_code.place_of(ValueError()) is None
+
+
 def test_an_error_of_fedveil_is_a_sentence_already() -> None:
     with pytest.raises(DataUnavailable, match=r"^fetch it first$"):
         own_code.load("own_tells:f", key="key", error=InvalidValue)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedveil.base import packing
 from fedveil.base.packing import add_packed, add_within, pack, packed_size, unpack
 
 LOWEST, HIGHEST, WIDTH = -9, 21, 5  # 31 of the 32 numbers of 5 bits
@@ -14,7 +15,17 @@ def numbers(count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(LOWEST, HIGHEST + 1, count)
 
 
-@pytest.mark.parametrize("count", [1, 13, 4099])
+@pytest.fixture(params=["compiled", "numpy"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the compiled loops, or those of machines without numba."""
+    if request.param == "numpy":
+        for name in ("_pack", "_unpack", "_add_within", "_add", "_add_packed"):
+            loop = getattr(packing, name)
+            monkeypatch.setattr(packing, name, getattr(loop, "numpy_path", loop))
+
+
+@pytest.mark.usefixtures("_path")
+@pytest.mark.parametrize("count", [1, 13, 4099, 70_001])
 def test_numbers_come_back_and_add_up(count: int) -> None:
     values, found = numbers(count), np.empty(count, np.int32)
     packed = pack(values, LOWEST, WIDTH)
@@ -29,6 +40,7 @@ def test_numbers_come_back_and_add_up(count: int) -> None:
     assert (sums - np.arange(count, dtype=np.uint64)).tolist() == (values - LOWEST).tolist()
 
 
+@pytest.mark.usefixtures("_path")
 @pytest.mark.parametrize("count", [13, 4099])
 def test_a_number_above_the_highest_or_a_bit_after_the_last_is_refused(count: int) -> None:
     values = numbers(count)

@@ -16,7 +16,15 @@ import pytest
 from torch import nn
 
 from data_files import TINY_SET
-from fedveil.base.untrusted import check_regular, escaped, lines, opened, read_bytes, read_text
+from fedveil.base.untrusted import (
+    check_regular,
+    ends_whole,
+    escaped,
+    lines,
+    opened,
+    read_bytes,
+    read_text,
+)
 from fedveil.data import femnist, image_folder, purchase100, text_folder
 from fedveil.data.idx import read_idx
 from fedveil.data.npz_archive import read_npz
@@ -79,6 +87,13 @@ def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
         read_bytes(file, 1000)
     with pytest.raises(OSError, match="it has 1,001 bytes; the limit is 1,000"):
         check_regular(file, 1000)
+
+
+def test_a_file_ends_whole_if_its_last_line_does(tmp_path: Path) -> None:
+    for content, whole in ((b"", True), (b"a", False), (b"\n", True), (b"a\nb", False),
+                           (b"a\nb\n", True)):  # fmt: skip
+        (tmp_path / "log").write_bytes(content)
+        assert ends_whole(tmp_path / "log", 9) == whole, content
 
 
 def test_characters_that_control_a_terminal_are_shown_as_text() -> None:

@@ -13,6 +13,7 @@ from fedveil.cli.ask import _print
 from fedveil.errors import MissingExtra
 from fedveil.privacy.ledger import Line
 from fedveil.statistics.answers import Answer, Estimate
+from fedveil.statistics.asking import Asking
 
 FILE = """\
 name: survey
@@ -80,6 +81,18 @@ def test_an_answer_without_a_page_says_why_and_is_kept(
     assert f"page      {why}" in command("ask", question, "--out", "other")[1]
 
 
+def test_an_interrupted_question_leaves_no_folder(
+    command: Any, question: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Asking) -> None:
+        assert (question.parent / "answer").is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Asking, "run", interrupted)
+    assert command("ask", question, "--out", "answer")[0] == 130
+    assert not (question.parent / "answer").exists()
+
+
 def test_a_terminal_shows_the_first_hundred_rows_with_their_notes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -137,6 +150,10 @@ def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None
     assert (code, err) == (0, "")
     assert "next: flwr run app" in out
     assert "clients: 211" in (question.parent / "app" / "question.yaml").read_text()
+    _, out, _ = command("deploy", "my app", question, "--set", "clients=205", "--json")
+    told = json.loads(out)
+    assert (told["clients"], told["next"]) == (205, "flwr run 'my app'")
+    assert "my app/question.yaml" in told["wrote"]
     code, _, err = command("deploy", "app", question, "--set", "epsilon=3")
     assert code == 1
     assert "app holds question.yaml already" in err

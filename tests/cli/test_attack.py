@@ -80,6 +80,15 @@ def test_a_run_is_attacked_in_its_own_folder(command: Command, tmp_path: Path) -
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("more", [("--set", "rounds=2"), ("--protection", "rr")])
+def test_a_final_model_is_attacked_as_it_is(
+    more: tuple[str, str], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    code, _, err = command("attack", "membership", "run", *more)
+    assert (code, "--protection and --set are only for a job file" in err) == (Exit.WRONG, True)
+
+
 def test_what_is_wrong_is_said_before_anything_is_tried(command: Command, tmp_path: Path) -> None:
     code, _, err = command("attack", "gradient", "--protection", "magic")
     assert code == Exit.WRONG

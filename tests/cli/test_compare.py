@@ -155,6 +155,7 @@ def test_some_runs_may_fail_and_each_is_told(
         (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
         (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers"),
         (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers"),
+        (("--epsilons", "2,inf"), "--epsilons 2,inf must contain only positive numbers"),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
         (
             ("--sweep", "training.lr=0.1,0.2", "--sweep", "training.lr=0.3"),
@@ -173,6 +174,30 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     code, out, err = command("compare", job, *asked)
     assert (code, out, err) == (Exit.WRONG, "", f"error: {sentence}\n")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("job.yaml",), ("--protections", "rr"), ("--seeds", 5), ("--epsilons", "2"),
+        ("--sweep", "rounds=2,3"), ("--target", "loss=1"), ("--attack", "membership"),
+        ("--effort", "full"), ("--set", "rounds=9"), ("--out", "d"),
+    ],
+    ids=lambda more: more[0],
+)  # fmt: skip
+def test_a_comparison_is_resumed_with_its_own_options_alone(
+    more: tuple[object, ...], command: Command
+) -> None:
+    code, _, err = command("compare", "--resume", "c", *more)
+    sentence = "--resume uses the comparison's own options: remove JOB and all other options"
+    assert (code, err) == (Exit.WRONG, f"error: {sentence}\n")
+
+
+def test_spaces_in_a_sweep_are_not_part_of_its_key_or_values() -> None:
+    from fedveil.cli.compare import _sweeps
+
+    swept = _sweeps([" rounds = 2, 3", "training.lr=0.5"])
+    assert swept == {"rounds": ["2", "3"], "training.lr": ["0.5"]}
 
 
 def test_without_options_all_protections_meet_at_two_epsilons(job: Path) -> None:

@@ -185,6 +185,24 @@ def test_a_warning_is_one_sentence_and_is_printed_once(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "warning: the sums may wrap\n"
 
 
+def test_a_warning_of_another_package_is_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    app, passed = typer.Typer(), list[tuple[str, type]]()
+
+    @app.command()
+    def twice() -> None:
+        for _ in range(2):
+            warnings.warn("too old", DeprecationWarning, stacklevel=1)
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(sys, "argv", ["fedveil"])
+        show = lambda message, kind, *where, **more: passed.append((str(message), kind))  # noqa: E731
+        patch.setattr(warnings, "showwarning", show)
+        assert ended(app) == Exit.DONE
+    assert passed == [("too old", DeprecationWarning)] * 2
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_names_the_pythons_that_fit(tmp_path: Path) -> None:
     wanted = ("make", "run", "PYTHON=/bin/false", f"VENV={tmp_path / 'venv'}")

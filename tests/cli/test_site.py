@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site
 from flower_parts import app_of
 from site_parts import policy_of, study, write_policy
@@ -110,6 +111,26 @@ def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> 
     assert (
         "epsilon.exact_sums: 20\n    a whole number in [0, inf)\n    largest number of sums" in out
     )
+
+
+def test_the_server_that_is_named_is_served_and_each_command_says_the_policys_notes(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str] = []
+    monkeypatch.setattr(
+        "fedveil.site.supernode.serve", lambda site, server, tell: served.append(server)
+    )
+    command("site", "init", "north")
+    server = {"roster": "roster.yaml", "client": 0}
+    write_policy(Path("north"), policy_of(servers={"study": server, "trial": server}))
+    monkeypatch.setattr(Policy, "warnings", ["mind this"])
+    for name in ("trial", "study"):
+        code, out, err = command("site", "serve", "north", name, "--json")
+        assert (code, json.loads(out), err) == (0, {"served": name}, "note: mind this\n")
+    assert served == ["trial", "study"]
+    for name in ("check", "show"):
+        assert command("site", name, "north")[2] == "note: mind this\n"
+    assert command("site", "show")[1] == command("site", "show", "--keys")[1]
 
 
 def test_a_wrong_policy_is_one_sentence_and_nothing_is_served(command: Command) -> None:

@@ -17,6 +17,7 @@ from fedveil.cli.vertical import new_rows, serve_predictions
 from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
 from fedveil.errors import InvalidValue
 from fedveil.link.streams import Address
+from fedveil.privacy.ledger import Line
 from fedveil.vertical.remote.sessions import Meeting
 
 Command = Callable[..., tuple[int, str, str]]
@@ -79,8 +80,9 @@ SECURE = (HERE, (Path("keys"), "lead", ["lead", "bank", "shop"]), 9)
 
 
 def test_a_leader_trains_and_resumes_as_asked(
-    command: Command, watched: Watched, made: list[tuple[Any, ...]]
-) -> None:
+    command: Command, watched: Watched, made: list[tuple[Any, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     leader = ("vertical", "leader", "--listen", "127.0.0.1:7")
     with pytest.raises(Reached):
         command(*leader, *CERTIFIED, "--set", "epochs=3", "--out", "there")
@@ -90,6 +92,7 @@ def test_a_leader_trains_and_resumes_as_asked(
     )  # fmt: skip
     (name, _, meeting) = watched.calls.pop()
     assert (name, met(meeting)) == ("lead", SECURE)
+    assert capsys.readouterr().out == "note: lead\n"
     with pytest.raises(Reached):
         command(*leader, "--insecure", "--resume", "run")
     assert made.pop() == (Path("run"), "lead")
@@ -117,6 +120,8 @@ def test_a_follower_trains_and_serves_as_asked(
     for more in (("--set", "epochs=3"), ("--out", "there")):
         code, _, err = command(*follower, "--insecure", "--serve", "run", *more)
         assert (code, "--serve use the run's own job" in err) == (2, True)
+    code, _, err = command(*follower, "--insecure", "--serve", "run", "--resume", "other")
+    assert (code, "--serve and --resume exclude each other" in err) == (2, True)
     assert (made, watched.calls) == ([], [])
 
 
@@ -168,8 +173,44 @@ def test_new_rows_are_scored_as_asked(command: Command, watched: Watched) -> Non
         "predict_new", Path("run"), ["bank=a.csv", "lead=b.csv"], Path("there.npz"),
         "127.0.0.1:7", "127.0.0.1:8", Path("keys"), False, 9, 33,
     )]  # fmt: skip
+    code, _, err = command("vertical", "predict", "run", "--connect", "127.0.0.1:8")
+    assert (code, "--connect needs --data FILE" in err) == (2, True)
     with pytest.raises(InvalidValue, match="--listen is for the leader and --connect for a"):
         new_rows.predict_new(Path(), [], Path("x.csv"), "a", "b", None, True, 9, None)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_scores_are_counted_by_outcome_and_a_follower_writes_none(
+    leads: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    party, followed = "lead" if leads else "bank", list[str]()
+    line, drift = Line(1.5, 1e-6, "a row"), ("age", "sex")
+    scored = SimpleNamespace(name=party, split=SPLIT, keep_account=lambda: [line],
+                             new=SimpleNamespace(drift=drift))  # fmt: skip
+    counts = {"scored": 1234, "alone": 2345, "refused": 6}
+    monkeypatch.setattr(new_rows, "opened", lambda *asked: {party: scored})
+    monkeypatch.setattr(new_rows, "source_of", lambda *asked: "source")
+    file = SimpleNamespace(write=lambda source, tell: counts)
+    made: list[Path] = []
+    monkeypatch.setattr(
+        "fedveil.vertical.scoring.predicted.ScoreFile", lambda out: made.append(out) or file
+    )
+    monkeypatch.setattr(
+        "fedveil.vertical.scoring.sources.follow", lambda own, _: followed.append(own.name)
+    )
+    at = ("127.0.0.1:7", None) if leads else (None, "127.0.0.1:7")
+    found: Any = new_rows.predict_new(Path(), [], Path("x.csv"), *at, None, True, 9, None)
+    said = capsys.readouterr().out.splitlines()
+    assert (found["drift"], said[-1]) == ({party: ["age", "sex"]}, f"{party}: {line}")
+    assert found["accounts"][party][0]["epsilon"] == 1.5
+    if leads:
+        assert (made, followed, found["rows"]) == ([Path("x.csv")], [], counts)
+        assert said[0] == (
+            "wrote x.csv: 1,234 predictions; 2,345 rows are not at all parties, 6 are refused by a "
+            "party's privacy.max_epsilon"
+        )
+    else:
+        assert (made, followed, "rows" in found) == ([], ["bank"], False)
 
 
 def test_each_party_opens_its_own_bundle_and_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import time
@@ -169,6 +170,38 @@ def test_a_run_that_failed_says_how_it_ended(finished: Path, tmp_path: Path) -> 
 def test_a_folder_that_holds_no_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"is not a run's folder: it has no job\.yaml"):
         watched(tmp_path)
+
+
+def test_a_vertical_run_that_grows_shows_each_line_once(tmp_path: Path) -> None:
+    """The records of another party grow too."""
+    job = VerticalJob(name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms")
+    records = [
+        {"party": "lead", "epoch": 0, "step": step, "steps": 6, "loss": 0.5,
+         "bytes_sent_per_step": 300.0, "bytes_received_per_step": 4000.0, "seconds_waiting": 0.0,
+         "seconds_per_unit": 0.5, "unit": "examples"}
+        for step in (2, 4, 6)
+    ]  # fmt: skip
+    look = {"party": "lead", "epoch": 0, "look": 6, "test_loss": 0.25}
+    folder = tmp_path / "run"
+    for party, before in (("lead", [look, records[0]]), ("bank", [])):
+        (folder / party).mkdir(parents=True)
+        lines = "".join(json.dumps(record) + "\n" for record in before)
+        (folder / party / "metrics.jsonl").write_text(lines)
+        (folder / party / "events.log").write_text("2026-03-01T10:00:00 began: fedveil\n")
+    (folder / "job.yaml").write_text(job.to_yaml())
+
+    def grow() -> Iterator[None]:
+        for record in records[1:]:
+            for party in ("lead", "bank"):
+                with (folder / party / "metrics.jsonl").open("a") as lines:
+                    lines.write(json.dumps(record) + "\n")
+            yield
+        with (folder / "lead" / "events.log").open("a") as events:
+            events.write("2026-03-01T11:00:00 ended after step 6: interrupted\n")
+        yield
+
+    said = watched(folder, grow())
+    assert [said.count(f"step {step}/6") for step in (2, 4, 6)] == [1, 1, 1]
 
 
 def test_a_vertical_run_shows_the_leader_s_lines(tmp_path: Path) -> None:

@@ -197,8 +197,17 @@ def test_names_are_text_in_a_notebook(run: fedveil.Run, tmp_path: Path) -> None:
         assert escape(name) in html
 
 
-def test_outside_a_notebook_nothing_is_shown() -> None:
+def test_outside_a_notebook_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not in_notebook()
+    for shell, there in (
+        (None, False),
+        (SimpleNamespace(), False),
+        (SimpleNamespace(kernel=1), True),
+    ):
+        python = SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "IPython", python)
+            assert in_notebook() == there
     assert _watched(job(), None, None) == (None, None)
 
 

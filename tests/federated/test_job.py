@@ -219,6 +219,7 @@ def test_sentence(text: str, sentence: str):
         "server: {optimizer: adam, lr: 0.99}",
         "protection: {not_encrypt: {max_examples: 50}}",
         "{model: 'hf:m', task: sequence_classification, training: {class_weights: [1, 2.5]}}",
+        "{model: 'hf:m', task: instruction, language: {prompts: [a]}}",
         "{protection: {name: pw_encrypt, pw_encrypt: {central_eps: 1.0, central_norm_clip: 8.0}}, "
         "privacy: {max_epsilon: null}}",
     ],

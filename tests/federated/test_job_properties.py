@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fedveil.errors import JobError
 from fedveil.federated.job import Job
 from fedveil.federated.training_blocks import TrainingSettings
 from fedveil.protections.advice import Cohort
+from parts import TwoPhases
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,36 @@ def test_what_is_left_out_follows_from_the_other_keys() -> None:
 def test_a_setting_without_an_effect_is_named(settings: dict[str, Any], warning: str) -> None:
     (found,) = Job(**settings).warnings
     assert found.startswith(warning)
+
+
+def test_every_rule_and_advice_of_an_own_protection_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ruled(TwoPhases):
+        rules = (
+            lambda own, cohort: f"factor = {own.factor} is odd" if own.factor % 2 else None,
+            lambda own, cohort: f"factor = {own.factor} exceeds {cohort.per_round}"
+            if own.factor > cohort.per_round else None,
+        )  # fmt: skip
+        advice = (
+            lambda own, cohort: "factor is large" if own.factor > 4 else None,
+            lambda own, cohort: "factor is dear" if own.factor > 5 else None,
+        )
+
+    module = ModuleType("ruled")
+    module.Ruled = Ruled  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ruled", module)
+
+    def job(factor: float) -> Job:
+        protection = {"name": "ruled:Ruled", "own": {"factor": factor}}
+        return Job(clients={"number": 40, "fraction": 0.25}, protection=protection)
+
+    with pytest.raises(JobError) as caught:
+        job(11.0)
+    odd, large = "protection.own.factor = 11.0 is odd", "protection.own.factor = 11.0 exceeds 10"
+    assert list(caught.value.problems) == [f"{odd}; {large}"]
+    assert job(4.0).warnings == []
+    assert job(6.0).warnings == ["protection.own.factor is large; protection.own.factor is dear"]
 
 
 def test_canaries_are_clients_too() -> None:

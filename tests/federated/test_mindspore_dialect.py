@@ -204,6 +204,19 @@ def test_fedprox_is_read_with_its_rate():
         translate(changed(("aggregation", {"aggregation_type": "FedProx"})))
 
 
+def test_a_wrong_value_is_told_with_its_key_as_the_file_spells_it():
+    assert refusals(("aggregation", {"aggregation_type": "FedProx", "iid_rate": -1})) == [
+        "aggregation.iid_rate = -1 is outside [0, inf)"
+    ]
+    flat = {"start_fl_job_threshold": 9, "client_epoch_num": 0, "client_batch_size": 8,
+            "encrypt_type": "SIGNDS", "sign_k": 0.4}  # fmt: skip
+    with pytest.raises(JobError) as caught:
+        translate(flat)
+    assert list(caught.value.problems) == [
+        "client_epoch_num = 0 is outside [1, inf)", "sign_k = 0.4 is outside (0, 0.25]",
+    ]  # fmt: skip
+
+
 def test_scaffold_is_read_and_fednova_is_refused():
     of_kind = translate(changed(("aggregation", {"aggregation_type": "Scaffold", "iid_rate": 1})))
     assert of_kind.job.training.algorithm == "scaffold"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedveil.pages.axis_scale import Scale, scale_of
-from fedveil.pages.chart import MOST_POINTS, draw, fitted
+from fedveil.pages.chart import MOST_POINTS, draw, fitted, sample
 from fedveil.pages.colours import looks
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.svg import svg
@@ -104,6 +104,42 @@ def test_a_line_goes_through_its_values_and_has_their_gaps() -> None:
     for (x, y), (true_x, true_y) in zip(read, known, strict=True):
         assert (x, y) == pytest.approx((true_x, true_y), abs=0.06)
     assert drawing.data["curves"][0]["y"] == [None if math.isnan(y) else y for y in ys]
+
+
+def test_each_label_stands_at_its_own_value() -> None:
+    xs, ys = [2, 4, 9], [10.0, 30.0, 70.0]
+    drawing = draw(Plot("a", "A", Axis("round"), Axis("loss"), [Curve("own", xs, ys)]))
+    left, top, right, bottom = drawing.data["box"]
+    place = r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="{}">([\d.]+)</text>'
+    beside = re.findall(place.format("end"), drawing.elements)
+    below = re.findall(place.format("middle"), drawing.elements)
+    scale = scale_of(Axis("loss"), ys)
+    assert (len(beside), len(below)) == (len(scale.ticks), 4)
+    for _, y, label in beside:  # the middle of a letter is 4 units above its foot
+        value = scale.low + (bottom + 4 - float(y)) / (bottom - top) * (scale.high - scale.low)
+        assert value == pytest.approx(float(label), abs=0.1)
+    for x, _, label in below:
+        assert 2 + (float(x) - left) / (right - left) * 7 == pytest.approx(float(label), abs=0.01)
+
+
+def test_a_legend_shows_the_line_and_the_marks_of_its_curve() -> None:
+    curves = [
+        Curve(f"run {n}", [1, 2], [n, n + 1], marks=True, protection=name)
+        for n, name in enumerate(("rr", "oue", "rr", "signds"))
+    ]
+
+    def traits(text: str) -> list[tuple[str, list[str], list[str]]]:
+        return [
+            (colour, re.findall('dasharray="([^"]*)"', inner),
+             re.findall(r'class="mark" d="M[\d.]+ [\d.]+(m[^M"]*)', inner))
+            for colour, inner in re.findall(r'style="--c:(#\w+)"[^>]*>(.*?)</g>', text)
+        ]  # fmt: skip
+
+    drawn = traits(draw(Plot("a", "A", Axis("x"), Axis("y"), curves)).elements)
+    legend = traits("".join(map(sample, curves, looks(curves))))
+    assert legend == drawn
+    assert [bool(dashes) for _, dashes, _ in drawn] == [False, False, True, False]
+    assert drawn[0] != drawn[2]  # two runs of one protection
 
 
 @pytest.mark.parametrize("log", [False, True])

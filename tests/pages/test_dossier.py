@@ -23,13 +23,21 @@ from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
-from fedveil.pages.dossier.account import Account, _charges_of_example
-from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier
+from fedveil.pages.dossier.account import Account, _charges_of_example, _of_party
+from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier, recompute_parts
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.releases import releases_of
-from fedveil.pages.dossier.statements import _bounds, _composition, _integrity, worst
+from fedveil.pages.dossier.statements import (
+    _bounds,
+    _composition,
+    _integrity,
+    _settings,
+    statements,
+    worst,
+)
 from fedveil.pages.page import Fact
 from fedveil.pages.read_run import read_run
+from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
@@ -363,3 +371,64 @@ def test_the_registry_names_unit_and_flavour(runs: dict[str, Path]) -> None:
         Account("less", 1.0, 0.0, False, []), Account("more", 2.0, 0.0, False, []),
     ]))._fact()  # fmt: skip
     assert fact.text == "For more."
+
+
+def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:
+    run = read_run(runs["vertical"])
+    lines = [Line(2.5, 0.0, "an example's label, in all epochs"), Line(0.5, 0.0, "a bit of it")]
+    (account,) = _of_party("lead", replace(run, accounts=lines), run)
+    assert account.of == "lead: an example's label, in all epochs"
+    (release,) = account.releases
+    assert (account.epsilon, release["epsilon"], release["per"]) == (2.5, 2.5, "example")
+
+
+def test_every_file_of_every_party_has_its_digest(runs: dict[str, Path]) -> None:
+    folder = runs["vertical"]
+    found = Dossier.of(folder).evidence.files
+    assert {"job.yaml", "lead/metrics.jsonl", "bank/accounts.jsonl", "shop/events.log",
+            "bank/model.safetensors", "shop/sent.csv"} <= set(found)  # fmt: skip
+    for name, digest in found.items():
+        assert digest == hashlib.sha256((folder / name).read_bytes()).hexdigest(), name
+
+
+def test_a_leader_by_itself_has_a_dossier_without_an_account(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(runs["vertical"], tmp_path / "alone"))
+    for party in ("bank", "shop"):
+        shutil.rmtree(folder / party)
+    dossier = Dossier.of(folder)
+    assert text_of(dossier, "epsilon") == "Not stated: no party has an account"
+    assert dossier._fact().text == "No party has an account."
+
+
+def test_what_a_party_sends_unprotected_is_not_covered(runs: dict[str, Path]) -> None:
+    evidence = Dossier.of(runs["vertical"]).evidence
+    bare = "an example's values of left, sent unprotected"
+    lines = [Line(1.0, 0.0, "a bit of right"), Line(math.inf, 0.0, bare)]
+    party = replace(evidence.run, accounts=lines)
+    for randomness, seeded in (("seeded", True), ("secure", False)):
+        job = {**evidence.run.job, "privacy": {**evidence.run.job["privacy"]}}
+        job["privacy"]["randomness"] = randomness
+        run = replace(evidence.run, job=job)
+        told = {s.key: s.text for s in statements(replace(evidence, run=run, parties={"b": party}))}
+        assert told["not_covered"].startswith(f"No finite epsilon covers {bare}. The gradients")
+        assert ("Anyone with the job can remove the noise" in told["randomness"]) == seeded
+
+
+def test_each_account_is_listed_with_its_own_laws_and_settings() -> None:
+    releases = [{"law": law} for law in ("gaussian", "table", "gaussian")]
+    accounts = [
+        Account("lead", 1.5, 1e-5, False, releases[:1]),
+        Account("bank", 2.5, 0.0, False, releases),
+        Account("shop", 0.0, 0.0, False, []),
+    ]
+    (table,) = (part for part in recompute_parts(accounts) if isinstance(part, Table))
+    assert [list(row) for row in table.rows] == [
+        ["lead", "1.5", "1e-05", "gaussian"], ["bank", "2.5", "0", "gaussian, table"],
+        ["shop", "0", "0", "none"],
+    ]  # fmt: skip
+    own = {"name": "m:Own", "own": {"width": 3}, "dp_encrypt": {"dp_eps": 1.5}, "unary": {"eps": 2}}
+    assert _settings(own) == {"width": 3}
+    assert _settings({**own, "name": "dp_encrypt"}) == {"dp_eps": 1.5}
+    assert _settings({**own, "name": "oue"}) == {"eps": 2}

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from fedveil.federated.job import Job
+from fedveil.pages.notebook_view import plotly
 from fedveil.pages.page import Fact, Page, Table
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
@@ -220,6 +221,22 @@ def test_of_three_runs_one_that_differs_is_the_only_one_shown_as_different(
         written(tmp_path / "three", job.with_(rounds=7), {".": records}),
     ]
     assert table(page_of_several(folders), "What differs") == [["rounds", "5", "5", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (None, ["accuracy"]), ("loss", ["loss"]), ("clients_spread", ["clients_spread"]),
+        ("epsilon", ["epsilon_run_every_round"]), ("upload", ["bytes_up_per_client"]),
+        ("bytes", ["bytes_up", "bytes_down"]), ("seconds", [f"seconds_{part}" for part in PARTS]),
+    ],
+)  # fmt: skip
+def test_a_notebook_plots_the_metrics_that_are_named(
+    name: str | None, keys: list[str], folder: Path, records: Records
+) -> None:
+    drawn = plotly(read_run(folder), name)
+    assert [list(trace.y) for trace in drawn.data] == [[r[key] for r in records] for key in keys]
+    assert {tuple(trace.x) for trace in drawn.data} == {(1, 2, 3)}
 
 
 def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(

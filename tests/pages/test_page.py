@@ -19,8 +19,10 @@ import pytest
 from browser import needs_browser, show
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
+from fedveil.pages.page_files import write_page
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.plotly_figure import figure
+from fedveil.pages.svg import svg
 from fedveil.pages.table import Link, Table
 
 EVIL = "</script><script>window.evil=1</script><img src=x onerror=window.evil=1>'\"&\u2028]]>"
@@ -138,6 +140,28 @@ def test_a_plot_without_a_line_is_a_row_of_a_table() -> None:
     ]
 
 
+def test_each_plot_of_a_section_is_drawn_once_and_in_its_place() -> None:
+    table = Table(["a"], [["1"]])
+    page = page_of(SMALL, table, Fold("more", [RICH, "a text"]), SMALL)
+    assert page.plots == [SMALL, RICH, SMALL]
+    made = page.html()
+    assert re.findall('data-plot="([0-9])"', made) == ["0", "1", "2"]
+    data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
+    assert data is not None
+    assert [len(of["curves"]) for of in json.loads(data[1])] == [1, 3, 1]
+    order = [made.index(text) for text in ("Accuracy</h3>", "<td>1", "Against eps", "a text")]
+    assert order == sorted(order)
+
+
+def test_plots_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
+    """A test loss of federated runs and a training loss of vertical runs, on one page."""
+    other = Plot("a", "Training loss", Axis("step"), Axis("loss"), [Curve("own", [3, 9], [2, 1])])
+    page = Page("Both", [], [Section("One", [SMALL]), Section("Two", [other])])
+    wrote = list(write_page(page, tmp_path / "page.html"))
+    assert [path.name for path in wrote] == ["page.html", "page-a.svg", "page-a-2.svg"]
+    assert [path.read_bytes() for path in wrote[1:]] == [svg(SMALL), svg(other)]
+
+
 @needs_browser
 def test_a_browser_draws_every_plot_and_sorts_a_table(tmp_path: Path) -> None:
     rows = [["a", "20.5 KB", "0.9"], ["b", "1.2 MB", "inf (none)"], ["c", "900 B", "12.5 (weak)"]]
@@ -253,6 +277,17 @@ def test_only_columns_of_short_words_stay_whole_in_a_terminal() -> None:
     shown = Table(["run", "best run", "why"], [["a" * 16, "b", "c d"], ["e", "f", "g"]]).terminal()
     assert [column.no_wrap for column in shown.columns] == [True, False, False]
     assert not Table(["run"], [["a" * 17]]).terminal().columns[0].no_wrap
+
+
+def test_a_table_is_markdown_rows_of_a_file_or_records() -> None:
+    table = Table(["run", "a|b"], [["one", "1|2"], ["two, three", "3"]], "All runs.")
+    assert table.markdown() == (
+        "All runs.\n\n| run | a\\|b |\n| --- | --- |\n| one | 1\\|2 |\n| two, three | 3 |\n"
+    )
+    assert Table(["run"], [["one"]]).markdown() == "| run |\n| --- |\n| one |\n"
+    assert Table(["run"], [], "None.").markdown() == "None.\n"
+    assert table.csv() == 'run,a|b\none,1|2\n"two, three",3\n'
+    assert table.records()[1] == {"run": "two, three", "a|b": "3"}
 
 
 def test_no_line_ends_within_an_interval_of_a_table() -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import fedveil
 from browser import needs_browser, show
 from fedveil.cli.exits import Exit
 from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
-from fedveil.pages.run_list_page import run_list_page, runs_table
+from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.finding_lines import add_finding
@@ -112,6 +113,22 @@ def test_only_accuracies_are_in_the_order_of_accuracy() -> None:
         )
     ]  # fmt: skip
     assert [run.name for run in ordered(runs[::-1], "accuracy")] == ["d", "b", "a", "c", "e"]
+
+
+def test_each_fact_of_a_run_is_under_its_own_key() -> None:
+    began = datetime(2026, 3, 4, 10, 20, 30, tzinfo=UTC)
+    run = ListedRun(
+        Path("runs/a"), "a", "rr", "finished", "rmse", 31.5, Figure(2.5, 1e-6), began, 41.25
+    )
+    assert as_data(run) == {
+        "folder": Path("runs/a"), "name": "a", "protection": "rr", "metric": "rmse",
+        "quality": 31.5, "epsilon": 2.5, "delta": 1e-6, "promise": "meaningful",
+        "began": "2026-03-04T10:20:30+00:00", "seconds": 41.25, "state": "finished",
+    }  # fmt: skip
+    unknown = as_data(ListedRun(Path("b"), "b", "rr", "attack"))
+    assert {key for key, value in unknown.items() if value is None} == {
+        "metric", "quality", "epsilon", "delta", "promise", "began", "seconds",
+    }  # fmt: skip
 
 
 def test_damaged_folders_are_on_the_page_without_runs_beside_them(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(again: str, tmp_path: Pa
     assert ReadRun(tmp_path, {}, (), (), events[:2]).ended == "finished after round 3: the last"
 
 
+def test_a_run_is_told_by_its_last_event_of_a_kind_and_its_whole_reason(tmp_path: Path) -> None:
+    events = ["0 began: a", "0 note: one", "0 note: two", "0 other: three",
+              "0 ended after round 2: a limit: loss = 1: 2"]  # fmt: skip
+    run = ReadRun(tmp_path, {}, (), (), events)
+    assert (run.said("note: "), run.said("none: ")) == ("two", "")
+    assert run.stopped == "a limit: loss = 1: 2"
+    assert ReadRun(tmp_path, {}, (), (), events[:-1]).stopped is None
+
+
 def test_a_run_that_ended_without_a_whole_record_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(Job.load(DEFAULT_JOB, []).to_yaml())
     (tmp_path / "metrics.jsonl").write_text('{"round": 1,')

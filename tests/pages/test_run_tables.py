@@ -74,12 +74,14 @@ def test_each_setting_stands_under_its_own_name(tmp_path: Path) -> None:
     }.items() <= shown.items()  # fmt: skip
     assert {"dp_eps 1.75", "dp_norm_clip 0.3"} <= set(shown["its settings"].split(", "))
     protection = {"name": "rr", "unary": {"eps": 1.75, "cells": 3}}
-    events = ("0 began: fedveil 1", "0 went on after round 2: fedveil 2")
+    events = ("0 began: fedveil 1", "0 parts:data: by Ada", "0 went on after round 2: fedveil 2")
+    records[-1]["trainer"] = "the loop"
     rr = replace(run_of(tmp_path, *records), events=events)
     rr = replace(rr, job={**rr.job, "protection": protection})
     shown = dict(table(run_page(rr), "Settings"))
     assert shown["its settings"] == "eps 1.75, cells 3"
-    assert shown["made by"] == "fedveil 1"
+    assert (shown["made by"], shown["whose"]) == ("fedveil 1", "by Ada")
+    assert (shown["trained by"], shown["randomness"]) == ("the loop", "system randomness")
 
 
 def test_an_event_that_was_repeated_is_said_once(tmp_path: Path) -> None:
@@ -240,6 +242,30 @@ def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Pa
         "two", "RMSE 7.25 after the last round",
     )  # fmt: skip
     assert "Smallest epsilon" not in shown
+
+
+def test_each_run_has_its_own_job_and_findings_among_several(tmp_path: Path) -> None:
+    folders = []
+    for name, metric in (("one", "mse"), ("two", "psnr")):
+        records = federated_records(1, 100 + 100 * len(folders))
+        job = small_job(name=f"job of {name}", rounds=2)
+        folders.append(written(tmp_path / name, job, {".": records}))
+        opened = RunFolder.reopen(folders[-1])
+        add_finding(opened, Finding("x", "quick", "rr", [Measured(metric, 0.5)]))
+        opened.close()
+    split = VerticalJob(name="job of three", task="vertical_parts:bottoms")
+    folders.append(written(tmp_path / "three", split, {"lead": [], "bank": []}))
+    opened = RunFolder.reopen(folders[-1])
+    add_finding(opened, Finding("features", "quick", "none", [Measured("ssim", 0.5)]))
+    opened.close()
+    page = page_of_several(folders)
+    for name, metric in (("one", "mse"), ("two", "psnr"), ("three", "ssim")):
+        (found,) = parts(page, f"What attacks found in {name}", Table)
+        assert found.rows[0][0] == metric
+    for fold in parts(page, "The jobs", Fold):
+        said, job = fold.parts
+        assert f"name: job of {fold.title}\n" in job.text
+        assert said.startswith("Job job of three" if fold.title == "three" else "logistic on")
 
 
 def test_runs_of_one_name_are_named_by_their_folders(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_show_prints_every_key(vertical: Command, tmp_path: Path) -> None:
         (("run", "--set", "epochs=0"), 2, "epochs = 0 is outside [1, inf)"),
         (("run", "--resume", "nowhere"), 1, "nowhere is not a run's folder: there is no such fold"),
         (("run", "--resume", "x", "--set", "epochs=1"), 2, "--resume uses the run's own job"),
+        (("run", "--resume", "x", "--out", "y"), 2, "--resume uses the run's own job"),
         (("run", "--set", "task=nowhere:f"), 2, "task.name = 'nowhere:f': there is no module"),
         (("evaluate", "nowhere"), 1, "nowhere is not a run's folder"),
     ],

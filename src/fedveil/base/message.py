@@ -138,7 +138,8 @@ def _encode_value(name: str, value: Value) -> list[bytes | memoryview]:
         raw = value.encode()
         return [b"s", _varint(len(raw)), raw]
     if isinstance(value, bytes | bytearray | memoryview):
-        return [b"b", _varint(len(value)), bytes(value)]
+        raw = bytes(value)  # an item of a memoryview may have several bytes
+        return [b"b", _varint(len(raw)), raw]
     if isinstance(value, np.ndarray):
         letter = _LETTERS.get(value.dtype.newbyteorder("<"))
         if letter is None or value.ndim > _MAX_DIMENSIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from fedveil.record.run_folder import explained, make_folder
 
 
 def write_page(page: Page, file: Path) -> Iterator[Path]:
-    """Write the page, and its plots as SVG files beside it. Yields the path of each file."""
+    """Write the page, and its plots as SVG files beside it. Yields the path of each file.
+
+    Further plots of the same name get a number.
+    """
     if file.is_dir():
         raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")
-    data = {file: page.html().encode(errors="backslashreplace")}
+    data, names = {file: page.html().encode(errors="backslashreplace")}, Counter[str]()
     for plot in page.plots:
-        data[file.with_name(f"{file.stem}-{plot.file}.svg")] = svg(plot)
+        names[plot.file] += 1
+        number = f"-{names[plot.file]}" if names[plot.file] > 1 else ""
+        data[file.with_name(f"{file.stem}-{plot.file}{number}.svg")] = svg(plot)
     for path, content in data.items():
         make_folder(path.parent)
         with explained(path):

@@ -1,0 +1,39 @@
+"""A slow step is heard of after each interval without a line, and a line restarts the interval."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedveil.base import quiet
+from fedveil.base.quiet import Quiet
+
+
+class Clock:
+    """A clock that only a wait moves. It ends the wait at `end_s`, and prints lines on the way."""
+
+    def __init__(self, end_s: float, printed: tuple[float, ...]) -> None:
+        self.now_s, self.end_s, self.printed = 100.0, 100.0 + end_s, [100.0 + s for s in printed]
+        self.watch: Quiet | None = None
+
+    def wait(self, seconds: float) -> bool:
+        self.now_s += seconds
+        if self.printed and self.now_s >= self.printed[0]:
+            del self.printed[0]
+            assert self.watch is not None
+            self.watch.heard()
+        return self.now_s >= self.end_s
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [((), [8.0, 16.0, 24.0]), ((5.0,), [8.0, 16.0]), ((12.0,), [8.0, 8.0]), ((7.0, 14.0), [8.0])],
+)
+def test_silence_is_told_once_for_each_interval(
+    printed: tuple[float, ...], said: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, heard = Clock(25.0, printed), list[float]()
+    monkeypatch.setattr(quiet.time, "monotonic", lambda: clock.now_s)
+    clock.watch = Quiet(8.0, heard.append)
+    monkeypatch.setattr(clock.watch, "_end", clock)
+    clock.watch._watch()
+    assert heard == said
