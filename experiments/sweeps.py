@@ -28,6 +28,8 @@ class Sweep:
     key: str
     values: Sequence[float]
     also: Sequence[str] = ()
+    #: Number of seeds with which every value is trained.
+    seeds: int = SEEDS
 
     def job(self, base: Job, value: float, seed: int) -> Job:
         """Return `base` with one value of the key."""
@@ -41,7 +43,7 @@ def arms(base: Job, sweeps: Mapping[str, Sweep]) -> Mapping[tuple[str, float, in
     found = {}
     for name, sweep in sweeps.items():
         for value in sweep.values:
-            for seed in range(SEEDS):
+            for seed in range(sweep.seeds):
                 job = sweep.job(base, value, seed)
                 arm = Arm(f"{name}={value:g},seed={seed}", job)
                 found[name, value, seed] = by_job.setdefault(job.model_dump_json(), arm)
@@ -54,7 +56,7 @@ def swept(folder: Path, base: Job, sweeps: Mapping[str, Sweep], tell: Tell) -> M
     runs = trained(folder, [*{arm.name: arm for arm in wanted.values()}.values()], tell)
     return {
         name: {
-            value: [runs[wanted[name, value, seed].name] for seed in range(SEEDS)]
+            value: [runs[wanted[name, value, seed].name] for seed in range(sweep.seeds)]
             for value in sweep.values
         }
         for name, sweep in sweeps.items()

@@ -53,6 +53,19 @@ def test_a_sweep_changes_its_key_and_what_its_runs_share() -> None:
     assert (base.clients.fraction, base.protection.name, base.seed) == (1, "dp_encrypt", 0)
 
 
+def test_a_sweep_may_have_more_seeds_than_another() -> None:
+    base = DPEncryptKeys().base("small")
+    shares = (0.1, 0.3)
+    found = arms(
+        base,
+        {"few": Sweep("clients.fraction", shares),
+         "many": Sweep("clients.fraction", shares, ("protection.name=not_encrypt",), seeds=5)},
+    )  # fmt: skip
+    for name, seeds in (("few", SEEDS), ("many", 5)):
+        for value in shares:
+            assert [s for n, v, s in found if (n, v) == (name, value)] == [*range(seeds)]
+
+
 @pytest.mark.parametrize(
     ("worse", "better", "answer"),
     [
