@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedveil.federated.job import Job
+from fedveil.federated.language_blocks import AdapterSettings
 from fedveil.federated.training_blocks import TrainingSettings
 from fedveil.protections.advice import Cohort
 
@@ -66,6 +67,8 @@ def test_what_is_left_out_follows_from_the_other_keys() -> None:
         ({"server": {"optimizer": "adagrad", "lr": 1.5}}, "server.lr = 1.5 under server.optimizer"),
         ({"server": {"momentum": 0.5}}, "server.momentum = 0.5 has no effect under server.optim"),
         ({"data": {"alpha": 2.0}}, "data.alpha = 2.0 has no effect under data.split = iid"),
+        ({"adapter": {"rank": 4}}, "adapter.rank = 4 has no effect under adapter.kind = none"),
+        ({"adapter": {"targets": ["q"]}}, "adapter.targets = ['q'] has no effect under adapter.k"),
         ({"training": {"dynamic": 2.0}}, "training.dynamic = 2.0 has no effect under training.alg"),
         ({"protection": {"unary": {"eps": 2.0}}}, "protection.unary has no effect, because"),
     ],
@@ -73,6 +76,11 @@ def test_what_is_left_out_follows_from_the_other_keys() -> None:
 def test_a_setting_without_an_effect_is_named(settings: dict[str, Any], warning: str) -> None:
     (found,) = Job(**settings).warnings
     assert found.startswith(warning)
+
+
+def test_a_setting_has_an_effect_under_the_choice_that_reads_it() -> None:
+    read = AdapterSettings(kind="lora", rank=4, alpha=3.0, targets=["q"])
+    assert not [*read.without_effect()]
 
 
 def test_canaries_are_clients_too() -> None:
