@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_files import TINY_SET, place_tiny, refused
+from data_files import TINY_SET, place_tiny, refused, write
 from fedveil.data import data_folders, datasets, mnist
 from fedveil.errors import DataUnavailable
 
@@ -18,6 +18,15 @@ def test_the_folder_comes_before_the_cache(folder):
     (folder / "tiny" / "train-images-idx3-ubyte.gz").unlink()
     assert TINY_SET.path(TINY_SET.files[0]).is_relative_to(data_folders.cache_folder())
     assert len(mnist.read(TINY_SET).train) == 3
+
+
+def test_any_form_of_a_file_in_the_folder_comes_before_the_cache(folder):
+    """A file of one's own replaces what was downloaded, also if its form is the second choice."""
+    own = write(folder / "set" / "plain.txt", b"")
+    write(data_folders.cache_folder() / "set" / "packed.npz", b"")
+    assert data_folders.find("set", "packed.npz", "plain.txt") == own
+    first = write(folder / "set" / "packed.npz", b"")
+    assert data_folders.find("set", "packed.npz", "plain.txt") == first
 
 
 def test_a_variable_that_names_no_folder_is_told(folder, monkeypatch):

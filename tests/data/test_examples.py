@@ -79,6 +79,10 @@ def test_next_tokens_are_the_tokens_after_and_need_two():
     data = make_dataset("any", (x, None), (x, None), targets="tokens")
     assert data.train.x.tolist() == [[4, 2], [1, 0]]
     assert (data.train.y.tolist(), data.train.y.dtype) == ([[2, 7], [0, 3]], np.int64)
+    uneven = [[4, 2, 7], [1, 0]]
+    data = make_dataset("any", (uneven, None), (uneven, None), targets="tokens")
+    assert [tokens.tolist() for tokens in items(data.train.x)] == [[4, 2], [1]]
+    assert [tokens.tolist() for tokens in items(data.train.y)] == [[2, 7], [0]]
     for tokens, sentence in (
         (x[:, :1], r"x_train has shape \(2, 1\), but \[examples, tokens\] is needed"),
         ([[4, 2], [7]], "example 1 of x_train has fewer than two tokens"),

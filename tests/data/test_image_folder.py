@@ -62,6 +62,33 @@ def test_jpeg_and_grey_files_are_images_too(images):
         np.testing.assert_allclose(data.train.x[row], 77 / 255 * 2 - 1, atol=0.02)
 
 
+GREY = np.full((HEIGHT, WIDTH), 77, np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_an_image_of_any_usual_kind_has_its_colours(images, mode):
+    """One half is white and the other black. A palette, ink and transparency are converted."""
+    whole = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    whole[:, 3:] = 255
+    stream = io.BytesIO()
+    Image.fromarray(whole).convert(mode).save(stream, "JPEG" if mode == "CMYK" else "PNG")
+    write(images / "train" / "ant" / "0.png", stream.getvalue())
+    data = load("image_folder", folder=str(images))
+    expected = np.where(np.arange(WIDTH) < 3, -1, 1)
+    assert np.abs(data.train.x[0] - expected).max() < 0.7  # a JPEG blurs the border
+    assert np.sign(data.train.x[0]).tolist() == [[expected.tolist()] * HEIGHT] * 3
+
+
+def test_an_image_in_colour_among_grey_ones_is_refused(images):
+    """Its colours would be lost."""
+    for path in images.rglob("*.[pP][nN][gG]"):
+        write(path, encoded(GREY))
+    assert load("image_folder", folder=str(images)).example_shape == (1, HEIGHT, WIDTH)
+    write(images / "train" / "bee" / "0.png", GOOD)
+    with refused("it is 7 x 5 pixels in colour, but 7 x 5 pixels grey is needed"):
+        load("image_folder", folder=str(images))
+
+
 def test_a_job_reads_its_folder(images):
     data = {"name": "image_folder", "folder": str(images)}
     job = Job.read({"data": data, "clients": {"number": 2}}, [])

@@ -34,3 +34,11 @@ def test_the_first_record_without_effect_is_named() -> None:
     said = described(np.array([True, False, True, False, False]))
     assert said is not None
     assert said.startswith("3 of 5 training examples have no effect, starting with example 1: ")
+
+
+@pytest.mark.parametrize("y", [[0.5, -1.0, "text"], [[0.5], [-1.0], [2.0, 3.0]]])
+def test_the_target_of_one_output_may_be_a_number_or_a_list_of_one(y: list[Any]) -> None:
+    found = read("own", [([[0.0, 1.0]] * 3, y)], Form((2,), "numbers", 1))
+    assert found.usable is not None
+    assert found.usable.tolist() == [True, True, False]
+    assert found.y.tolist() == [[0.5], [-1.0], [0.0]]

@@ -83,6 +83,14 @@ def test_several_inputs_of_any_type_and_length(own):
     assert [word.tolist() for word in parts["word"]] == [[2, 3], [1]]
 
 
+def test_whole_numbers_of_several_inputs_can_be_looked_up(own):
+    """An embedding takes 64-bit integers. A mask stays one."""
+    kinds = ("np.uint8", "np.int16", "bool")
+    inputs = ", ".join(f"a{i}=x.astype({kind})" for i, kind in enumerate(kinds))
+    data = own(f"return dict({inputs}), y, dict({inputs}), y")
+    assert [opened(data.train.x)[f"a{i}"].dtype for i in range(3)] == [np.int64, np.int64, bool]
+
+
 def test_items_of_several_inputs_and_of_different_lengths(own):
     head = ITEMS + "few = Items(({'a': [1, 2], 'b': 3.0}, 0), ({'a': [4, 5], 'b': 6.0}, 1))\n"
     assert own("return few, few", head).example_shape == {"a": (2,), "b": ()}
@@ -317,6 +325,8 @@ def test_lone_records_have_the_owners_beside_two_datasets(own, monkeypatch):
     monkeypatch.setattr(datasets, "load", lambda name: load(name, apart=True))
     two = own("return Items(([1.0], 0), ([2.0], 1), ([5.0], 1)), good, ['b', 'a', 'b']", ITEMS)
     assert two.owners.tolist() == [1, 0, 1]
+    assert two.train.x.tolist() == [[1.0], [2.0], [5.0]]
+    assert two.test.x.tolist() == [[1.0], [2.0]]
     named = own("return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=9)")
     assert (named.classes, named.owners) == (9, None)
 

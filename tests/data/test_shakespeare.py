@@ -59,6 +59,11 @@ def test_text_that_is_none_is_one_sentence(play):
         datasets.load("shakespeare", "tokens")
 
 
+def test_a_speaker_is_named_on_one_line():
+    told = shakespeare.speeches("Enter two,\nand a third:\nall sing\n\nANNE:\nlast words:\nnone\n")
+    assert told == {"ANNE": "last words:\nnone"}
+
+
 def test_lines_that_end_as_on_windows_are_the_same_speeches():
     assert shakespeare.speeches(PLAY.replace("\n", "\r\n")) == shakespeare.speeches(PLAY)
 

@@ -141,6 +141,17 @@ def test_a_wrong_line_is_one_sentence(
     assert "train.jsonl" in str(caught.value)
 
 
+def test_only_a_line_feed_ends_a_line(words: Path, tmp_path: Path) -> None:
+    """Other programs write the characters U+2028 and U+0085 into JSON as they are."""
+    texts = tiny_language.text_folder(tmp_path / "x", [], [{"text": "a"}])
+    line = '{"text": "the\u2028cat\x85sat"}\n'
+    (texts / "train.jsonl").write_bytes((line * 2).replace("\n", "\r\n").encode())
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 40)
+    train = text_folder.read(str(texts), form).train
+    ids = tiny_language.rows(words, 40).encode("the\u2028cat\x85sat")
+    assert train.x[:, : len(ids)].tolist() == [ids, ids]
+
+
 def test_missing_and_empty_files_are_told(words: Path, tmp_path: Path) -> None:
     form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
     with pytest.raises(DataUnavailable, match=r"test\.jsonl"):

@@ -414,6 +414,7 @@ def test_advice(overrides: list[str], beginning: str):
         ["server.optimizer=adam", "server.lr=0.03", "server.tau=0.1"],
         ["privacy.max_epsilon=8", "protection=rr"],
         ["data.alpha=0.1", "data.split=dirichlet"],
+        ["data.alpha=0.5", "server.tau=0.001", "adapter.targets=[]"],  # their defaults
         ["server.optimizer=momentum", "server.momentum=0.5"],
     ],
 )

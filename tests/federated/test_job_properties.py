@@ -10,6 +10,7 @@ import pytest
 
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
+from fedveil.federated.language_blocks import AdapterSettings
 from fedveil.federated.training_blocks import TrainingSettings
 from fedveil.protections.advice import Cohort
 from parts import TwoPhases
@@ -70,6 +71,8 @@ def test_what_is_left_out_follows_from_the_other_keys() -> None:
         ({"server": {"optimizer": "adagrad", "lr": 1.5}}, "server.lr = 1.5 under server.optimizer"),
         ({"server": {"momentum": 0.5}}, "server.momentum = 0.5 has no effect under server.optim"),
         ({"data": {"alpha": 2.0}}, "data.alpha = 2.0 has no effect under data.split = iid"),
+        ({"adapter": {"rank": 4}}, "adapter.rank = 4 has no effect under adapter.kind = none"),
+        ({"adapter": {"targets": ["q"]}}, "adapter.targets = ['q'] has no effect under adapter.k"),
         ({"training": {"dynamic": 2.0}}, "training.dynamic = 2.0 has no effect under training.alg"),
         ({"protection": {"unary": {"eps": 2.0}}}, "protection.unary has no effect, because"),
     ],
@@ -107,6 +110,11 @@ def test_every_rule_and_advice_of_an_own_protection_is_told(
     assert list(caught.value.problems) == [f"{odd}; {large}"]
     assert job(4.0).warnings == []
     assert job(6.0).warnings == ["protection.own.factor is large; protection.own.factor is dear"]
+
+
+def test_a_setting_has_an_effect_under_the_choice_that_reads_it() -> None:
+    read = AdapterSettings(kind="lora", rank=4, alpha=3.0, targets=["q"])
+    assert not [*read.without_effect()]
 
 
 def test_canaries_are_clients_too() -> None:

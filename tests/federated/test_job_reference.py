@@ -25,6 +25,8 @@ def test_a_terminal_is_told_the_keys_of_a_block() -> None:
         "clients.number", "clients.fraction", "clients.sampling", "clients.own_layers"
     ]  # fmt: skip
     assert keys(page, "clients.number") == "\n".join(told[:3]) + "\n"
+    (one,) = [line for line in keys(page, "training.lr").split("\n") if line[:1].strip()]
+    assert one.startswith("training.lr: ")  # and no key that begins alike
     shared = "protection.distributed_dp.active_security"
     assert keys(page, shared) == f"{shared}: as in protection.pw_encrypt\n"
     assert keys(page, None).startswith(keys(page, "name"))

@@ -153,7 +153,8 @@ def test_an_app_that_flwr_has_run_has_an_answer_or_is_an_error(
         with pytest.raises(DeploymentError, match="ended without an answer"):
             run_app(file_of("not_encrypt"), app, out)
         return
-    found = run_app(file_of("not_encrypt"), app, out)
+    monkeypatch.chdir(tmp_path)
+    found = run_app(file_of("not_encrypt"), app, Path("here"))
     assert found == {"reports": 5, "folder": str(out), "page": str(out / PAGE)}
     given = ["run", str(app), "--stream", "--run-config", f'folder="{out}"']
     assert (tmp_path / "given").read_text().splitlines() == given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ from flwr.app import Message, RecordDict
 
 from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
+from fedveil.flower.job.app_folder import ROSTER
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
+from fedveil.statistics.answer_folder import QUESTION
 from fedveil.statistics.carriage import Participants, make_protection
-from fedveil.statistics.flower_app import server_app
+from fedveil.statistics.flower_app import deployable, server_app, write_app
 from fedveil.statistics.flower_client import Member, _answer, _charge
 from fedveil.statistics.flower_server import FlowerEngine, GridCarrier
 from fedveil.statistics.question import QuestionFile
@@ -47,8 +50,21 @@ def test_a_clients_settings_are_those_of_its_own_node(tmp_path: Path) -> None:
     assert (found.client, found.data, found.max_epsilon) == (3, "own.csv", 2.0)
     paths = found.question, found.identity, found.roster
     assert paths == (Path("q.yaml"), Path("me.pem"), Path("r.yaml"))
+    simulated = {"partition-id": 2, "state-folder": str(tmp_path)}
+    assert Member.of(simulated, file_of("dp_encrypt")).client == 2
+    assert Member.of({**simulated, "client": 5}, file_of("dp_encrypt")).client == 5
     with pytest.raises(DeploymentError, match=r"client = 9, a whole number in \[0, 9\)"):
         Member.of({**config(tmp_path), "client": 9}, file_of("dp_encrypt"))
+
+
+@pytest.mark.parametrize("limit", ["1.5", True, 0, -1.0, float("nan")])
+def test_a_limit_that_is_no_number_above_0_does_not_count_as_none(
+    limit: object, tmp_path: Path
+) -> None:
+    """A text such as "1.5" would otherwise leave the client without its limit."""
+    with pytest.raises(DeploymentError, match=r"max-epsilon = .*, a number above 0 is needed"):
+        Member.of(config(tmp_path, **{"max-epsilon": limit}), file_of("dp_encrypt"))
+    assert Member.of(config(tmp_path), file_of("dp_encrypt")).max_epsilon is None
 
 
 @pytest.mark.parametrize("name", ["oue", "central_gaussian"])
@@ -116,6 +132,41 @@ def test_a_server_app_serves_its_own_folder(
     asked = context(0, {}, {})
     server_app(tmp_path)(grid, asked)
     assert served == [(tmp_path, "grid", asked)]
+
+
+def test_answers_without_a_folder_are_in_one_named_after_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / QUESTION).write_text(file_of("dp_encrypt", name="survey").to_yaml())
+    made: list[tuple[Any, ...]] = []
+    folder = SimpleNamespace(path="there", close=lambda: made.append(("closed",)))
+    asking = SimpleNamespace(run=lambda say: "answers")
+    monkeypatch.setattr(flower_server, "FlowerEngine", lambda *given: None)
+    monkeypatch.setattr(flower_server, "Asking", lambda *given: asking)
+    monkeypatch.setattr(flower_server, "create", lambda *given: made.append(given) or folder)
+    monkeypatch.setattr(flower_server, "keep", lambda *given: made.append(given))
+    grid: Any = None
+    for run, place in (({}, None), ({"folder": "there"}, Path("there"))):
+        flower_server.serve(tmp_path, grid, context(0, run, {}))
+        assert made == [(place, "survey"), ("answers", folder), ("closed",)]
+        made.clear()
+
+
+def test_an_app_asks_as_many_clients_as_the_data_names(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("who,x,w\n" + "".join(f"c{n % 4},{n},a\n" for n in range(11)))
+    keys: dict[str, Any] = {"data": str(table), "client": "who", "rows": 3}
+    assert deployable(file_of("dp_encrypt", **keys, clients=None)).clients == 4
+    assert deployable(file_of("dp_encrypt", **keys, clients=7)).clients == 7
+
+
+@pytest.mark.parametrize("name", ["a b " * 20, "9 lives", "-", "x-", "survey"])
+def test_an_app_has_a_name_that_flower_takes(name: str, tmp_path: Path) -> None:
+    write_app(tmp_path, file_of("dp_encrypt", name=name))
+    (found,) = re.findall(r'^name = "(.*)"$', (tmp_path / "pyproject.toml").read_text(), re.M)
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?", found)
+    assert name != "survey" or found == "survey"
+    assert not (tmp_path / ROSTER).exists()  # no key is needed
 
 
 @pytest.mark.parametrize("error", [ValueError("age 71"), ClientWithheld("age 71")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from fedveil.errors import JobError
 from fedveil.settings import yaml_file
+from fedveil.settings.settings import Block, Settings
 
 
 class Mine(BaseModel):
@@ -106,6 +108,44 @@ def test_a_setting_that_the_shell_has_split_is_put_together(
     else:
         said = sentence(yaml_file.refuse_unquoted, words)
         assert said == f'the shell splits a value at spaces. Quote it: --set "{whole}"'
+
+
+def test_a_value_without_its_equals_sign_is_put_together(tmp_path: Path) -> None:
+    there, gone = tmp_path / "job.yaml", tmp_path / "7"
+    there.touch()
+    said = sentence(yaml_file.refuse_parted, gone, ["seed=3", "rounds"])
+    assert said == f"--set rounds {gone} must be written --set rounds={gone}"
+    for path, overrides in ((there, ["rounds"]), (None, ["rounds"]), (gone, ["rounds", "seed"]),
+                            (gone, ["rounds=7"]), (gone, None)):  # fmt: skip
+        yaml_file.refuse_parted(path, overrides)
+
+
+class Part(Block):
+    a: int = 1
+    b: int = 2
+
+
+class Named(Settings):
+    parts: dict[str, Part]
+    shares: dict[str, float]
+
+
+def test_a_setting_of_a_named_block_leaves_the_rest_of_it() -> None:
+    data = {"parts": {"x": {"a": 3, "b": 4}, "y": {"a": 5}}, "shares": {"u": 0.5}}
+    before = deepcopy(data)
+    settings = [(("parts", "x", "a"), 6), (("shares", "v"), 0.25), (("parts", "z", "b"), 7),
+                (("parts", "y"), {"b": 8})]  # fmt: skip
+    assert yaml_file.put(data, settings, Named) == (
+        {
+            "parts": {"x": {"a": 6, "b": 4}, "y": {"a": 5, "b": 8}, "z": {"b": 7}},
+            "shares": {"u": 0.5, "v": 0.25},
+        },
+        [],
+    )
+    assert data == before
+    deeper = [(("shares", "v", "w"), 1.0), (("parts", "x", "c"), 1)]
+    _, unknown = yaml_file.put(data, deeper, Named)
+    assert [said.split(" ")[0] for said in unknown] == ["shares.v.w", "parts.x.c"]
 
 
 def test_a_value_is_removed_with_a_parent_that_is_none() -> None:

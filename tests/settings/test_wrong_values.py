@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from fedveil.settings.allowed import sentences
+from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import Allowed, allowed, sentences
 from fedveil.settings.settings import Block, Settings
+from fedveil.settings.stored import Stored
 
 
 class Inner(Block):
@@ -41,3 +43,39 @@ def test_a_wrong_name_or_block_is_one_sentence(
     with pytest.raises(ValidationError) as error:
         Outer.model_validate(given)
     assert sentences(error.value, Outer) == {tuple(path.split(".")): sentence}
+
+
+@pytest.mark.parametrize("word", ["DP", "dp", "Dp_Encrypted", "LDP"])
+def test_a_word_is_suggested_whatever_its_case(word: str) -> None:
+    words = Allowed(words=("rr", "dp_encrypt"))
+    said = "is not one of rr, dp_encrypt (did you mean dp_encrypt?)"
+    assert words.complaint(word) == said
+
+
+class Listed(Settings):
+    at: list[float] | None = None
+    names: list[str] | None = None
+    count: int | None = Field(None, ge=3)
+
+
+def test_a_list_or_null_is_described_so() -> None:
+    told = {name: str(allowed(field)) for name, field in Listed.model_fields.items()}
+    assert told == {
+        "at": "a list of numbers or null", "names": "a list of text or null",
+        "count": "a whole number in [3, inf) or null",
+    }  # fmt: skip
+
+
+class Kept(Stored):
+    what = "a note"
+    share: float
+    count: int = 0
+
+
+def test_a_saved_result_is_read_as_it_was_written_or_refused() -> None:
+    kept = Kept(share=0.1 + 0.2, count=2**60)
+    assert Kept.read(kept.written(), "note.json") == kept
+    texts = (b'{"share": "0.3"}', b'{"share": 1, "count": true}', b'{"count": 1}', b"[]", b"{")
+    for damaged in texts:
+        with pytest.raises(DataInvalid, match=r"^note.json is damaged: it is not a note$"):
+            Kept.read(damaged, "note.json")

@@ -151,6 +151,18 @@ def test_text_that_the_parser_chokes_on(text: str):
     assert "\n" not in sentence
 
 
+def test_a_key_that_means_yes_or_no_is_text():
+    """A party in Norway is called NO."""
+    text = "on: 1\nOff: 2\nyes: 3\nNO: 4\nOFF: 5\n"
+    found = yaml_file.mapping(text, "x")
+    assert found == {"on": 1, "Off": 2, "yes": 3, "NO": 4, "OFF": 5}
+    assert yaml_file.mapping(yaml_file.write(found), "x") == found
+    for text, said in (("NO: 1\nNO: 2", "line 2: the key NO is given twice"),
+                       ("True: 1", "line 1: the key True is not text")):  # fmt: skip
+        with pytest.raises(JobError, match=said):
+            yaml_file.mapping(text, "x")
+
+
 def test_dates_are_text():
     assert load("name: 2024-01-01").name == "2024-01-01"
 

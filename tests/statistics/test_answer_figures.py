@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from fedveil.pages.guarantee_text import right
-from fedveil.pages.page import Fact, Table
+from fedveil.pages.page import Code, Fact, Fold, Points, Table
 from fedveil.pages.plot import Plot
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
@@ -68,6 +68,8 @@ def test_a_page_shows_each_estimate_where_it_belongs() -> None:
         ]
         several = len(answer.estimates) > 1
         assert drawn == [(e.value, e.low, e.high) for e in answer.estimates if several]
+        plots = [part for part in section.parts if isinstance(part, Plot)]
+        assert all("85% intervals" in plot.note for plot in plots)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,13 @@ def test_bars_are_named_if_they_are_few_and_curves_go_by_their_quantiles() -> No
     assert [plot.y.title for plot in drawn] == ["rows", "value", "value"]
     assert [[*plot.curves[0].x] for plot in drawn] == [[0, 1], [0.7, 0.2], [0.7, 0.2]]
     assert drawn[0].x.names == ["[0, 40)", "[40, 90]"]
+    assert [plot.name for plot in drawn] == ["ages", "parts-f", "parts-m"]  # a file for each
+    assert [plot.title for plot in drawn] == ["ages: histogram", "parts f", "parts m"]
+    two = [Estimate({"sex": sex, "age": "[0, 9]"}, 3, 2, 4, 0.5, 0.25) for sex in ("f", "m")]
+    for ask in ("count", "histogram", "contingency", "heavy_hitters", "mean", "correlation"):
+        (plot,) = pictures(Answer("a", ask, two), 0.85)
+        assert plot.y.title == ("value" if ask in ("mean", "correlation") else "rows")
+        assert (plot.x.title, plot.x.names) == ("sex, age", ["f, [0, 9]", "m, [0, 9]"])
     for bars, named in ((60, True), (61, False)):
         many = [Estimate({"x": str(i)}, i, i - 1, i + 1, 0.5, 0.25) for i in range(bars)]
         (plot,) = pictures(Answer("a", "mean", many), 0.85)
@@ -121,6 +130,10 @@ def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
     assert parts[:2] == [f"{line}." for line in made().lines]
     assert isinstance(parts[2], str)
     assert right(Figure(0.71, 1e-7)) in parts[2]
+    (points,) = (part for part in parts if isinstance(part, Points))
+    assert points.lines[0] == "No epsilon covers: the time."
+    (fold,) = (part for part in parts if isinstance(part, Fold))
+    assert list(fold.parts) == [Code(made().file.to_yaml(), "question.yaml")]
 
 
 def test_answers_survive_json() -> None:

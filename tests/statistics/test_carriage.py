@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -84,4 +85,7 @@ def test_an_answer_without_a_page_says_what_is_missing(
     monkeypatch.setattr(answer_folder, "page_of", missing)
     assert "a-library" in (answer_folder.keep(answers, folder) or "")
     assert not (tmp_path / answer_folder.PAGE).exists()
-    assert answer_folder.saved(tmp_path)["clients"] == answers.clients
+    assert answer_folder.saved(tmp_path) == answers.data()
+    assert answers.epsilon == math.inf
+    text = (tmp_path / answer_folder.ANSWERS).read_text("utf-8")
+    json.loads(text, parse_constant=pytest.fail)  # no other program reads Infinity

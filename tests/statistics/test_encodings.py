@@ -227,11 +227,14 @@ def test_the_stated_noise_of_a_sum_is_that_of_all_its_reports() -> None:
     assert _noise_variance(masked, 5) == pytest.approx(5 * masked.fixed.step**2 / 4)
 
 
-def test_entries_below_zero_are_rounded_without_bias() -> None:
-    protection, carriage, _ = joint("central_gaussian")
+@pytest.mark.parametrize("name", ["central_gaussian", "dp_encrypt", "pw_encrypt"])
+def test_entries_below_zero_are_rounded_without_bias(name: str) -> None:
+    """The grid is the protection's own. The protection itself rounds towards zero."""
+    protection, carriage, _ = joint(name)
     entries = np.full(protection.dimension, -3.5 * carriage._step / carriage._scale)
-    made = [carriage.update(entries, Seeded(number)) / carriage._step for number in range(400)]
-    assert np.trunc(made).mean() == pytest.approx(-3.5, abs=0.1)
+    made = [in_steps(protection, carriage.update(entries, Seeded(number)), number)[0]
+            for number in range(60)]  # fmt: skip
+    assert np.mean(made) == pytest.approx(-3.5, abs=0.1)
 
 
 def test_a_report_carries_no_more_rows_than_its_sensitivity_is_proved_for() -> None:
@@ -249,6 +252,25 @@ def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:
     cells, moved = Bins("x", [1, 2, 5], clamp=True).cells(table)
     assert cells.tolist() == [0, 0, 1, 1, 1, 0, -1]
     assert moved.tolist() == [False] * 4 + [True, True, False]
+
+
+def test_cells_are_named_by_their_whole_edges() -> None:
+    edges = [0.1 + 0.2, 1234567.0, 1234568.25, 3e9]
+    assert Bins("x", edges).labels == [
+        "[0.3, 1234567)", "[1234567, 1234568.25)", "[1234568.25, 3000000000]",
+    ]  # fmt: skip
+
+
+def test_a_category_is_a_whole_word_in_its_own_letters() -> None:
+    words = [" Nord-Ost", "Ä b", "Ä b ", "7", "nord-ost", "Nord"]
+    question = {"ask": "histogram", "column": "w", "categories": ["Nord-Ost", "Ä b", 7]}
+    assert [e.value for e in only(question, {"w": words})] == [1, 2, 1]
+
+
+def test_a_number_at_the_end_of_its_range_is_not_moved() -> None:
+    table = ArrayTable("t", {"x": [2.0, 7.0, 1.9, 7.1]})
+    _, moved, _ = Scaled("x", [2.0, 7.0]).values(table)
+    assert moved.tolist() == [False, False, True, True]
 
 
 def test_a_row_counts_in_the_cell_of_all_its_columns_or_in_none() -> None:

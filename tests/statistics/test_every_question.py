@@ -7,7 +7,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from fedveil.entropy import Seeded
+from fedveil.statistics.clients import load
+from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import Kind
+from fedveil.statistics.schedule import Schedule, Step
 from statistics_parts import asked, only, people
 
 AGE = {"column": "age", "range": [18.0, 93.0]}
@@ -84,3 +88,24 @@ def test_a_stated_sampling_error_is_that_of_the_population() -> None:
         np.sqrt(123 * 41 / n + 1.95996**2),
         rel=1e-4,  # one client more than were seen, z² times
     )
+
+
+def test_a_search_and_frequent_words_obey_both_conditions() -> None:
+    """Rows of no condition are not counted, as the quantile searched for is next to 0."""
+    search = {"ask": "quantiles", "column": "x", "range": [0.0, 8.0], "at": [1e-9], "cells": 4}
+    words = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 1}
+    keys = {"protection": "oue", "epsilon": 2.0, "where": "a < 5"}
+    data = {"x": [0.5] * 4, "w": ["b"] * 4, "a": [1.0, 9.0, 1.0, 9.0], "b": [3.0, 3.0, 0.0, 0.0]}
+    for question, step in ((search, Step(1, edge=2)), (words, Step(1, {"q": [[""]]}))):
+        file = QuestionFile.read({**keys, "questions": {"q": {**question, "where": "b > 2"}}}, [])
+        (part,) = Schedule(file).parts(step)
+        cells = part.rows(load(file, data), Seeded(3)).cells
+        assert cells is not None
+        assert (cells >= 0).tolist() == [True, False, False, False]
+
+
+def test_values_outside_the_edges_of_either_column_are_in_no_cell() -> None:
+    edges = {"edges": [0.0, 2.0, 5.0], "other_edges": [1.0, 3.0, 4.0]}
+    data = {"x": [1.0, 5.5, 3.0, 3.0, -1.0], "y": [3.5, 2.0, 4.5, 1.0, 0.5]}
+    found = only({"ask": "contingency", "column": "x", "other": "y", **edges}, data)
+    assert [e.value for e in found] == [0, 1, 1, 0]

@@ -22,12 +22,13 @@ KINDS: tuple[Kind, ...] = ("rr", "oue")
 
 
 def probability(law: OneHot, code: tuple[int, ...], bits: tuple[int, ...]) -> float:
-    ones = [law.p if own else law.q for own in code]
-    return math.prod(one if bit else 1 - one for one, bit in zip(ones, bits, strict=True))
+    """Return Pr[bits]. A 1 is lost with probability `lost`, and a 0 becomes 1 with `q`."""
+    chances = [(law.lost, 1 - law.lost) if own else (1 - law.q, law.q) for own in code]
+    return math.prod(chance[bit] for chance, bit in zip(chances, bits, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("eps", [0.3, 1.7])
+@pytest.mark.parametrize("eps", [0.3, 1.7, 60.0, 200.0])
 def test_the_loss_is_exactly_eps_for_codes_and_no_more_with_the_zero_code(
     kind: Kind, eps: float
 ) -> None:
@@ -52,6 +53,27 @@ def test_a_code_of_one_bit_has_the_whole_epsilon(kind: Kind) -> None:
     # Warner's variance, whatever the share.
     expected = math.exp(0.8) / (math.exp(0.8) - 1) ** 2 / 90
     assert law.variance(np.array([0.0, 0.4, 1.0]), 90) == pytest.approx([expected] * 3)
+
+
+class Asked(Seeded):
+    """Keeps each probability with which bits are drawn."""
+
+    def bernoulli(self, p: Any, *shape: Any) -> Any:
+        self.asked = [*getattr(self, "asked", []), p]
+        return super().bernoulli(p, *shape)
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("rr", math.exp(-45)), ("oue", 0.5)])
+def test_a_one_is_lost_with_its_exact_probability(kind: Kind, lost: float) -> None:
+    """1 - q is 1 in 64-bit numbers. A one that is never lost would have no finite epsilon."""
+    law, entropy = OneHot(kind, 90.0, 3), Asked(2)
+    bits = law.perturb(np.array([0, 1, 0], np.uint8), entropy)
+    assert entropy.asked == pytest.approx([law.q, lost], rel=1e-12)
+    assert kind == "oue" or bits.tolist() == [0, 1, 0]
+    counts = np.array([70, 0, 10])
+    ones = law.ones(counts, 80, Seeded(2))
+    assert kind == "oue" or ones.tolist() == counts.tolist()
+    assert ones[1] == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +125,31 @@ def test_a_round_counts_reports_and_refuses_foreign_bits() -> None:
     aggregate = server.aggregate()
     assert aggregate.reports == 2
     assert aggregate.update == pytest.approx([0, 1, 0, 0, 0], abs=1e-9)
+
+
+def test_a_report_of_four_codes_has_at_most_four_ones_in_a_cell() -> None:
+    """Three bits hold numbers up to seven."""
+    context = JobContext(weighting="equal", dimension=2, clients_per_round=3, rounds=1)
+    protection = Frequencies("rr", 690.0, context, 4)
+    server, model = server_half(protection, [1, 2, 3], np.zeros(2)), np.zeros(2)
+    opening = server.opening()
+    for client, counts in ((1, [4, 0]), (2, [1, 2])):
+        report = report_of(client_half(protection, client, model), opening, np.array(counts))
+        server.receive(client, report)
+    for forged in (5, 7):
+        with pytest.raises(ReportRejected, match="no sum of 4 codes of 2 bits"):
+            server.receive(3, {"round": opening["round"], "bits": np.array([forged], np.uint8)})
+    server.advance()
+    assert server.aggregate().update == pytest.approx([5 / 8, 2 / 8], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_share_outside_0_and_1_has_the_variance_of_the_nearest_possible_one(kind: Kind) -> None:
+    """An estimated share may be below 0, where the formula has no variance at all."""
+    law = OneHot(kind, 8.0, 3)
+    low, zero, one, high = law.variance(np.array([-0.3, 0.0, 1.0, 1.3]), 90)
+    assert low == zero > 0
+    assert high == one > 0
 
 
 def test_halves_of_a_round_are_merged() -> None:

@@ -79,6 +79,26 @@ def test_a_correlation_whose_variances_drown_in_noise_states_nothing(squares: fl
     values = np.array([0.0, 0.0, squares, -985.0, 60.0, 1000.0])
     found = ratio(Sums(values, np.full(6, 100.0), 1000, 1000), shape, present, {}, 1.96)
     assert (found.low, found.value, found.high) == (-1, 0, 1)
+    assert (found.noise, found.sampling) == (1, 1)
+
+
+def test_few_rows_leave_a_mean_known_and_a_correlation_unknown() -> None:
+    """Only noise hides the number of rows. Sampling also hides the variances of a correlation."""
+    columns = [Scaled("x", [-10.0, 30.0]), Scaled("y", [0.0, 1.0])]
+    few = Sums(np.array([3.0, 5.0]), np.full(2, 1e-6), 40, 40)
+    assert ratio(few, *from_ends(columns[:1], squares=False), {}, 1.96).value == pytest.approx(15)
+    cells = Sums(np.array([3.0, 0, 0, 0, 2, 0, 0, 0, 3]), np.full(9, 1e-6), 40, 40)
+    found = ratio(cells, *from_ends(columns, squares=True), {}, 1.96)
+    assert (found.low, found.value, found.high) == (-1, 0, 1)
+
+
+@pytest.mark.parametrize("constant", ["x", "y"])
+def test_a_column_of_equal_numbers_has_no_correlation(constant: str) -> None:
+    data = {"x": [1.0, 4.0, 2.0], "y": [0.5, 0.1, 0.9]} | {constant: [0.3] * 3}
+    question = {"ask": "correlation", "column": "x", "range": [0.0, 5.0], "other": "y",
+                "other_range": [0.0, 1.0]}  # fmt: skip
+    (found,) = only(question, data)
+    assert (found.low, found.value, found.high) == (-1, 0, 1)
 
 
 def test_a_correlation_of_nearly_exact_variances_is_clipped_with_its_noise() -> None:

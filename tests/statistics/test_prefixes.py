@@ -150,6 +150,28 @@ def test_words_of_two_lengths_are_asked_together_until_the_shorter_are_complete(
         Step.of(late.message(), file)
 
 
+def test_the_shorter_words_are_found_while_the_longer_ones_grow() -> None:
+    long = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 4, "most": 2}
+    data = {"w": ["abba"] * 5 + ["ba"] * 3}
+    answers = asked({"short": {**long, "length": 2}, "long": long}, data)
+    found = {name: {e.label["w"]: e.value for e in answers[name].estimates}
+             for name in ("short", "long")}  # fmt: skip
+    assert found == {"short": {"ab": 5, "ba": 3}, "long": {"abba": 5, "ba": 3}}
+
+
+def test_words_are_sought_after_an_earlier_search_has_found_none() -> None:
+    """Its clients are asked in its first round, and in no further one."""
+    nothing = {"ask": "heavy_hitters", "column": "w", "alphabet": DIGITS, "length": 7, "most": 2}
+    questions = {"none": nothing, "some": {**nothing, "column": "v", "length": 1}}
+    file = local_file(questions=questions)
+    schedule = Schedule(file)
+    assert [turn.question for turn in schedule.turns] == ["none", "none", "some"]
+    schedule.trees["none"].prefixes = [[]]
+    assert schedule.next(1) == Step(3, {"some": [[""]]})
+    schedule.trees["some"].prefixes = [[]]
+    assert schedule.next(1) is None
+
+
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -59,6 +59,32 @@ def test_an_interval_is_a_cell_wider_on_each_side_than_the_possible_edges() -> N
     assert (found.low, found.value, found.high) == (0, 2, 4)
 
 
+def test_a_quantile_within_a_cell_is_where_its_rows_are_spread_evenly() -> None:
+    exact = [Sums(np.array([8.0, 24.0, 8.0, 0.0]), np.zeros(4), 40, 40)]
+    found = quantiles(exact, np.array([0.0, 1.0, 3.0, 4.0, 8.0]), [0.3, 0.1], 0.1, {})
+    # 12 rows are a sixth of the way through the second cell, and 4 rows half way into the first.
+    assert [e.value for e in found] == pytest.approx([1 + 2 / 6, 0.5])
+    assert [e.noise for e in found] == [0, 0]
+    assert all(e.sampling > 0 for e in found)
+
+
+def test_numbers_of_rows_that_fall_are_levelled_between_both_sides() -> None:
+    """Noise makes 10, 4 and 16 rows below the edges, which must not fall: 7, 7 and 16."""
+    noisy = [Sums(np.array([10.0, -6.0, 12.0, 4.0]), np.full(4, 4.0), 20, 20)]
+    (found,) = quantiles(noisy, np.arange(5.0), [0.45], 0.5, {})
+    # Of 20 rows, less 0.45 of them: 1, -5, 7 and 11. The first two are both levelled to -2.
+    assert found.value == pytest.approx(2 + 2 / 9)
+
+
+def test_two_quantiles_that_are_nearly_equal_have_names_of_their_own() -> None:
+    at = [0.1234567, 0.1234568]
+    question = {"ask": "quantiles", "column": "x", "range": [0.0, 9.0], "at": at, "cells": 4}
+    names = ["0.1234567", "0.1234568"]
+    assert [e.label["quantile"] for e in only(question, {"x": [1.0] * 30})] == names
+    local = only(question, {"x": [1.0] * 90}, "oue", epsilon=2.0)
+    assert [e.label["quantile"] for e in local] == names
+
+
 def test_the_level_that_fewest_were_asked_decides_the_sampling() -> None:
     def sampling(*asked: int) -> float:
         levels = [

@@ -16,7 +16,7 @@ from fedveil.statistics.clients import clients_of
 from fedveil.statistics.filters import Filter
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.tables import ArrayTable, as_table
-from statistics_parts import asked, people
+from statistics_parts import asked, only, people
 
 COUNT = {"ask": "count"}
 AGES = {"ask": "histogram", "column": "age", "edges": [0.0, 50.0, 100.0]}
@@ -33,6 +33,47 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ({"questions": {"a": {**AGES, "edges": []}}}, "there are no cells"),
         ({"questions": {"a": {**AGES, "categories": ["x"]}}}, "both are given"),
         ({"questions": {"a": {**AGES, "edges": [3.0, 3.0]}}}, "numbers in rising order"),
+        ({"questions": {"a": {**AGES, "edges": [3.0]}}}, "is not two or more numbers in rising"),
+        (
+            {"questions": {"a": {**AGES, "edges": [], "categories": ["x", "y", "x"]}}},
+            "questions.a.categories = ['x', 'y', 'x'] has an entry twice",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {
+                        **AGES,
+                        "ask": "contingency",
+                        "other": "town",
+                        "other_categories": [4, 3, "3"],
+                    }
+                }
+            },
+            "questions.a.other_categories = [4, 3, '3'] has an entry twice",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {**MEAN, "ask": "correlation", "other": "town", "other_range": [5.0, 1.0]}
+                }
+            },
+            "questions.a.other_range = [5.0, 1.0] is not a lowest and a highest value",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {
+                        **AGES,
+                        "ask": "contingency",
+                        "other": "town",
+                        "other_edges": [1.0, 5.0],
+                        "by": "town",
+                        "groups": ["3"],
+                    }
+                }
+            },
+            "questions.a.by = 'town' is also other",
+        ),
         ({"questions": {"a": {**MEAN, "range": [5.0, 1.0]}}}, "a lowest and a highest value"),
         ({"questions": {"a": {**MEAN, "range": []}}}, "questions.a.range is missing"),
         ({"questions": {"a": {**COUNT, "at": [0.5]}}}, "questions.a.at has no meaning"),
@@ -182,6 +223,39 @@ def test_a_wrong_key_is_one_sentence(keys: dict[str, Any], said: str) -> None:
     assert said in raised.value.problems[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "keys"),
+    [
+        ("not_encrypt", "not_encrypt", {"max_examples": 7}),
+        ("dp_encrypt", "dp_encrypt",
+         {"dp_eps": 2.0, "dp_delta": 0.002, "dp_norm_clip": 2.0, "noise": "continuous"}),
+        ("pw_encrypt", "pw_encrypt",
+         {"clip": 3.0, "max_examples": 7, "central_eps": 2.0, "central_delta": 1e-9,
+          "central_norm_clip": 3.0}),
+        ("distributed_dp", "distributed_dp",
+         {"clip": 3.0, "noise_multiplier": 2.0, "target_epsilon": 3.0, "clip_quantile": 0.3,
+          "bits": 17}),
+        ("central_gaussian", "central_gaussian",
+         {"clip": 3.0, "noise_multiplier": 2.0, "target_epsilon": 3.0, "clip_quantile": 0.3}),
+        ("oue", "unary",
+         {"eps": 3.0, "cells": 3, "report": "bits", "target": "update", "clip": 3.0,
+          "adaptive": True, "total_eps": 3.0, "fidelity": "aggregate"}),
+    ],
+)  # fmt: skip
+def test_a_setting_that_the_question_determines_cannot_be_chosen(
+    name: str, block: str, keys: dict[str, Any]
+) -> None:
+    """Otherwise the stated noise would be that of other settings."""
+    for key, value in keys.items():
+        held = {"name": name, block: {key: value}}
+        epsilon = None if name == "not_encrypt" else 1.0
+        file = {"protection": held, "epsilon": epsilon, "questions": {"n": COUNT}}
+        with pytest.raises(JobError) as raised:
+            QuestionFile.read(file, [])
+        said = f"protection.{block}.{key} follows from epsilon, delta and the questions"
+        assert [problem.split(":")[0] for problem in raised.value.problems] == [said]
+
+
 def test_the_protection_is_never_chosen_silently() -> None:
     with pytest.raises(JobError, match="protection is missing: name one of"):
         QuestionFile.read({"questions": {"n": COUNT}}, [])
@@ -275,6 +349,15 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 
 
+@pytest.mark.parametrize(
+    ("sign", "meets"),
+    [("==", "3"), ("!=", "24"), ("<", "4"), ("<=", "34"), (">", "2"), (">=", "23")],
+)
+def test_a_comparison_may_begin_with_its_value(sign: str, meets: str) -> None:
+    table = ArrayTable("t", {"x": [2.0, 3.0, 4.0]})
+    assert Filter(f"3 {sign} x").mask(table).tolist() == [x in meets for x in "234"]
+
+
 def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
     table = ArrayTable("t", {"home town": ["x", "y"], "0": [1.0, 1.0], "_quoted_0": [7.0, 8.0]})
     condition = Filter("`home town` == 'x' and `0` == 1 and _quoted_7 != 3")
@@ -340,6 +423,38 @@ def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:
     frame["b"] = pandas.array([True, None], dtype="boolean")
     assert as_table(frame).words("s").tolist() == ["u", ""]
     assert np.array_equal(as_table(frame).numbers("b"), [1.0, np.nan], equal_nan=True)
+
+
+def test_a_column_of_mixed_cells_is_read_as_numbers_and_as_words() -> None:
+    """A column of whole numbers becomes one of floats if a cell is missing."""
+    floats = ArrayTable("t", {"x": [1.0, np.nan, 2.5, 1234567.0]})
+    assert floats.words("x").tolist() == ["1", "", "2.5", "1234567"]
+    texts = ArrayTable("t", {"x": ["41", " NA ", "NaN", "", None, " 2.5"]})
+    expected = [41.0, *[np.nan] * 4, 2.5]
+    assert np.array_equal(texts.numbers("x"), expected, equal_nan=True)
+
+
+def test_dates_are_words() -> None:
+    days = np.array(["2024-01-31", "NaT", "2024-02-01"], "M8[D]")
+    for column in (days, days.astype("M8[ns]")):
+        table = as_table({"d": column})
+        assert table.words("d").tolist() == ["2024-01-31", "", "2024-02-01"]
+        with pytest.raises(DataInvalid, match="row 1: d = '2024-01-31' is not a finite number"):
+            table.numbers("d")
+    times = days.astype("M8[ms]") + np.array([0, 1, 90_061_000], "m8[ms]")
+    said = ["2024-01-31 00:00:00", "", "2024-02-02 01:01:01"]
+    assert as_table({"d": times}).words("d").tolist() == said
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"d": pandas.to_datetime(["2024-01-31", None, "2024-01-31"])})
+    counted = {"ask": "histogram", "column": "d", "categories": ["2024-01-31", "2024-02-01"]}
+    assert [e.value for e in only(counted, frame)] == [2, 0]
+
+
+def test_a_data_frame_is_not_changed() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"s": np.array(["u", np.nan, "v"], object)})
+    assert as_table(frame).words("s").tolist() == ["u", "", "v"]
+    assert np.isnan(frame["s"][1])
 
 
 def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:

@@ -12,7 +12,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 from fedveil.privacy.ledger import Ledger
 from fedveil.rounds.outcomes import Refused, Unreached
-from fedveil.statistics.asking import Asking, Simulator
+from fedveil.statistics.asking import Asking, Simulator, ask
 from fedveil.statistics.carriage import Participants, make_protection
 from fedveil.statistics.clients import load
 from fedveil.statistics.quantile_search import Search
@@ -64,6 +64,16 @@ def test_every_round_of_sums_is_charged_to_the_account_and_a_limit_may_be_reache
     assert several.lines[1].epsilon >= several.epsilon == pytest.approx(9.0, rel=1e-6)
     local = asked(QUESTIONS, None, "oue", epsilon=1.5, max_epsilon=1.5, account="local")
     assert [line.epsilon for line in local.lines] == [1.5, 1.5]
+    once = asked(QUESTIONS, None, "central_gaussian", epsilon=2.0, delta=3e-4, account="once")
+    assert [line.delta for line in once.lines] == [3e-4, 3e-4]
+    assert once.lines[1].epsilon == pytest.approx(once.epsilon, rel=1e-3)
+
+
+def test_each_round_is_announced() -> None:
+    said: list[str] = []
+    keys = {"protection": "oue", "epsilon": 2.0, "randomness": "seeded", "questions": QUESTIONS}
+    ask(keys, people(), progress=said.append)
+    assert said == ["round 1 of at most 2", "round 2 of at most 2"]
 
 
 def test_the_influence_is_that_of_the_round_that_asked_fewest() -> None:

@@ -378,7 +378,7 @@ def _promise_made(job: JobFields) -> str | None:
 @RULES.advised
 def _values_read(job: JobFields) -> str | None:
     unread = list(job.protection.unread())
-    for name in ("data", "training", "server"):
+    for name in ("data", "adapter", "training", "server"):
         block = getattr(job, name)
         unread += [
             f"{name}.{key} = {shown(getattr(block, key))} has no effect under "

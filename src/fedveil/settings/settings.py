@@ -72,7 +72,7 @@ class Block(Settings):
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield each key that is set but ignored, and the key that causes this (see `Under`)."""
         for name, field in type(self).model_fields.items():
-            changed = getattr(self, name) != field.default
+            changed = getattr(self, name) != field.get_default(call_default_factory=True)
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
                 if getattr(self, mark.key) not in mark.values:
                     yield name, mark.key

@@ -31,7 +31,8 @@ _INT = "tag:yaml.org,2002:int"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
 _BOOL = "tag:yaml.org,2002:bool"
-#: Keys that PyYAML reads as true or false without this. YAML 1.2 reads them as text.
+#: Keys, in letters of any case, that PyYAML reads as true or false without this. YAML 1.2 reads
+#: them as text.
 _WORDS = ("on", "off", "yes", "no")
 #: The most values in a text, keys included. Errors for 5,000 unknown keys then take 2 seconds.
 MOST_VALUES = 10_000
@@ -91,7 +92,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.tag == _BOOL and key.value in _WORDS:
+            if key.tag == _BOOL and key.value.lower() in _WORDS:
                 key.tag = _TEXT
             place = f"line {key.start_mark.line + 1}: the key {allowed.plain(key.value)}"
             if key.value in seen:

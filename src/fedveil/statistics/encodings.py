@@ -117,7 +117,7 @@ class Bins(Axis):
         self.column, self.edges, self._clamp = column, np.asarray(edges, np.float64), clamp
         last = len(edges) - 2
         self.labels = [
-            f"[{low:g}, {high:g}{']' if i == last else ')'}"
+            f"[{low:.15g}, {high:.15g}{']' if i == last else ')'}"
             for i, (low, high) in enumerate(pairwise(edges))
         ]
 

@@ -70,12 +70,12 @@ class Member:
                 "is needed: flower-supernode --node-config 'client=0'"
             )
         data = config.get("data")
-        limit, folder = config.get("max-epsilon"), config.get(STATE_FOLDER)
+        folder = config.get(STATE_FOLDER)
         return cls(
             client=number,
             data=None if data is None else str(data),
             question=_path(config, "question"),
-            max_epsilon=float(limit) if isinstance(limit, int | float) else None,
+            max_epsilon=_limit(config),
             keys=StateFolder.for_keys(folder),
             accounts=StateFolder.for_accounts(folder),
             identity=_path(config, "identity"),
@@ -90,6 +90,18 @@ class Member:
         table, everything = clients.table, np.arange(len(clients.table))
         offsets = np.array([0, len(everything)])
         return Clients(as_table(table), everything, offsets, file.rows_of_a_client), 0
+
+
+def _limit(config: Mapping[str, object]) -> float | None:
+    """Return the client's own limit, or None if it has none. Raises `DeploymentError`."""
+    limit = config.get("max-epsilon")
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise DeploymentError(
+            f"the node configuration says max-epsilon = {limit!r}, a number above 0 is needed"
+        )
+    return float(limit)
 
 
 def _path(config: Mapping[str, object], key: str) -> Path | None:

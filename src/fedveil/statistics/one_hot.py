@@ -61,14 +61,17 @@ class OneHot:
         q = double_above_q(eps / 2 if kind == "rr" and cells > 1 else eps)
         if q >= 0.5:
             raise InvalidValue(f"epsilon = {eps!r} is too small for {kind}: q would be 1/2")
-        self.p, self.q = (1 - q if kind == "rr" or cells == 1 else 0.5), q
+        #: The probability that a 1 is sent as 0. A double represents a small one exactly, but not
+        #: its complement p, which is therefore only used to estimate.
+        self.lost = q if kind == "rr" or cells == 1 else 0.5
+        self.p, self.q = 1 - self.lost, q
         self.loss = PrivacyLoss(self.eps)
 
     def perturb(self, code: Uint8s, entropy: Entropy) -> Uint8s:
         """Return the perturbed bits of `code`, which has at most one 1."""
         bits = entropy.bernoulli(self.q, self.cells)
         if len(own := np.flatnonzero(code)):
-            bits[own] = entropy.bernoulli(self.p, len(own))
+            bits[own] = ~entropy.bernoulli(self.lost, len(own))
         return bits.astype(np.uint8)
 
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
@@ -78,7 +81,7 @@ class OneHot:
         distribution, independently Binomial(counts[i], p) + Binomial(codes - counts[i], q).
         """
         counts = counts.astype(np.int64)
-        truths = Binomial(Fraction(self.p)).draw_each(counts, entropy)
+        truths = counts - Binomial(Fraction(self.lost)).draw_each(counts, entropy)
         return truths + Binomial(Fraction(self.q)).draw_each(codes - counts, entropy)
 
     def shares(self, ones: Int64s, codes: int) -> Float64s:
@@ -92,7 +95,7 @@ class OneHot:
     def variance(self, share: Float64s, codes: int) -> Float64s:
         """Return the variance of a share estimated from `codes` codes, given the true `share`."""
         f = np.clip(share, 0, 1)
-        spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
+        spread: Float64s = f * self.p * self.lost + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)
 
     @property

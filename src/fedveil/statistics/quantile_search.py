@@ -87,7 +87,7 @@ class Search:
             value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
         spread, part = (last - first) / (2 * z), float(noises.sum() / precisions.sum())
         return Estimate(
-            label={**label, "quantile": f"{self.q:g}"},
+            label={**label, "quantile": f"{self.q:.15g}"},
             value=min(max(value, first), last),
             low=first,
             high=last,

@@ -35,7 +35,9 @@ def quantiles(
     steps = np.tril(np.ones((len(below), len(leaves))), -1)
     sampled = min(levels, key=lambda sums: sums.asked).repeated
     return [
-        _quantile(q, below, steps, covariance, edges, sampled, z, {**label, "quantile": f"{q:g}"})
+        _quantile(
+            q, below, steps, covariance, edges, sampled, z, {**label, "quantile": f"{q:.15g}"}
+        )
         for q in at
     ]
 

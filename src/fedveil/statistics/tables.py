@@ -152,7 +152,16 @@ class ArrayTable(Table):
 def _texts(column: Array) -> Array:
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
-    return column
+    return _dates(column) if column.dtype.kind == "M" else column
+
+
+def _dates(column: Array) -> Array:
+    """Return dates as words: 2024-01-31, or 2024-01-31 12:30:00 if any of them has a time."""
+    missing, days = np.isnat(column), column.astype("M8[D]")
+    alone = bool((missing | (column == days)).all())
+    words = np.datetime_as_string(days if alone else column.astype("M8[s]"))
+    found: Array = np.where(missing, "", np.char.replace(words, "T", " "))
+    return found
 
 
 def _text_of(cell: object) -> str:
