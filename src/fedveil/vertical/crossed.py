@@ -17,8 +17,10 @@ def sentences(
     """Yield log sentences on the data that is sent. There are `held_out` held-out examples.
 
     `ids_by` is how parties on different machines find their common ids. It is None if all parties
-    are in one process, where no id is sent.
+    are in one process, where no id is sent. Yields nothing if the leader has all parts.
     """
+    if not split.followers:
+        return
     for follower in split.followers:
         if ids_by is not None and split.columns(follower):
             yield _of_ids(split.leader, follower, ids_by)

@@ -126,6 +126,11 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:
         return rows, None
+    if rows.labels.numel() != rows.count:
+        raise JobError(
+            [f"privacy.label_dp needs one label for each example, but each label of task.name = "
+             f"{setting.job.task.name} has the shape {tuple(rows.labels.shape[1:])}"]
+        )  # fmt: skip
     classes = setting.task.classes
     assert classes is not None, "make_task has checked it"
     mechanism = LabelDP(settings.eps)
