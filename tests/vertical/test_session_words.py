@@ -177,6 +177,54 @@ def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
     assert asked == [(own, "lead", "evaluate"), (own, "lead", "predict")]
 
 
+@pytest.mark.parametrize("party", ["lead", "bank"])
+def test_a_session_has_all_that_the_meeting_has(
+    party: str, handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The credentials sign the model's bundle, and the user sees the records and sentences."""
+    examples: Any = None
+    agreed = Agreement(bytes(16), "train", 0, 1, examples, ("bank lacks 3",))
+    waits: list[tuple[str, float]] = []
+    said: list[str] = []
+
+    def link(peer: str, *, patience_s: float = 600.0) -> Any:
+        waits.append((peer, patience_s))
+        return SimpleNamespace(
+            peer=peer, begin=print, send=print, close=lambda reason: None, reconnections=0
+        )
+
+    def play(
+        agreement: Agreement, channels: dict[str, Any], progress: Any = None, own: Any = None,
+        say: Any = None, credentials: Any = None,
+    ) -> Any:  # fmt: skip
+        played.append((agreement, sorted(channels), progress, own, credentials))
+        say("the first sentence")
+        return SimpleNamespace(run=None)
+
+    played: list[Any] = []
+    monkeypatch.setattr(sessions, "Link", link)
+    monkeypatch.setattr(sessions, "check_right", lambda *given: None)
+    monkeypatch.setattr(sessions, "drive", lambda exchange, links: agreed)
+    for side in ("lead", "follow"):
+        monkeypatch.setattr(sessions.handshake, side, lambda *given, **named: None)
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead", followers=("bank", "shop")), party=party, folder=None,
+        job=SimpleNamespace(seed=0), standing=lambda: Standing(party, {}, {}, {}), keep_run=print,
+        play=play,
+    )  # fmt: skip
+    own: Any = "own credentials"
+    place = Meeting(Address("127.0.0.1", 1), own, 7.5, report=said.append, progress=repr)
+    if party == "lead":
+        sessions.lead(machine, place, own=iter)  # type: ignore[arg-type]
+        assert played == [(agreed, ["bank", "shop"], repr, iter, own)]
+        assert waits == [("bank", 7.5), ("shop", 7.5)]
+    else:
+        sessions.follow(machine, place)
+        assert played == [(agreed, ["lead"], repr, None, own)]
+        assert waits == [("lead", 7.5)]
+    assert said == ["bank lacks 3", "the first sentence"]
+
+
 def test_a_follower_serves_on_after_an_error_and_waits_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -346,10 +394,14 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
     rows = {"train": np.array([4, 0, 31]), "test": np.array([7, 2])}
     examples = FoundExamples(bytes(range(16, 32)), rows)
     agreed = Agreement(run, "train", step=0, order_seed=5, examples=examples, notes=())
-    path = tmp_path / "run"
+    path, heard, records = tmp_path / "run", list[str](), list[Any]()
     with ExitStack() as stack:
         first = Machine.new(job, lambda task: "bank", path, "command", stack)
-        first._run_for(agreed, None)
+        run_here = first._run_for(agreed, records.append, heard.append)
+        run_here.restore(0)
+        run_here.log.say("hello")
+        run_here.log.record(epoch=0)
+    assert (heard, records) == (["hello"], [{"party": "bank", "epoch": 0}])
     with ExitStack() as stack:
         standing = Machine.reopened(path, lambda task: "bank", stack).standing()
     assert (standing.run, standing.steps) == (run, (0,))
@@ -367,14 +419,20 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
-    purpose: str, tmp_path: Path
+    purpose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training writes its account itself. An evaluation that fails has sent outputs too."""
     did: list[object] = []
+    signed: list[object] = []
+    asked: list[object] = []
     said: list[str] = []
     folder = RunFolder(tmp_path, None)  # type: ignore[arg-type]
 
     def nothing(*given: object) -> Exchange[None]:
+        yield from ()
+
+    def sign(*given: object) -> Exchange[None]:
+        signed.append(given)
         yield from ()
 
     def side(run: object, *, fails: bool = False) -> Exchange[str]:
@@ -385,17 +443,21 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
         return "result"
 
     run: Any = SimpleNamespace(
-        restore=did.append, log=SimpleNamespace(event=said.append), contents=None,
+        restore=did.append, log=SimpleNamespace(event=said.append), contents=bytes(32),
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(
         party="bank", task=SimpleNamespace(notes=lambda party: [f"{party}.csv: UTF-8"]), _began=0.0,
         folder=folder, root=SimpleNamespace(path=tmp_path), _side=lambda purpose: side,
-        _run_for=lambda *given: run, _farewell=nothing,
+        _run_for=lambda *given: asked.append(given) or run, _farewell=nothing,
     )  # fmt: skip
     examples: Any = None
     agreed = Agreement(bytes(range(16)), purpose, 7, 0, examples, ("bank lacks 3",))
-    session = Machine.play(machine, agreed, {})
+    monkeypatch.setattr(machine_module.bundle_agreement, "agree", sign)
+    own: Any = "own credentials"
+    session = Machine.play(machine, agreed, {}, repr, None, print, own)
+    assert asked == [(agreed, repr, print)]
+    assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
     assert (session.result, session.figures) == ("result", ["line"])
     account = ["account"] if purpose != "train" else []
     assert did == [7, "side", *account]
