@@ -23,6 +23,7 @@ from fedveil.vertical.party_parts import (
     Setting,
     _fingerprint,
     _labelled,
+    _returned,
     _set_aside,
     assemble,
 )
@@ -172,13 +173,17 @@ def test_a_party_on_its_own_machine_drops_values_by_its_own_seed(tmp_path: Path)
 
 
 def test_several_labels_of_an_example_are_not_charged_as_one() -> None:
-    """LabelDP draws each label, and charges an example for one."""
+    """LabelDP draws each label, and charges an example for one. Marvell compares two classes."""
     job = VerticalJob(task="vertical_parts:bottoms", privacy={"label_dp": {"eps": 1.0}})
     labels = torch.zeros((4, 2), dtype=torch.int64)
     rows = {"train": Rows(4, {}, labels, np.arange(4))}
     setting: Any = SimpleNamespace(job=job, rows=rows, task=Bottoms())
-    with pytest.raises(JobError, match=r"one label for each example, .* has the shape \(2,\)"):
+    why = r" needs one label for each example, .* has the shape \(2,\)$"
+    with pytest.raises(JobError, match=f"^privacy.label_dp{why}"):
         _labelled(setting)
+    setting.job = job.with_(privacy={"label_protection": {"name": "marvell"}})
+    with pytest.raises(JobError, match=f"^privacy.label_protection.name = marvell{why}"):
+        _returned(setting, is_leader=True)
 
 
 def test_examples_that_are_reported_as_zeros_are_in_the_partys_log(tmp_path: Path) -> None:
