@@ -740,6 +740,25 @@ def test_a_party_that_scores_has_the_jobs_threads_and_refuses_tensors_that_are_t
         scorers(folder, stack)
 
 
+def test_a_follower_that_scores_pays_for_no_label_and_at_the_jobs_delta(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reopen = scorer_module.reopen
+
+    def private(*given: Any) -> Any:
+        root, job = reopen(*given)
+        return root, job.with_(privacy={"label_dp": {"eps": 3.0}, "delta": 2e-4})
+
+    monkeypatch.setattr(scorer_module, "reopen", private)
+    both = scorers(trained(tmp_path, eps=0.7), stack)
+    cost = {name: one.scored._limit.figure for name, one in both.items()}
+    assert cost["lead"](0, labelled=True) == (3.0, 0.0)
+    assert cost["bank"](0, labelled=True).epsilon == 0
+    often = cost["bank"](40, labelled=True)
+    assert often == cost["bank"](40, labelled=False)
+    assert often.delta == 2e-4
+
+
 def test_a_run_folder_names_its_bundles(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     names = [path.parent.name for path in bundles_in(folder / "run")]

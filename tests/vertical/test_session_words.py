@@ -345,8 +345,17 @@ def test_a_machine_makes_its_own_modules_from_its_own_seed(monkeypatch: pytest.M
     assert machine.split.by_name["top"].module is None
 
 
-def test_a_machine_that_is_started_again_has_its_seed_and_its_counts(tmp_path: Path) -> None:
-    job, found = VerticalJob(task="vertical_parts:bottoms", seed=41), []
+def test_a_machine_that_is_started_again_has_its_seed_its_files_and_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path | None] = []
+
+    def stored(seed: int, folder: Path | None) -> Bottoms:
+        folders.append(folder)
+        return Bottoms(seed)
+
+    monkeypatch.setattr(vertical_parts, "stored", stored, raising=False)
+    job, found = VerticalJob(task="vertical_parts:stored", seed=41), list[Machine]()
     with ExitStack() as stack:
         first = Machine.new(job, lambda task: "bank", tmp_path / "run", "command", stack)
         first._brought["lead"] = 12
@@ -354,6 +363,7 @@ def test_a_machine_that_is_started_again_has_its_seed_and_its_counts(tmp_path: P
         found.append(first)
     with ExitStack() as stack:
         found.append(Machine.reopened(tmp_path / "run", lambda task: "bank", stack))
+    assert folders == [None, tmp_path / "run"]
     assert [machine._brought for machine in found] == [{"lead": 12}] * 2
     one, other = (module_of(machine.split.by_name["left"]).state_dict() for machine in found)
     assert all(torch.equal(one[name], other[name]) for name in one)
