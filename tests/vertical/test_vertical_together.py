@@ -643,6 +643,19 @@ def test_drawn_labels_have_the_type_and_shape_of_the_true_ones(
         assert torch.equal(rows.labels, true)
 
 
+@pytest.mark.parametrize(("label", "holds"), [(-1, False), (0, True), (2, True), (3, False)])
+def test_no_saved_label_is_outside_the_classes(label: int, holds: bool, tmp_path: Path) -> None:
+    rows = Rows(2, {}, torch.tensor([1, label]), np.array([]))
+    (tmp_path / "labels").write_bytes(noisy_labels.file_of(rows))
+    if holds:
+        kept = noisy_labels.kept(tmp_path / "labels", rows, 3).labels
+        assert kept is not None
+        assert kept.tolist() == [1, label]
+        return
+    with pytest.raises(RunFolderError, match=r"labels is damaged: .* a class outside 0 to 2"):
+        noisy_labels.kept(tmp_path / "labels", rows, 3)
+
+
 def test_labels_are_drawn_once_and_kept(
     trained_on: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
