@@ -122,6 +122,15 @@ def test_a_bundle_names_files_of_its_own_folder_alone(tmp_path: Path) -> None:
         Bundle.read(path)
 
 
+def test_a_manifest_without_the_party_is_not_of_its_bundle(tmp_path: Path) -> None:
+    path = trained(tmp_path) / "run" / "bank" / "bundle"
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    del manifest["contents"]["bank"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleInvalid, match=r"contents\.json is not the file that the parties"):
+        Bundle.read(path)
+
+
 def test_every_file_of_a_bundle_is_in_its_contents(tmp_path: Path) -> None:
     path = trained(tmp_path) / "run" / "lead" / "bundle"
     held = {file.name for file in path.iterdir() if file.is_file()}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,10 @@ from scipy.special import softmax
 from sklearn import metrics as known
 
 from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue
 from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import Calibrator, _threshold
-from fedveil.vertical.predictions import told_scores
+from fedveil.vertical.predictions import PredictionFile, told_scores
 from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
@@ -22,7 +26,7 @@ LABELS = (softmax(TRUE, axis=1).cumsum(axis=1) < DRAW.random((4000, 1))).sum(axi
 
 
 @pytest.mark.parametrize("moved", [np.zeros(3), np.log([1.0, 20.0, 0.1])])
-@pytest.mark.parametrize("factor", [0.3, 1.0, 6.0])
+@pytest.mark.parametrize("factor", [0.01, 0.3, 1.0, 6.0, 90.0])
 def test_scores_that_are_too_sure_or_weighted_are_put_right(factor: float, moved) -> None:
     found = calibrated(factor * (TRUE + moved), LABELS)
     best = log_loss(softmax(TRUE, axis=1), LABELS)
@@ -85,6 +89,18 @@ def test_the_threshold_maximises_its_criterion_and_never_parts_equal_probabiliti
     assert made.decided(np.array([[0.4, 0.6], [0.45, 0.55]])).tolist() == [1, 0]
     several = made.model_copy(update={"threshold": None})
     assert several.decided(np.array([[0.4, 0.6], [0.45, 0.35]])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("classes", "output"), [(2, (1,)), (2, (3,)), (None, (2,)), (2, (2, 2))])
+def test_a_table_is_for_one_number_or_one_for_each_class(
+    classes: int | None, output: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A single logit for two classes is refused before anything is sent."""
+    split = SimpleNamespace(last=SimpleNamespace(output=output))
+    setting = SimpleNamespace(task=SimpleNamespace(classes=classes), split=split)
+    run: Any = SimpleNamespace(setting=setting)
+    with pytest.raises(InvalidValue, match=r"do not fit the lines of .*; use --out NAME"):
+        next(PredictionFile(tmp_path / "told.csv").predict(run))
 
 
 def test_a_prediction_stands_beside_its_own_probability() -> None:

@@ -18,7 +18,7 @@ from fedveil.errors import ExchangeError, InvalidValue, JobError
 from fedveil.language import generation
 from fedveil.vertical import Batch, Party, SplitModel, VerticalJob, drive_together, resume, train
 from fedveil.vertical.compression import Compression, Errors, compressed, restored
-from fedveil.vertical.crossing import from_wire
+from fedveil.vertical.crossing import fields_of, from_wire, tensor_message
 from fedveil.vertical.schedule import Transfer
 
 
@@ -230,3 +230,16 @@ def test_a_compression_of_nothing_is_refused() -> None:
         VerticalJob(compression={"forward": False, "backward": False})
     with pytest.raises(InvalidValue, match="are both false: set one to true"):
         Compression(forward=False, backward=False)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_bfloat16_tensor_is_compressed_too(gradient: bool) -> None:
+    split = vertical_parts.Bottoms().split_model()
+    split = split.replace("left", dtype="bfloat16", compression=Compression(6))
+    transfer = Transfer(split.crossings[0], 3, gradient)
+    sent = torch.from_numpy(values(7, 8)).to(torch.bfloat16)
+    message = tensor_message(transfer, fields_of(transfer, sent), training=True, step=2)
+    arrived = from_wire(message, transfer, training=True, step=2, rows=7)
+    assert arrived.dtype == torch.bfloat16
+    level = (sent.amax(dim=1) - sent.amin(dim=1)).float() / 63
+    assert ((arrived - sent).float().abs() <= level[:, None]).all()

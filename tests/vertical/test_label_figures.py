@@ -80,10 +80,23 @@ def test_numbers_that_are_read_have_a_correlation_whatever_its_sign(sign: int) -
     labels = np.linspace(-1, 2, 40)
     look = sign * labels[:, None] * np.array([[3.0, 1.0]])
     assert watch._read("here", [look], labels) == "here have a correlation of 1.00 with them"
+    assert watch._read("here", [look], labels[:, None]).endswith("correlation of 1.00 with them")
     for looks in ([0 * look, look], [look, 0 * look]):  # several parts of a follower
         assert watch._read("here", looks, labels).endswith("a correlation of 1.00 with them")
     many = watch._read("here", [look], np.ones((40, 3)))
     assert many == "here: the labels are not classes, and no attack here reads them"
+
+
+def test_several_classes_of_an_example_are_read_as_tokens() -> None:
+    """The words of a text have one label each, and their gradients are in one row."""
+    watch = LabelWatch.__new__(LabelWatch)
+    watch._classes = 3
+    labels = np.array([[0, 2], [1, 1], [2, 0], [1, 0], [0, 1]] * 12)
+    look = np.eye(3)[labels].reshape(60, 6)
+    said = watch._read("here", [look, 2 * look], labels)
+    assert said.startswith("here reveal them: 100.0% of 60 right, the most common token alone ")
+    one = watch._read("here", [look[:, :3]], labels[:, :1])
+    assert "of the rarest class found" in one
 
 
 def test_a_follower_without_a_gradient_is_named_at_once() -> None:

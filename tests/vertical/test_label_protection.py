@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.blocks import LabelProtectionSettings
 from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients, projection, saved_key
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms
@@ -68,6 +70,27 @@ def test_noise_belongs_to_the_example_and_the_part_whatever_its_place_in_a_batch
     for place in (0, 17, 31):  # no bit of the key is without effect
         changed = key[:place] + bytes([key[place] ^ 1]) + key[place + 1 :]
         assert not (gradients("left", places) == returned(changed)("left", places)).any()
+
+
+def test_labels_in_a_column_are_protected_as_those_in_a_row() -> None:
+    protect = ReturnedGradients(LabelProtectionSettings(name="marvell"), bytes(32))
+    crossing = Bottoms().split_model().crossings[0]
+    labels, occasion = torch.tensor([0, 1, 0, 1]), Occasion("train", 0, 1, 0, np.arange(4))
+    rows = torch.arange(32.0).reshape(4, 8)
+    one, other = (protect(crossing, rows, each, occasion) for each in (labels, labels[:, None]))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, rows)
+
+
+@pytest.mark.parametrize("name", ["marvell", "max_norm"])
+def test_a_gradient_of_one_value_for_each_example_is_protected_too(name: Any) -> None:
+    protect = ReturnedGradients(LabelProtectionSettings(name=name), bytes(32))
+    crossing = Bottoms().split_model().crossings[0]
+    labels, occasion = torch.tensor([0, 1, 0, 1]), Occasion("train", 0, 1, 0, np.arange(4))
+    values = torch.tensor([1.0, -2.0, 3.0, 0.5])
+    one, other = (protect(crossing, each, labels, occasion) for each in (values, values[:, None]))
+    assert torch.equal(one, other[:, 0])
+    assert not torch.equal(one, values)
 
 
 def returned(key: bytes) -> Callable[[str, np.ndarray], np.ndarray]:
@@ -231,6 +254,16 @@ def test_a_follower_without_gradients_is_projected_nothing() -> None:
         told = list(projection(make_split(both, make_task(both, None)), settings, 0.3, 2))
         assert len(told) == 2
         assert sentence in told  # the cut of another follower takes nothing from this one
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_run_whose_labels_are_all_of_one_class_is_projected_too(label: int) -> None:
+    """A batch may lack a class, and so may all examples together."""
+    setting = SimpleNamespace(job=VerticalJob(privacy=MARVELL), split=Bottoms().split_model())
+    rows = {"train": SimpleNamespace(labels=torch.full((9, 1), label))}
+    run: Any = SimpleNamespace(setting=setting, _parts=SimpleNamespace(rows=rows))
+    for follower, sentence in zip(("bank", "shop"), PartyRun._projection(run), strict=True):
+        assert f"marvell with power 16 limits {follower} to an AUC of 0." in sentence
 
 
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:

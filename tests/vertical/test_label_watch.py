@@ -279,3 +279,23 @@ def test_an_examples_gradients_add_up_over_batches_in_any_order() -> None:
         1 / scales[2] + 1 / scales[3], 1 / scales[1],
     ])  # fmt: skip
     np.testing.assert_allclose(found[:, 0], found[:, 1] * [7, 2, 5, 1])
+
+
+def test_a_gradient_of_one_value_for_each_example_is_read_too() -> None:
+    """A part may output a number for each example, without a dimension of its own."""
+    split, said = Bottoms().split_model(), list[str]()
+    for part in ("left", "right"):
+        split = split.replace(part, output=())
+    watch = LabelWatch(split, 2, lambda crossing, rows, *more: rows, said.append, 2 * STEPS)
+    draw = Seeded(3, "labels").generator()
+    all_labels = draw.choice(2, size=BATCH * STEPS, p=[0.7, 0.3])
+    for step in range(1, 2 * STEPS + 1):
+        places = np.arange(step * BATCH, (step + 1) * BATCH) % len(all_labels)
+        for crossing in split.crossings:
+            rows = torch.from_numpy(by_sign(all_labels[places], draw)[:, 0])
+            occasion = Occasion("train", 0, step, 0, places)
+            assert watch(crossing, rows, torch.from_numpy(all_labels[places]), occasion) is rows
+        watch.step_ended(last=step == 2 * STEPS)
+    told = [text for text in said if "returned to" in text]
+    assert len(told) == 3 * 2
+    assert all("reveal them: 100.0% of" in text for text in told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,27 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import ExchangeError, JobError, PeerAborted
-from fedveil.link.channel import Exchange
-from fedveil.vertical import VerticalJob
+from fedveil.entropy import Seeded
+from fedveil.errors import ExchangeError, JobError, LinkLost, PeerAborted, PeerRefused
+from fedveil.link.channel import Exchange, Send
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical import VerticalJob, party_run
 from fedveil.vertical import party as party_module
 from fedveil.vertical.party import Party, _Statistics
-from fedveil.vertical.party_parts import _fingerprint, _set_aside
+from fedveil.vertical.party_parts import (
+    PartyParts,
+    Setting,
+    _fingerprint,
+    _labelled,
+    _returned,
+    _set_aside,
+    assemble,
+)
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Rows
-from fedveil.vertical.step import Batch
+from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.step import Batch, Occasion
+from fedveil.vertical.task import initial
 from vertical_parts import Bottoms, UShape
 
 
@@ -124,3 +138,88 @@ def test_a_steps_seed_is_the_same_wherever_a_run_begins() -> None:
     assert [resumed._torch_seed(number) for number in (70, 71, 3, 130)] == [
         whole[number - 1] for number in (70, 71, 3, 130)
     ]
+
+
+def test_a_lost_peer_does_not_keep_the_others_from_hearing_of_an_end() -> None:
+    telling = parties()["lead"].end("wrong", at_limit=True)
+    sent = [next(telling), telling.throw(LinkLost("bank is away"))]
+    assert [each.peer for each in sent] == ["bank", "shop"]
+    for each in sent:
+        assert isinstance(each, Send)
+        assert each.message == {"kind": "abort", "reason": "wrong", "at_limit": True}
+    with pytest.raises(StopIteration):
+        telling.throw(PeerRefused("shop refuses"))
+
+
+def assembled(folder: Path, said: list[str], own_seed: int | None = None) -> PartyParts:
+    """Return the bank's side of a run with the seed 3, whose log is `said`."""
+    task = Bottoms()
+    split = task.split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
+    rows: Any = {subset: Rows(9, {}, None, np.arange(9)) for subset in ("train", "test")}
+    setting = Setting(
+        job=VerticalJob(task="vertical_parts:bottoms", seed=3), task=task, split=split, rows=rows,
+        party="bank", entropy=Seeded(1), order_seed=0, own_seed=own_seed,
+        folder=RunFolder(folder, None),  # type: ignore[arg-type]
+    )  # fmt: skip
+    log: Any = SimpleNamespace(event=said.append)
+    return assemble(setting, log)
+
+
+def test_a_party_on_its_own_machine_drops_values_by_its_own_seed(tmp_path: Path) -> None:
+    """Whoever has the job would know which values are dropped if the job's seed chose them."""
+    seeds = [assembled(tmp_path, [], own).party._torch_seed(1) for own in (None, 3, 4, 5)]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds)) == 3
+
+
+def test_several_labels_of_an_example_are_not_charged_as_one() -> None:
+    """LabelDP draws each label, and charges an example for one. Marvell compares two classes."""
+    job = VerticalJob(task="vertical_parts:bottoms", privacy={"label_dp": {"eps": 1.0}})
+    labels = torch.zeros((4, 2), dtype=torch.int64)
+    rows = {"train": Rows(4, {}, labels, np.arange(4))}
+    setting: Any = SimpleNamespace(job=job, rows=rows, task=Bottoms())
+    why = r" needs one label for each example, .* has the shape \(2,\)$"
+    with pytest.raises(JobError, match=f"^privacy.label_dp{why}"):
+        _labelled(setting)
+    setting.job = job.with_(privacy={"label_protection": {"name": "marvell"}})
+    with pytest.raises(JobError, match=f"^privacy.label_protection.name = marvell{why}"):
+        _returned(setting, is_leader=True)
+
+
+def test_examples_that_are_reported_as_zeros_are_in_the_partys_log(tmp_path: Path) -> None:
+    said: list[str] = []
+    parts = assembled(tmp_path, said)
+    (crossing,) = [each for each in parts.party.split.crossings if each.sender == "bank"]
+    values = np.full((2, 8), np.nan, np.float32)
+    parts.reports(crossing, values, Occasion("train", 0, 1, 0, np.arange(2)))
+    assert said == ["2 of 2 examples are reported as zeros: the output of left for them is NaN"]
+
+
+def test_parts_of_one_shape_begin_with_weights_of_their_own() -> None:
+    before = torch.get_rng_state()
+    drawn = [
+        initial(seed, part, lambda: nn.Linear(4, 3)).weight
+        for seed, part in ((5, "left"), (5, "right"), (6, "left"), (5, "left"))
+    ]
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:3])
+    assert torch.equal(drawn[0], drawn[3])
+    assert torch.equal(torch.get_rng_state(), before), "a user's own numbers are not drawn"
+
+
+@pytest.mark.parametrize(
+    ("party", "done", "left"), [("lead", 37, [24]), ("lead", 61, []), ("bank", 37, [])]
+)
+def test_a_resumed_leader_measures_the_steps_that_are_left(
+    party: str, done: int, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(party_run, "LabelWatch", lambda *given: steps.append(given[-1]))
+    split = SimpleNamespace(leader="lead")
+    setting = SimpleNamespace(split=split, task=SimpleNamespace(classes=3))
+    gradients = SimpleNamespace(watch=None, returned=None)
+    run: Any = SimpleNamespace(
+        name=party, done=done, total=61, setting=setting, log=SimpleNamespace(say=print),
+        _parts=SimpleNamespace(gradients=gradients), _projection=lambda: (),
+    )  # fmt: skip
+    PartyRun._watch_labels(run)
+    assert steps == left

@@ -511,3 +511,53 @@ def test_each_figure_of_a_service_is_counted_under_its_name() -> None:
         "queue_waiting": "5", "queue_limit": "7",
         "answer_seconds_sum": "0.325000", "answer_seconds_count": "2",
     }  # fmt: skip
+
+
+def test_each_request_is_in_the_queue_until_its_own_end(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, honest = source.leader.ids[source.common].tolist(), source.scores
+    gate = threading.Semaphore(0)
+
+    def scores(rows: Any) -> Any:
+        assert gate.acquire(timeout=20)
+        return honest(rows)
+
+    monkeypatch.setattr(source, "scores", scores)
+
+    async def play() -> list[int]:
+        service = PredictionService(source, None, queue=3)
+
+        def asked(at: int) -> asyncio.Task[Answer]:
+            body = json.dumps({"id": ids[at]}).encode()
+            return asyncio.create_task(service.handle(Request("POST", "/predict", body, None)))
+
+        waiting = [asked(at) for at in range(3)]
+        found = [(await asked(3)).status]
+        gate.release()
+        found.append((await waiting[0]).status)
+        told = (await service.handle(Request("GET", "/metrics", b"", None))).data.splitlines()
+        assert "fedveil_queue_waiting 2" in told
+        waiting.append(asked(4))
+        found.append((await asked(5)).status)
+        gate.release(3)
+        found += [(await one).status for one in waiting[1:]]
+        service._worker.shutdown()
+        return found
+
+    assert asyncio.run(play()) == [503, 200, 503, 200, 200, 200]
+
+
+def test_each_client_has_unknown_ids_of_its_own(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "may", lambda *given: True)
+    own: Any = object()
+    service = PredictionService(source, own, guesses=2)
+
+    def asked(ids: list[str], *names: str) -> int:
+        request = Request("POST", "/predict", json.dumps({"ids": ids}).encode(), names)
+        return asyncio.run(service.handle(request)).status
+
+    assert [asked(["n1", "n2"], "desk"), asked(["n3"], "desk")] == [200, 429]
+    assert [asked(["n1", "n2"], "ops", "tower"), asked(["n1"], "tower", "ops")] == [200, 429]

@@ -10,8 +10,9 @@ import pytest
 from fedveil.errors import RunFolderError
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
-from fedveil.vertical.account import Releases
+from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.rows import Order
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 ORDER = Order(4, 50, 9, aside=7)
 
@@ -71,3 +72,16 @@ def test_a_party_without_ids_has_a_row_for_each_position() -> None:
     ids = {"train": np.array([], np.int64), "test": np.array(["a"])}
     rows = releases.table(ids).decode().split("\r\n")  # type: ignore[arg-type]
     assert rows[1:-1] == ["train,0,0", "train,1,5", "train,2,0", "test,a,2"]
+
+
+def test_an_output_of_several_dimensions_costs_all_of_its_values() -> None:
+    private = Part("left", "bank", ("data.x",), (3, 5), privacy=EmbeddingPrivacy(0.5))
+    split = SplitModel([private, Part("top", "lead", ("left",), (2,))], leader="lead")
+    releases = Releases(None, Order(0, 4, 3), fresh=False, epochs=2)
+    releases.train[1] = 2
+    ledger = ledger_of(split, "bank", releases, None)
+    assert ledger.epsilon("run") == pytest.approx(2 * 15 * 0.25)
+    lines = figures(split, "bank", releases, 0.0, None)
+    assert lines[2].what == "an example's 15 bits of left, sent once"
+    assert lines[2].epsilon == pytest.approx(15 * 0.25)
+    assert lines[-1].epsilon == pytest.approx(2 * 15 * 0.25)

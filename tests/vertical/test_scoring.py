@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+import scoring_parts
+from fedveil.base import message
 from fedveil.base.message import Value
 from fedveil.errors import (
     BundleInvalid,
@@ -24,6 +27,7 @@ from fedveil.errors import (
     InvalidValue,
     LimitReached,
     MessageInvalid,
+    MessageTooLong,
     Unfit,
 )
 from fedveil.link.channel import Receive, Send, drive_together
@@ -32,6 +36,7 @@ from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import bundle as bundle_module
 from fedveil.vertical.bundle import Bundle, sent_file
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
+from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
@@ -41,7 +46,8 @@ from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
 from fedveil.vertical.scoring.scored_examples import SCORED, ScoredExamples
 from fedveil.vertical.scoring.scorer import Scorer, Scores
 from fedveil.vertical.scoring.sources import Apart, Together, bundles_in, files_of
-from fedveil.vertical.split import Part, SplitModel
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
+from fedveil.vertical.step import Occasion
 from scoring_parts import (
     BANKS,
     LEADERS,
@@ -673,6 +679,84 @@ def test_guesses_at_ids_are_counted_over_restarts(tmp_path: Path) -> None:
         both = scorers(folder, stack)
         both["lead"].most_ids = both["bank"].most_ids = 1000
         assert len(played(both, [[1]])[0].outputs) == 1
+
+
+def test_a_row_gets_a_fresh_report_each_time_it_is_scored(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions are those of a file, so a remembered report would be of another file's row."""
+    made: list[Reports] = []
+
+    def noted(*given: Any, **more: Any) -> Reports:
+        made.append(Reports(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(scorer_module, "Reports", noted)
+    bank = scorers(trained(tmp_path, eps=0.7), stack)["bank"]
+    crossing = next(each for each in bank.split.crossings if each.sender == "bank")
+    reused = replace(crossing, output=(97,), privacy=EmbeddingPrivacy(0.7, "none", reuse=True))
+    values, occasion = np.zeros((2, 97), np.float32), Occasion("score", 0, 1, 0, np.array([4, 1]))
+    for reports in made:
+        one, other = (reports(reused, values, occasion).tobytes() for _ in range(2))
+        assert one != other
+    assert len(made) == 2
+    values[1] = np.nan
+    made[1](reused, values, occasion)
+    log = (bank.state.path / "events.log").read_text("utf-8")
+    assert "1 of 2 examples are reported as zeros: the output of" in log
+
+
+def test_rows_are_scored_where_the_tables_of_the_training_are_not(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    folder, held = trained(tmp_path), scoring_parts._trained(None, None)
+    names = [f"{party}.csv" for party in ("lead", "bank")]
+    for name in names:
+        (held / name).rename(held / f"{name}.away")
+    try:
+        source = together(folder, stack)
+        assert len(source.scores(source.common[:3]).outputs) == 3
+    finally:
+        for name in names:
+            (held / f"{name}.away").rename(held / name)
+
+
+def test_a_party_that_scores_has_the_jobs_threads_and_refuses_tensors_that_are_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before, reopen = trained(tmp_path), torch.get_num_threads(), scorer_module.reopen
+
+    def threaded(*given: Any) -> Any:
+        root, job = reopen(*given)
+        return root, job.with_(threads=before + 2)
+
+    monkeypatch.setattr(scorer_module, "reopen", threaded)
+    with ExitStack() as stack:
+        scorers(folder, stack)
+        assert torch.get_num_threads() == before + 2
+    assert torch.get_num_threads() == before
+    monkeypatch.setattr(message, "MOST_CARRIED", scorer_module.MOST_ROWS)
+    with ExitStack() as stack, pytest.raises(MessageTooLong, match="for 4096 examples"):
+        scorers(folder, stack)
+
+
+def test_a_follower_that_scores_pays_for_no_label_and_at_the_jobs_delta(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reopen = scorer_module.reopen
+
+    def private(*given: Any) -> Any:
+        root, job = reopen(*given)
+        return root, job.with_(privacy={"label_dp": {"eps": 3.0}, "delta": 2e-4})
+
+    monkeypatch.setattr(scorer_module, "reopen", private)
+    both = scorers(trained(tmp_path, eps=0.7), stack)
+    cost = {name: one.scored._limit.figure for name, one in both.items()}
+    assert cost["lead"](0, labelled=True) == (3.0, 0.0)
+    assert cost["bank"](0, labelled=True).epsilon == 0
+    often = cost["bank"](40, labelled=True)
+    assert often == cost["bank"](40, labelled=False)
+    assert often.delta == 2e-4
 
 
 def test_a_run_folder_names_its_bundles(tmp_path: Path) -> None:

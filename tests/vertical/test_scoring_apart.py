@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,3 +143,46 @@ def test_a_leader_without_the_right_learns_nothing(tmp_path: Path) -> None:
     own = Credentials.read(keys, "bank", ["lead", "bank"])
     with ExitStack() as stack, pytest.raises(PeerRefused, match="lead may not predict with bank"):
         follow(scorer(folder, "bank", stack), meeting(1, own))
+
+
+def test_a_follower_saves_its_account_however_a_session_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+
+    def lost(*given: object) -> None:
+        raise Killed
+
+    link = SimpleNamespace(peer="lead", begin=print, send=print, close=lambda reason: None)
+    monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
+    monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
+    monkeypatch.setattr(sources, "drive", lost)
+    party: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead"), name="bank", use=print,
+        keep_account=lambda: kept.append("kept"),
+    )  # fmt: skip
+    with pytest.raises(Killed):
+        follow(party, meeting(1, None))
+    assert kept == ["kept"]
+
+
+def test_a_party_waits_as_long_as_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[tuple[str, float]] = []
+
+    def link(peer: str, *, patience_s: float = 600.0) -> Link:
+        waits.append((peer, patience_s))
+        raise Killed
+
+    monkeypatch.setattr(sources, "Link", link)
+    where = replace(meeting(0, None), patience_s=7.5)
+    with ExitStack() as stack:
+        folder = trained(tmp_path)
+        for begin in (
+            lambda: Apart(scorer(folder, "lead", stack), where, stack),
+            lambda: follow(scorer(folder, "bank", stack), where),
+        ):
+            with pytest.raises(Killed):
+                begin()
+    assert waits == [("bank", 7.5), ("lead", 7.5)]

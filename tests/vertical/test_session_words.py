@@ -5,28 +5,43 @@ from __future__ import annotations
 import json
 import math
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import vertical_parts
 from fedveil.base import message
 from fedveil.base.message import Message
 from fedveil.entropy import Secure
-from fedveil.errors import ExchangeError, FedveilError, LinkLost, MessageTooLong, RunFolderError
+from fedveil.errors import (
+    ExchangeError,
+    FedveilError,
+    JobError,
+    LinkLost,
+    MessageTooLong,
+    RunFolderError,
+)
+from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.link.streams import Address
+from fedveil.record.event_log import anchor
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import report_entropy
 from fedveil.vertical.remote import machine as machine_module
 from fedveil.vertical.remote import sessions
+from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
 from fedveil.vertical.remote.sessions import Meeting, _noting, _tell, _told_of
-from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.split import EmbeddingPrivacy, module_of
 from fedveil.vertical.step_checkpoint import last_common
 from vertical_parts import Bottoms
 
@@ -104,6 +119,112 @@ def test_a_follower_needs_the_right_to_what_the_leader_asks_for(
         assert asked.value.args == ("bank", purpose)
 
 
+class Reached(Exception):
+    """Stops a session where its handshake begins."""
+
+
+@pytest.fixture
+def handshakes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of arguments with which handshakes begin, on links that are none."""
+    seen: list[Any] = []
+
+    def begun(*given: Any, **named: Any) -> None:
+        seen.append((given, named))
+        raise Reached
+
+    for side in ("lead", "follow"):
+        monkeypatch.setattr(sessions.handshake, side, begun)
+    link = SimpleNamespace(begin=lambda: None, close=lambda reason: None)
+    monkeypatch.setattr(sessions, "Link", lambda *given, **named: link)
+    for name in ("Listener", "Dialer"):
+        place = SimpleNamespace(address=None)
+        monkeypatch.setattr(sessions, name, lambda *given, place=place: nullcontext(place))
+    return seen
+
+
+def test_a_leader_brings_its_jobs_order_and_saves_the_run_before_others_do(
+    handshakes: list[Any],
+) -> None:
+    split = SimpleNamespace(followers=("bank", "shop"))
+    machine: Any = SimpleNamespace(
+        split=split, job=SimpleNamespace(seed=23), party="lead", folder=None,
+        standing=lambda: "standing", keep_run="keep_run",
+    )  # fmt: skip
+    meeting = Meeting(Address("127.0.0.1", 1), None)
+    with pytest.raises(Reached):
+        sessions.lead(machine, meeting, "evaluate")
+    named = {"attempt": 1, "purpose": "evaluate", "order_seed": 23, "keep_run": "keep_run"}
+    assert handshakes == [(("standing", ("bank", "shop")), named)]
+
+
+def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
+    handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, str, str]] = []
+    monkeypatch.setattr(sessions, "check_right", lambda *given: asked.append(given))
+    own: Any = "own credentials"
+    state = Standing("bank", {}, {}, {})
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead"), party="bank", folder=None, standing=lambda: state
+    )
+    with pytest.raises(Reached):
+        sessions.follow(machine, Meeting(Address("127.0.0.1", 1), own), looks=True)
+    ((standing, leader, begin), _) = handshakes[0]
+    assert (standing.party, leader, begin) == ("bank", "lead", None)
+    assert not asked
+    standing.check("evaluate")
+    standing.check("score")
+    assert asked == [(own, "lead", "evaluate"), (own, "lead", "predict")]
+
+
+@pytest.mark.parametrize("party", ["lead", "bank"])
+def test_a_session_has_all_that_the_meeting_has(
+    party: str, handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The credentials sign the model's bundle, and the user sees the records and sentences."""
+    examples: Any = None
+    agreed = Agreement(bytes(16), "train", 0, 1, examples, ("bank lacks 3",))
+    waits: list[tuple[str, float]] = []
+    said: list[str] = []
+
+    def link(peer: str, *, patience_s: float = 600.0) -> Any:
+        waits.append((peer, patience_s))
+        return SimpleNamespace(
+            peer=peer, begin=print, send=print, close=lambda reason: None, reconnections=0
+        )
+
+    def play(
+        agreement: Agreement, channels: dict[str, Any], progress: Any = None, own: Any = None,
+        say: Any = None, credentials: Any = None,
+    ) -> Any:  # fmt: skip
+        played.append((agreement, sorted(channels), progress, own, credentials))
+        say("the first sentence")
+        return SimpleNamespace(run=None)
+
+    played: list[Any] = []
+    monkeypatch.setattr(sessions, "Link", link)
+    monkeypatch.setattr(sessions, "check_right", lambda *given: None)
+    monkeypatch.setattr(sessions, "drive", lambda exchange, links: agreed)
+    for side in ("lead", "follow"):
+        monkeypatch.setattr(sessions.handshake, side, lambda *given, **named: None)
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead", followers=("bank", "shop")), party=party, folder=None,
+        job=SimpleNamespace(seed=0), standing=lambda: Standing(party, {}, {}, {}), keep_run=print,
+        play=play,
+    )  # fmt: skip
+    own: Any = "own credentials"
+    place = Meeting(Address("127.0.0.1", 1), own, 7.5, report=said.append, progress=repr)
+    if party == "lead":
+        sessions.lead(machine, place, own=iter)  # type: ignore[arg-type]
+        assert played == [(agreed, ["bank", "shop"], repr, iter, own)]
+        assert waits == [("bank", 7.5), ("shop", 7.5)]
+    else:
+        sessions.follow(machine, place)
+        assert played == [(agreed, ["lead"], repr, None, own)]
+        assert waits == [("lead", 7.5)]
+    assert said == ["bank lacks 3", "the first sentence"]
+
+
 def test_a_follower_serves_on_after_an_error_and_waits_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,11 +259,15 @@ def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.Monk
 
     def standing(task: str, most: int | None = None) -> Standing:
         job = VerticalJob(
-            task=f"vertical_parts:{task}", batch_size=64, in_flight=3, alignment={"most_ids": most}
+            task=f"vertical_parts:{task}",
+            batch_size=64,
+            in_flight=3,
+            alignment={"most_ids": most, "least_common": 9},
         )
         with ExitStack() as stack:
             machine = Machine(job, lambda task: "bank", stack)
             found = machine.standing()
+            assert found.least_common == 9
             assert found.brought is machine._brought
             return found
 
@@ -199,3 +324,187 @@ def test_reports_are_drawn_from_the_jobs_seed_or_from_the_operating_system() -> 
     drawn = [entropy(seed, "seeded").token(16) for seed in (3, 4, 3)]
     assert drawn[0] == drawn[2] != drawn[1]
     assert isinstance(entropy(3, "secure"), Secure)
+
+
+def test_a_machine_makes_its_own_modules_from_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the job would know weights that are drawn from the job's seed."""
+    seeds: list[int] = []
+
+    def made(seed: int) -> nn.Module:
+        seeds.append(seed)
+        return nn.Linear(3, 5)
+
+    monkeypatch.setattr(vertical_parts, "wider", made)
+    left = {"module": "vertical_parts:wider", "output": [5]}
+    parts: dict[str, Any] = {"left": left, "right": {}, "top": {"module": "nowhere:secret"}}
+    job = VerticalJob(task="vertical_parts:bottoms", seed=41, parts=parts)
+    with ExitStack() as stack:
+        machine = Machine(job, lambda task: "bank", stack, own_seed=77)
+    assert seeds == [77]
+    assert module_of(machine.split.by_name["left"])(torch.zeros(2, 3)).shape == (2, 5)
+    assert machine.split.by_name["top"].module is None
+
+
+def test_a_machine_that_is_started_again_has_its_seed_its_files_and_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path | None] = []
+
+    def stored(seed: int, folder: Path | None) -> Bottoms:
+        folders.append(folder)
+        return Bottoms(seed)
+
+    monkeypatch.setattr(vertical_parts, "stored", stored, raising=False)
+    job, found = VerticalJob(task="vertical_parts:stored", seed=41), list[Machine]()
+    with ExitStack() as stack:
+        first = Machine.new(job, lambda task: "bank", tmp_path / "run", "command", stack)
+        first._brought["lead"] = 12
+        first._keep_brought()
+        found.append(first)
+    with ExitStack() as stack:
+        found.append(Machine.reopened(tmp_path / "run", lambda task: "bank", stack))
+    assert folders == [None, tmp_path / "run"]
+    assert [machine._brought for machine in found] == [{"lead": 12}] * 2
+    one, other = (module_of(machine.split.by_name["left"]).state_dict() for machine in found)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_machine_has_the_jobs_threads_and_refuses_a_device_that_is_not_here() -> None:
+    before = torch.get_num_threads()
+    job = VerticalJob(task="vertical_parts:bottoms", threads=before + 2)
+    with ExitStack() as stack:
+        Machine(job, lambda task: "bank", stack)
+        assert torch.get_num_threads() == before + 2
+    assert torch.get_num_threads() == before
+    with ExitStack() as stack, pytest.raises(JobError, match="device = cuda:99 cannot be used"):
+        Machine(job.with_(device="cuda:99"), lambda task: "bank", stack)
+
+
+def test_links_are_closed_with_the_reason_of_whatever_ended_the_session() -> None:
+    closed: list[tuple[str, str]] = []
+    links: Any = [
+        SimpleNamespace(close=lambda reason, name=name: closed.append((name, reason)))
+        for name in ("bank", "shop")
+    ]
+    for error, reason in (
+        (KeyboardInterrupt(), "it was interrupted"),
+        (ExchangeError("a1", told="it lied"), "it lied"),
+    ):  # fmt: skip
+        with pytest.raises(type(error)), sessions.closing(links):
+            raise error
+        assert closed == [("bank", reason), ("shop", reason)]
+        closed.clear()
+    with sessions.closing(links):
+        assert not closed
+    assert closed == [("bank", ""), ("shop", "")]
+
+
+def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path: Path) -> None:
+    job, run = VerticalJob(task="vertical_parts:bottoms"), bytes(range(16))
+    rows = {"train": np.array([4, 0, 31]), "test": np.array([7, 2])}
+    examples = FoundExamples(bytes(range(16, 32)), rows)
+    agreed = Agreement(run, "train", step=0, order_seed=5, examples=examples, notes=())
+    path, heard, records = tmp_path / "run", list[str](), list[Any]()
+    with ExitStack() as stack:
+        first = Machine.new(job, lambda task: "bank", path, "command", stack)
+        run_here = first._run_for(agreed, records.append, heard.append)
+        run_here.restore(0)
+        run_here.log.say("hello")
+        run_here.log.record(epoch=0)
+    assert (heard, records) == (["hello"], [{"party": "bank", "epoch": 0}])
+    with ExitStack() as stack:
+        standing = Machine.reopened(path, lambda task: "bank", stack).standing()
+    assert (standing.run, standing.steps) == (run, (0,))
+    known = standing.known_by(examples.name)
+    assert known is not None
+    assert {subset: found.tolist() for subset, found in known.positions.items()} == {
+        subset: found.tolist() for subset, found in rows.items()
+    }
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="`command --resume"):
+        Machine.new(job, lambda task: "bank", path, "command", stack)
+    (path / "bank" / "run").write_bytes(run[:-1])
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="run is damaged: it has 15 by"):
+        Machine.reopened(path, lambda task: "bank", stack)
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
+    purpose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training writes its account itself. An evaluation that fails has sent outputs too."""
+    did: list[object] = []
+    signed: list[object] = []
+    asked: list[object] = []
+    said: list[str] = []
+    folder = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+
+    def nothing(*given: object) -> Exchange[None]:
+        yield from ()
+
+    def sign(*given: object) -> Exchange[None]:
+        signed.append(given)
+        yield from ()
+
+    def side(run: object, *, fails: bool = False) -> Exchange[str]:
+        did.append("side")
+        if fails:
+            raise ExchangeError("lead sent nonsense")
+        yield from ()
+        return "result"
+
+    run: Any = SimpleNamespace(
+        restore=did.append, log=SimpleNamespace(event=said.append), contents=bytes(32),
+        keep_account=lambda: did.append("account"), figures=lambda: ["line"],
+    )  # fmt: skip
+    machine: Any = SimpleNamespace(
+        party="bank", task=SimpleNamespace(notes=lambda party: [f"{party}.csv: UTF-8"]), _began=0.0,
+        folder=folder, root=SimpleNamespace(path=tmp_path), _side=lambda purpose: side,
+        _run_for=lambda *given: asked.append(given) or run, _farewell=nothing,
+    )  # fmt: skip
+    examples: Any = None
+    agreed = Agreement(bytes(range(16)), purpose, 7, 0, examples, ("bank lacks 3",))
+    monkeypatch.setattr(machine_module.bundle_agreement, "agree", sign)
+    own: Any = "own credentials"
+    session = Machine.play(machine, agreed, {}, repr, None, print, own)
+    assert asked == [(agreed, repr, print)]
+    assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
+    assert (session.result, session.figures) == ("result", ["line"])
+    account = ["account"] if purpose != "train" else []
+    assert did == [7, "side", *account]
+    begun = "\n".join(said)
+    for sentence in (f"{purpose} from step 7 of run 0001", "bank.csv: UTF-8", "bank lacks 3"):
+        assert sentence in begun
+    assert (tmp_path / "finished").exists() == (purpose == "train")
+    did.clear()
+    with pytest.raises(ExchangeError):
+        Machine.play(machine, agreed, {}, own=lambda run: side(run, fails=True))
+    assert did == [7, "side", *account]
+
+
+def test_each_log_states_the_end_of_the_others_logs() -> None:
+    heads = {"lead": (9, "0a" * 32), "bank": (5, "1b" * 32), "shop": (6, "2c" * 32)}
+    events: dict[str, list[str]] = {name: [] for name in heads}
+    sent: list[tuple[str, str]] = []
+
+    def side(party: str) -> Exchange[None]:
+        log = SimpleNamespace(head=heads[party], event=events[party].append)
+        machine: Any = SimpleNamespace(party=party, task=SimpleNamespace(leader="lead"))
+        run: Any = SimpleNamespace(done=7, stopped=None, log=log)
+        others: Any = dict.fromkeys(("bank", "shop") if party == "lead" else ("lead",))
+        ending, answer = Machine._farewell(machine, run, others), None
+        while True:
+            try:
+                request = ending.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Send):
+                sent.append((party, request.peer))
+            answer = yield request
+
+    drive_together({name: side(name) for name in heads}, encoded=True)
+    assert events == {
+        "lead": [anchor("bank", heads["bank"]), anchor("shop", heads["shop"])],
+        "bank": [anchor("lead", heads["lead"])],
+        "shop": [anchor("lead", heads["lead"])],
+    }
+    assert sent[2:] == [("lead", "bank"), ("lead", "shop")], "no party leaves before all are done"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.message import Message
-from fedveil.errors import DataInvalid, ExchangeError, Unfit
+from fedveil.errors import DataInvalid, ExchangeError, RightMissing, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.remote import alignment, handshake
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
@@ -366,6 +366,17 @@ def test_a_follower_keeps_to_its_own_job(begin: dict[str, Any], why: str) -> Non
     next(exchange)
     with pytest.raises(ExchangeError, match=why):
         exchange.send(begin)
+
+
+def test_a_follower_tells_nothing_to_a_leader_without_the_right_to_its_purpose() -> None:
+    def check(purpose: str) -> None:
+        raise RightMissing(f"lead may not {purpose}", "its roles do not let lead")
+
+    for by in ("digests", "intersection"):
+        exchange = handshake.follow(standing("bank", align_by=by, check=check), "lead")
+        assert isinstance(next(exchange), Receive)
+        with pytest.raises(RightMissing, match="lead may not evaluate"):
+            exchange.send(begun(align_by=by, purpose="evaluate"))
 
 
 def test_a_leader_takes_so_many_ids_and_no_more() -> None:

@@ -18,7 +18,7 @@ from fedveil.errors import InvalidValue, JobError
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.job_reference import reference
-from fedveil.vertical.job_split import make_split, threads
+from fedveil.vertical.job_split import make_split, own_functions, threads
 from fedveil.vertical.remote.machine import follower_of
 from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import check_party
@@ -327,6 +327,34 @@ def test_modules_of_others_are_not_made() -> None:
     split = make_split(VerticalJob(parts=parts), vertical_parts.Bottoms(0), here={"shop"})
     assert split.by_name["left"].module is None
     assert split.by_name["right"].module is not None
+
+
+def test_a_part_that_the_task_freezes_can_be_thawed() -> None:
+    class Frozen(vertical_parts.Bottoms):
+        def split_model(self) -> SplitModel:
+            return super().split_model().replace("right", frozen=True)
+
+    for changes, frozen in (({}, True), ({"frozen": False}, False), ({"frozen": True}, True)):
+        parts: dict[str, Any] = {"left": {}, "right": changes, "top": {}}
+        assert make_split(VerticalJob(parts=parts), Frozen()).by_name["right"].frozen == frozen
+
+
+def test_a_model_with_one_logit_for_two_classes_is_not_calibrated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the run would fail after its last step."""
+    job = VerticalJob(scoring={"calibration": 0.2})
+    assert make_split(job, vertical_parts.Bottoms()).last.output == (3,)
+    monkeypatch.setattr(vertical_parts.Bottoms, "classes", 2)
+    with pytest.raises(JobError, match=r"one output for each of 2 classes, .* top .* shape \(3,\)"):
+        make_split(job, vertical_parts.Bottoms())
+
+
+def test_every_function_of_the_users_own_is_remembered_for_a_resumption() -> None:
+    parts: dict[str, Any] = {"left": {"module": "theirs.net:bottom"}, "right": {}}
+    job = VerticalJob(task="mine.task:bank", parts=parts)
+    assert own_functions(job) == ["mine.task:bank", "theirs.net:bottom"]
+    assert own_functions(VerticalJob(parts=parts)) == ["theirs.net:bottom"]
 
 
 # --- the reference page

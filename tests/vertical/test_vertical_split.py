@@ -183,6 +183,19 @@ def test_the_joined_model_reads_each_partys_own_column() -> None:
     assert torch.equal(joined({"x": x[:, 3:], "bank.x": x[:, :3]}), found)
 
 
+def test_a_part_is_constant_only_if_all_that_it_reads_is() -> None:
+    split = SplitModel(
+        [
+            part("still", "bank", "data.x", frozen=True),
+            part("moving", "bank", "data.y"),
+            part("both", "bank", "still", "moving", frozen=True),
+            part("top", "lead", "both"),
+        ],
+        leader="lead",
+    )
+    assert [split.is_constant(one.name) for one in split.parts] == [True, False, False, False]
+
+
 def test_a_column_that_several_parts_read_is_named_once() -> None:
     parts = [
         part("left", "bank", "data.y", "data.x"),

@@ -183,6 +183,32 @@ def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> No
     assert run.metrics[0]["steps"] == 5
 
 
+def test_notes_on_how_data_was_read_are_shown_once_and_in_every_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def notes(self: vertical_parts.Bottoms, party: str) -> list[str]:
+        return [f"{party}.csv: UTF-8"] if party != "shop" else []
+
+    monkeypatch.setattr(vertical_parts.Bottoms, "notes", notes, raising=False)
+    heard: list[str] = []
+    run = train(job(epochs=1), _new(), say=heard.append)
+    for party in ("lead", "bank"):
+        assert heard.count(f"{party}.csv: UTF-8") == 1
+        for other in run.split.parties:
+            assert f"{party}.csv: UTF-8" in (run.folder / other / "events.log").read_text("utf-8")
+
+
+def test_a_leader_that_has_all_parts_trains_by_itself() -> None:
+    run = train(job(task="vertical_parts:unsplit"), _new())
+    losses = [record["loss"] for record in run.metrics if "loss" in record]
+    assert losses[-1] < losses[0]
+    assert run.records.keys() == {"lead"}
+    assert run.figures == {"lead": []}
+    assert evaluate(run.folder)[0] == {
+        name: run.metrics[-1][f"test_{name}"] for name in ("accuracy", "loss")
+    }
+
+
 # --- resuming
 
 
@@ -240,6 +266,21 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     assert outcome(folder) == outcome(expected.folder)
 
 
+def test_a_resumed_task_reads_its_own_files_in_the_runs_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[Path | None] = []
+
+    def stored(seed: int, folder: Path | None) -> vertical_parts.Bottoms:
+        folders.append(folder)
+        return vertical_parts.Bottoms(seed)
+
+    monkeypatch.setattr(vertical_parts, "stored", stored, raising=False)
+    run = train(job(task="vertical_parts:stored", epochs=1), _new())
+    evaluate(run.folder)
+    assert folders == [None, run.folder]
+
+
 def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> None:
     """One party was killed before it had saved the step that the others saved."""
     folder = _new()
@@ -282,6 +323,20 @@ def test_a_damaged_checkpoint_is_refused(place: int) -> None:
         resume(folder)
 
 
+def test_a_resumption_that_is_refused_changes_no_partys_folder() -> None:
+    """The leader's later step is still there if the damaged file is restored from a copy."""
+    folder = _new()
+    train(job(), folder)
+    (folder / "bank" / "checkpoint" / "000000018").unlink()
+    path = folder / "shop" / "checkpoint" / "000000015"
+    path.write_bytes(path.read_bytes()[:-1])
+    records = (folder / "lead" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="000000015 is damaged"):
+        resume(folder)
+    assert held(_Folder(folder / "lead")) == [15, 18]
+    assert (folder / "lead" / "metrics.jsonl").read_bytes() == records
+
+
 @pytest.mark.parametrize(("subset", "count"), [("train", 49), ("test", 19)])
 def test_another_model_or_other_data_are_refused(
     subset: str, count: int, monkeypatch: pytest.MonkeyPatch
@@ -310,7 +365,10 @@ def test_an_error_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ExchangeError) as caught:
         train(job(), _new())
-    assert "from the last step that all parties have saved" in caught.value.__notes__[0]
+    assert caught.value.__notes__ == [
+        f"resume it with `fedveil vertical run --resume {_folders[0] / 'run'}`, from the last step "
+        f"that all parties have saved"
+    ]
 
 
 def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
@@ -462,6 +520,7 @@ def test_a_run_opens_with_what_protects_it() -> None:
         "only",
         "The embedding is protected by EmbeddingDP with eps 5.000000.",
     ]
+    assert len(set(heard)) == len(heard), "what two parties say alike is shown once"
     heard.clear()
     run = train(job(privacy={"embedding_dp": {}}, epochs=1), _new("bit"), say=heard.append)
     quantised = (
@@ -548,6 +607,14 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+def test_the_jobs_seed_determines_the_order_of_the_examples(trained_on: list[Any]) -> None:
+    train(job(seed=6, epochs=2, in_flight=1, evaluation={"every_epochs": None}), _new())
+    truth, order = vertical_parts.Bottoms().whole("train")[1].numpy(), Order(6, 50, 9)
+    assert len(trained_on) == 12
+    for step, labels in enumerate(trained_on, start=1):
+        assert labels.tolist() == truth[order.of_step(step)].tolist()
+
+
 @pytest.mark.parametrize(("every", "ended"), [(2, [2, 4, 5]), (None, [])])
 def test_a_run_is_evaluated_after_its_last_epoch_too(every: int | None, ended: list[int]) -> None:
     job = SimpleNamespace(evaluation=SimpleNamespace(every_epochs=every), epochs=5)
@@ -574,6 +641,19 @@ def test_drawn_labels_have_the_type_and_shape_of_the_true_ones(
         assert rows.labels is not None
         assert rows.labels.dtype == dtype
         assert torch.equal(rows.labels, true)
+
+
+@pytest.mark.parametrize(("label", "holds"), [(-1, False), (0, True), (2, True), (3, False)])
+def test_no_saved_label_is_outside_the_classes(label: int, holds: bool, tmp_path: Path) -> None:
+    rows = Rows(2, {}, torch.tensor([1, label]), np.array([]))
+    (tmp_path / "labels").write_bytes(noisy_labels.file_of(rows))
+    if holds:
+        kept = noisy_labels.kept(tmp_path / "labels", rows, 3).labels
+        assert kept is not None
+        assert kept.tolist() == [1, label]
+        return
+    with pytest.raises(RunFolderError, match=r"labels is damaged: .* a class outside 0 to 2"):
+        noisy_labels.kept(tmp_path / "labels", rows, 3)
 
 
 def test_labels_are_drawn_once_and_kept(

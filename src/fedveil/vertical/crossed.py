@@ -17,8 +17,11 @@ def sentences(
     """Yield log sentences that say which data the parties send to each other.
 
     There are `held_out` held-out examples. `ids_by` is how parties on different machines find their
-    common ids. None means that all parties are in one process, which sends no ids.
+    common ids. None means that all parties are in one process, which sends no ids. Yields nothing
+    if the leader has all parts.
     """
+    if not split.followers:
+        return
     for follower in split.followers:
         if ids_by is not None and split.columns(follower):
             yield _of_ids(split.leader, follower, ids_by)

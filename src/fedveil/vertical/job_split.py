@@ -73,6 +73,11 @@ def make_split(
                  f"{job.task.name}; its parties are {', '.join(parties)}"]
             )  # fmt: skip
     split = SplitModel(parts, leader=task.leader)
+    if job.scoring.calibration is not None and split.last.output != (task.classes,):
+        raise JobError(
+            [f"scoring.calibration needs one output for each of {task.classes} classes, but part "
+             f"{split.last.name} has outputs of shape {split.last.output}; set it to null"]
+        )  # fmt: skip
     if job.privacy.embedding_dp is not None and not any(c.privacy for c in split.crossings):
         raise JobError(
             ["privacy.embedding_dp protects nothing: no part that reads data sends its "

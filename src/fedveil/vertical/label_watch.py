@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil.base.array_types import Array, Bools, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float32s, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, chance_of_ranks, share
 from fedveil.vertical.label_reading import (
@@ -103,7 +103,7 @@ class LabelWatch:
         room = _EXAMPLES - sum(map(len, self._seen[crossing.part]))
         if self._watches and room > 0 and (self._values < _VALUES or not self._seen[crossing.part]):
             self._first = occasion.step if self._first is None else self._first
-            rows = passed.detach()[:room].float().cpu().flatten(1).numpy().copy()
+            rows = _rows_of(passed.detach()[:room]).copy()
             self._seen[crossing.part].append(rows)
             self._labels[crossing.part].append(labels[:room].cpu().numpy())
             self._values += rows.size
@@ -150,15 +150,21 @@ class LabelWatch:
                 yield f"the gradients of {', '.join(group)} returned to {follower}", group
 
     def _read(self, where: str, looks: Sequence[Float64s], labels: Array) -> str:
-        if self._classes is not None:
+        if self._classes is not None and labels.size == len(labels):
             return _classes_read(where, looks, labels.reshape(-1).astype(np.int64), self._classes)
-        if labels.ndim == 1:
+        if labels.size == len(labels):
             scores = by_sign(np.concatenate(looks, axis=1))
-            followed = abs(_correlation(scores, labels.astype(float)))
+            followed = abs(_correlation(scores, labels.reshape(-1).astype(float)))
             return f"{where} have a correlation of {followed:.2f} with them"
         if labels.dtype.kind in "iu" and all(look.size % labels.size == 0 for look in looks):
             return _tokens_read(where, looks, labels.reshape(-1))
         return f"{where}: the labels are not classes, and no attack here reads them"
+
+
+def _rows_of(gradients: torch.Tensor) -> Float32s:
+    """Return the gradients as an array with a row for each example, also if it has one value."""
+    rows: Float32s = gradients.detach().float().cpu().reshape(len(gradients), -1).numpy()
+    return rows
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
@@ -296,7 +302,7 @@ class GradientSums:
         chosen = np.flatnonzero(to >= 0)
         if not len(chosen):  # most steps of an epoch contain no followed example
             return
-        gradients = rows.detach().float().cpu().flatten(1).double().numpy()
+        gradients = _rows_of(rows).astype(np.float64)
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))
         if not scale:
             return

@@ -118,7 +118,19 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
     settings = setting.job.privacy.label_protection
     if settings is None or not is_leader:
         return ReturnedGradients(None, b"")
+    if settings.name == "marvell":
+        _check_one_label(setting, "label_protection.name = marvell")
     return ReturnedGradients(settings, saved_key(setting.folder, setting.entropy))
+
+
+def _check_one_label(setting: Setting, key: str) -> None:
+    """Raise JobError if the examples have several labels each, which `privacy.<key>` forbids."""
+    rows = setting.rows["train"]
+    if rows.labels is not None and rows.labels.numel() != rows.count:
+        raise JobError(
+            [f"privacy.{key} needs one label for each example, but each label of task.name = "
+             f"{setting.job.task.name} has the shape {tuple(rows.labels.shape[1:])}"]
+        )  # fmt: skip
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
@@ -126,6 +138,7 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:
         return rows, None
+    _check_one_label(setting, "label_dp")
     classes = setting.task.classes
     assert classes is not None, "make_task has checked it"
     mechanism = LabelDP(settings.eps)

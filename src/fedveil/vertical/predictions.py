@@ -47,7 +47,7 @@ class PredictionFile:
         """Run a party's side of the prediction. Returns the predictions, or None at a follower."""
         task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
-        fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
+        fits_a_line = predictions_of(task) is not None or output == (task.classes or 1,)
         if is_table and not fits_a_line:
             raise InvalidValue(
                 f"outputs of shape {output} do not fit the lines of {self._path}; use "

@@ -59,14 +59,14 @@ class ReturnedGradients:
     ) -> torch.Tensor:
         if self._defence is None:
             return gradient
-        rows = gradient.detach().float().cpu().numpy()
-        rare = (labels.cpu() == 1).numpy()
+        rows = gradient.detach().float().cpu().reshape(len(gradient), -1).numpy()
+        rare = (labels.cpu() == 1).numpy().reshape(-1)
 
         def own(values: int) -> Float64s:
             return self._own(crossing, occasion.positions, values)
 
         noised = torch.from_numpy(self._defence(rows, rare, own))
-        return noised.to(gradient.device, gradient.dtype)
+        return noised.reshape(gradient.shape).to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
         """Return `values` standard normal numbers for each of the examples at `places`.
