@@ -26,7 +26,7 @@ TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
 LOCATION: Task = "dnn-location30"
 MECHANISMS = ("rr", "oue")
 #: Epsilon of a bit: 0.075 * 2^x.
-EPSILONS = tuple(0.075 * 2**x for x in range(8))
+EPSILONS: tuple[float, ...] = tuple(0.075 * 2**x for x in range(8))
 #: Epsilons at which something is learnt, as figures 1 and 2 to 4 show them.
 LARGE = EPSILONS[4:]
 #: Numbers of cells.
