@@ -227,9 +227,9 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, or defaults. [] keeps the epsilon of each protection.
+    """Return the epsilons in `text`. [] means that each protection keeps the job's settings.
 
-    The default is [] if one of the `fixed` settings decides the privacy cost.
+    Without `text`, returns [] if a key in `fixed` decides a protection's epsilon, else `EPSILONS`.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

@@ -176,7 +176,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Check a data set without a test part. Returns it with the test part chosen by `holdout`."""
+    """Check `x` and `labels`. Returns a data set whose test part `holdout` chooses from them."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

@@ -134,7 +134,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
-    An invalid line raises `DataInvalid`. If `apart` is True, only its client, if any, is yielded.
+    An invalid line raises `DataInvalid`. If `apart`, the object is then {"client": ...} or {}.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -1,8 +1,8 @@
-"""Evidence from the canaries' reports: scores for coins, measured noise, and random choices.
+"""Evidence from the canaries' reports: scores, measured noise, and random choices.
 
-A canary's coin decides whether it sends its update or the negative. An auditor knows the coins, so
-it can measure the noise in a report, and in the difference of two reports. If both reports contain
-the same noise, it cancels in the difference.
+A canary's coin decides whether it sends its update or the negative. A score guesses the coin. An
+auditor knows the coins, so it can measure the noise in a report, and in the difference of two
+reports. If both reports contain the same noise, it cancels in the difference.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 class OwnFile:
     """A file in a client's state folder. Its digest must be one that `folder.seal` states for it.
 
-    `folder.seal` is in `folder`, by default the file's own folder. Only one process at a time may
-    write the file. A file is still accepted if the process is killed during a write.
+    `folder` is the folder of `folder.seal`, by default the file's own. Only one process at a time
+    may write the file. A file is still accepted if the process is killed during a write.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:

@@ -111,14 +111,14 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs for the examples `x`, in a compact form for storage.
+        """Return the trained part's inputs for the examples `x`, in the form that is stored.
 
-        Integers of at most 16 bits keep their type. `as_floats` converts them for training.
+        Integers of at most 16 bits keep their type if `as_floats` can convert them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs of the trained part in a compact form, and a mask of usable examples.
+        """Return the trained part's inputs in the form of `held`, and a mask of usable examples.
 
         An example that the model cannot process becomes unusable and affects no other example.
         """

@@ -185,7 +185,7 @@ def distance_of(clip: float, apart: float | None) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of `step`, to which vectors are rounded, and the `noise` in units of `step`."""
+    """Multiples of `step`, to which vectors are rounded. `noise` draws whole numbers of steps."""
 
     step: float
     noise: DiscreteGaussian

@@ -85,13 +85,13 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if it is outside [first · 2^-20, first · 2^20]."""
+        """Return `clip`. Raises `InvalidValue` outside [self.first · 2^-20, self.first · 2^20]."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return the vector, clipped to `clip` and scaled by `first` / `clip`, and its clip bit.
+        """Return vector · min(1, clip / |vector|) · self.first / clip, then its clip bit.
 
-        The clip bit is +`half` if the vector's norm is at most `clip`, else -`half`.
+        The clip bit is +`self.half` if the vector's norm is at most `clip`, else -`self.half`.
         """
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1

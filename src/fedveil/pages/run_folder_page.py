@@ -35,11 +35,11 @@ def page_of_several(folders: Sequence[Path]) -> Page:
         return runs_page(runs)
 
 
-def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the path of the page in `folder`, or a text that says why run `wrote` has no page."""
+def where(folder: Path, run: ReadRun) -> str:
+    """Return the path of the page in `folder` or, if there is none, the reason in `run`'s log."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
-    return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
+    return f"none: {run.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:

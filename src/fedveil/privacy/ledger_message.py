@@ -71,9 +71,8 @@ def rounds_to_state(
 ) -> Flat:
     """Encode which charges a ledger has recorded in its rounds, as named arrays.
 
-    A kind, a combination of charges, is given by its index in the ledger's list of kinds. `closed`
-    maps each set of kinds to its number of closed rounds, which get no more charges. `opened` maps
-    each open round to its kinds, and each kind to the clients that were charged.
+    A kind is the index of a report's combination of charges. `closed` counts the rounds that get no
+    more charges, by their set of kinds. `opened` maps each other round to {kind: charged clients}.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -91,9 +90,9 @@ def rounds_from_state(
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
     """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    Closed rounds get no more charges. A kind is the index of a combination of charges. The first
-    result counts closed rounds by set of kinds. The second maps open rounds to {kind: clients}.
-    Raises an error unless all kinds are below `kinds`, and all open rounds `first_open` or later.
+    A kind is the index of a report's combination of charges. The first result counts closed rounds
+    by their set of kinds. The second maps each open round to {kind: charged clients}. Raises an
+    error unless all kinds are below `kinds`, and all open rounds `first_open` or later.
     """
 
     def checked(kind: int) -> int:

@@ -139,9 +139,9 @@ class OneRunAudit:
     independent. Both bounds hold together with probability at least `confidence`. `reachable` is
     what `bound` would be if every guess were right.
 
-    If the run's true epsilon is at most `unseen`, `bound` probably does not refute the claim.
-    `unseen_alone` is this number for `alone`. Both are infinite if the claim is not refuted even
-    when every guess is right.
+    A bound refutes the claim if it is above the claimed epsilon. At a true epsilon up to `unseen`,
+    `bound` probably does not. `unseen_alone` is this number for `alone`. Each is infinite if its
+    bound does not refute the claim even when every guess is right.
     """
 
     claim: Figure
@@ -217,8 +217,8 @@ def audit_run(
 class Alone(NamedTuple):
     """Result of guessing for every canary if it is in the run: `bound`, a lower bound on epsilon.
 
-    `right` is the number of right guesses. If the run's true epsilon is at most `unseen`, `bound`
-    probably does not refute the claim.
+    `right` is the number of right guesses. At a true epsilon up to `unseen`, `bound` probably does
+    not refute the claim: it is not above the claimed epsilon.
     """
 
     bound: float

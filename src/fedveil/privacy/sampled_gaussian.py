@@ -179,8 +179,8 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
     """Return the loss ln P(x) / Q(x) of each output x, for the worst pair of distributions.
 
-    P and Q differ in one contribution. `shift` is its norm in units of sigma. x is in these units
-    along the line between the two values of the contribution.
+    P is N(`shift`, 1) with probability `rate`, and otherwise N(0, 1). Q is the same with -`shift`.
+    `shift` is the norm of the one contribution that differs. It and x are in units of sigma.
     """
     taken = math.log(rate) - shift**2 / 2
     left = math.log1p(-rate) if rate < 1 else -math.inf

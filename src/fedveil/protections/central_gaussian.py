@@ -99,9 +99,9 @@ class CentralGaussian(Clipped):
     constant, even if nobody reported. The secret draw of clients then amplifies the guarantee
     against everyone who receives only the models.
 
-    If the unit is an example, which only statistics use, the update is a client's sum of
-    contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of
-    the sum by 2^24 steps.
+    In statistics, the protected unit may be an example (`JobContext.unit`). An update is then the
+    sum of one bounded vector per example, and is not clipped itself (`CentralSum`). A client that
+    lies can then move each entry of the round's sum by 2^24 steps.
 
     With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
     was shortened (`QuantileClip`). Update and bit are one release.

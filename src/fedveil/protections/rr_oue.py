@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return a report's largest epsilon and delta. An adaptive report may cost `total_eps`."""
+        """Return a report's largest epsilon (`total_eps` if `adaptive`) and its largest delta."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()

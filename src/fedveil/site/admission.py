@@ -29,7 +29,7 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the `Admission` of a site's policy. Raises `JobError` for an invalid template."""
+        """Load the template job that `policy` names, if any. Raises `JobError` if it is invalid."""
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 

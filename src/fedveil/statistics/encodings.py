@@ -1,8 +1,8 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
-An excluded row, such as one with a missing value, has the zero vector. `half` is half the largest
-distance between the vectors of two possible rows, excluded rows included. The noise of a sum is
-proportional to `half`. The `centre` is public. Every row's vector is within √2 · half of it.
+An excluded row, such as one with a missing value, has the zero vector, except in `Below`. `half` is
+half the largest distance between the vectors of two possible rows, excluded or not. The noise of a
+sum is proportional to `half`. The `centre` is public. Every row's vector is within √2 · half of it.
 
     one-hot, 1 cell     half 1/2, centre 1/2
     one-hot, k cells    half 1/√2, centre 1/k in every entry
@@ -42,11 +42,11 @@ from fedveil.statistics.tables import Table
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows: each row's cell in `cells` (-1: excluded), or each row's vector in `values`.
+    """Encoded rows: each row's vector in `values`, or the place of its vector's only 1 in `cells`.
 
-    `moved` marks rows whose value was outside the question's range and was moved into it. `lost`
-    marks rows that are excluded because a value is missing or has no cell. `spare`, if given, has
-    for each row the cell that it gets if it is excluded (-1: none).
+    This place is called the row's cell. It is -1 if the vector is zero. `moved` marks rows whose
+    value was moved into the question's range. `lost` marks rows that are excluded because a value
+    is missing or has no cell. `spare` has the cell that each row gets if excluded (None: all -1).
     """
 
     width: int

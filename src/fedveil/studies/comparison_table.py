@@ -1,4 +1,4 @@
-"""Results of a comparison as tables and plots. A line shows one setting, over all seeds."""
+"""Results of a comparison as tables and plots. A `Line` has the runs of one setting."""
 
 from __future__ import annotations
 

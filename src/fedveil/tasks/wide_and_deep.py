@@ -127,7 +127,7 @@ class Wide(nn.Module):
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
         """Return the summed weights of each row's features, [rows, scores].
 
-        `places` are indices of intervals, then indices of words, each [rows, columns].
+        `places` are interval indices and, if there are word columns, word indices: [rows, columns].
         """
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found

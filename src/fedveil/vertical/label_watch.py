@@ -51,11 +51,10 @@ class WatchedGradients:
 class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    A call of the object protects a gradient with `passed`, measures the protected gradient, and
-    returns it. `classes` is the task's number of classes, or None if labels are not classes. The
-    first few and the last few of the `steps` remaining steps are measured. After either group of
-    steps, `tell` receives a sentence for each part whose gradient is returned, and one for all
-    parts of a follower together.
+    A call protects a gradient by calling `passed`, measures the protected gradient, and returns it.
+    `classes` is the task's number of classes, or None if labels are not classes. Of the `steps`
+    steps left in the run, the first few and last few are measured. After either, `tell` receives a
+    sentence for each part whose gradient is returned, and one for all parts of a follower together.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has checked all that it receives
 
-  Each message is omitted if the last tensor in its direction implies the same: if its sender had
-  by then received all its own tensors (and, for `commit`, if there is no other follower).
+  A party omits its message if it sends the receiver a tensor after it has received all its own:
+  that tensor implies the message. With several followers, the leader never omits `commit`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the attack's limits and searches for this effort."""
+    """Return the attack's limits, and the searches that it runs, at this `effort`."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -130,10 +130,10 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """Return a view of the aggregate as the mean of the `clients`' updates.
+        """Return a view of `aggregate`, in which the attacker seeks the examples of all `clients`.
 
-        If the clients have different numbers of examples, or too many to reconstruct at once, the
-        aggregate counts as the first client's update.
+        If the clients have different numbers of examples, or together more than `Bounds.at_once`,
+        the attacker seeks only the first client's, as if the aggregate were that client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
@@ -170,7 +170,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     The attacker knows the job, the number of a client's examples, the mean training example and a
     few test examples. It receives one client's report or, if a report by itself reveals nothing,
     the cohort's aggregate. From an aggregate it reconstructs the examples of all clients together
-    if they are few enough, otherwise those of one client.
+    if they are few enough and all clients have equally many, otherwise those of one client.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -40,10 +40,10 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """As the follower, recover the leader's tokens from received vectors, and from gradients.
 
-    The follower has the leader's tokenizer. The name of each metric says what else the follower
-    has: the leader's tables of vectors ("known table"), tables from the shared seed ("own copy",
-    for a finished run), or the text of equally many other examples ("known text"). "With habits"
-    adds held-out text of the same kind.
+    The follower has the leader's tokenizer and current vectors of words and positions. In metrics
+    with "own copy" (after training), it has the initial vectors instead, computed from the job's
+    seed. In "known text", it has the text of equally many other examples instead. "With habits", it
+    also counts the words and the pairs of words in held-out text.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)

@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the number of cells (for `Imprint.of`) at which most examples are recovered."""
+    """Return enough cells (for `Imprint.of`) to recover more than half of the examples."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 

@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state of the round's previous phase, if any. Raises if the terms changed."""
+        """Return the state of the round's previous phase, or None. Raises if the offer changed."""
         kept = state.take(self._round)
         if kept is None:
             return None

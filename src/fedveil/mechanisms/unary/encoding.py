@@ -142,9 +142,8 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        A bit of the code is 1 with probability p if it belongs to the parameter's own state,
-        otherwise with probability q. A ledger composes many of these losses to less than the sum of
-        their epsilons.
+        The bit of the parameter's own state is 1 with probability p, any other with probability q.
+        A ledger composes many of these losses to less than the sum of their epsilons.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -230,7 +229,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Return `running` (None: zeros) plus each code's S, the sum of the states with bit 1."""
+        """Return `running` (None: zeros) plus each code's S, the sum of states whose bits are 1."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -308,9 +307,9 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter in this state.
+        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter with this `state`.
 
-        S is the sum of the states whose bits are 1. The relative error is below 3 · states · 2^-53.
+        A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
@@ -322,7 +321,7 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 if it can hold every sum of a code's states with bit 1, else int32."""
+        """Return int16 if it can hold every S, the sum of states whose bits are 1, else int32."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property

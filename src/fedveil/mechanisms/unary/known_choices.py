@@ -45,9 +45,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Compare `report` with a report of the true `values` without noise, for each kind of choice.
+    """Return, for each `Choice`, an array that says which bits or sums the noise left unchanged.
 
-    Returns arrays with 1 for a bit or sum that is equal in both, 0 if not, and -1 if not tested.
+    An entry is 1 if the bit or sum in `report` is that of `values`, 0 if not, -1 if not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":

@@ -31,10 +31,10 @@ def largest_sum(cells: int) -> int:
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return a table for each state of the parameter, which draws the sum S by one look-up.
+    """Return a table for each state of a parameter, which draws its code's sum S by one look-up.
 
-    S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
-    code. The bit of the parameter's state is 1 with probability p, any other with probability q.
+    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
+    of the parameter's state is 1 with probability p, any other with probability q.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -47,8 +47,9 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
     """Return the distribution of a perturbed code's sum S: one row for each state of the parameter.
 
-    S is the sum of the states whose bits are 1. The bit of the parameter's state is 1 with
-    probability p, any other with probability q. The relative error of every entry is below 2^-40.
+    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
+    of the row's state is 1 with probability p, any other with probability q. The relative error of
+    every entry that does not underflow is below 2^-40.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -64,9 +65,11 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S, for a parameter in this `state`.
+    """Return the distribution of a perturbed code's sum S, for a parameter with this `state`.
 
-    S is the sum of the states whose bits are 1. The relative error is below 2^-40.
+    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
+    of `state` is 1 with probability p, any other with probability q. The relative error of every
+    entry that does not underflow is below 3 (2 cells + 1) 2^-53.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -77,11 +80,11 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Fill rows low..high-1 of `laws`: row v is the distribution of S if the parameter has state v.
+    """Fill rows low..high-1 of `laws`: row v is the distribution of S for a parameter in state v.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
-    without the bits of the states low..high-1. The function adds these: the bit of state v is 1
-    with probability p, the others with probability q.
+    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. `law`
+    is the distribution of S without the bits of the states low..high-1. The function adds these:
+    the bit of state v is 1 with probability p, the others with probability q.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -111,10 +114,10 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return exact integer weights of a perturbed code's sums S, for a parameter in this `state`.
+    """Return exact integer weights of a perturbed code's sums S, for a parameter with this `state`.
 
-    S is the sum of the states whose bits are 1. The bit of `state` is 1 with probability p, any
-    other with probability q.
+    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
+    of `state` is 1 with probability p, any other with probability q.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -166,7 +166,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account. Raises RunFolderError unless `charges` give `line`'s epsilon."""
+    """Return the `Account` of `line`. Raises RunFolderError if `charges` give another epsilon."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

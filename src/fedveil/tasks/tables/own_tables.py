@@ -89,7 +89,7 @@ class Tables(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `numbers`, `intervals` and `words` for a subset of examples."""
+        """Return a party's columns (`numbers`, `intervals`, `words`) and labels in a subset."""
         return self._of(party).owned[subset]
 
     def notes(self, party: str) -> Sequence[str]:

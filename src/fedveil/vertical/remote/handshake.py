@@ -6,8 +6,8 @@
     agreed   leader -> followers   the step to resume from, and the follower's rows to use
 
 Whenever a party has restarted, the leader begins a new attempt. A follower uses only its own job.
-It uses common examples that it has saved. In an intersection, it accepts others only if the leader
-proves that it sent their ids (`intersection`).
+It uses common examples that it has saved. In an intersection, the leader must prove for all others
+that the leader itself has sent their ids (`intersection`).
 """
 
 from __future__ import annotations
