@@ -12,7 +12,8 @@ from fedveil.pages.colours import PROTECTIONS
 PICTURES = Path(__file__).parents[1] / "docs" / "reproductions"
 #: The protection of all curves that name none, in a picture of one protection.
 OF_ONE = {
-    "ldp-adaptive-dnn-purchase100-synthetic": "rr", "ldp-adaptive-lenet-mnist": "rr",
+    "ldp-adaptive-dnn-location30": "rr", "ldp-adaptive-dnn-purchase100-synthetic": "rr",
+    "ldp-adaptive-lenet-mnist": "rr",
     "ldp-cells-cells": "rr", "ldp-convergence-oue": "oue", "ldp-convergence-rr": "rr",
     "ldp-epsilon-leakage": "rr", "ldp-noniid-noniid": "rr", "signds-keys-rate": "signds",
     "signds-keys-step": "signds",
