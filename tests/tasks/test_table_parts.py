@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,20 @@ from fedveil.tasks.tables import csv_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import header
+
+
+def test_the_file_of_a_spool_in_a_circle_is_closed_without_a_warning() -> None:
+    """The warning would reach whatever runs when the garbage is collected."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spool = Spool()
+        spool.own = spool  # type: ignore[attr-defined]
+        number = spool._file.fileno()
+        del spool
+        gc.collect()
+    assert not caught
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 @pytest.mark.parametrize("characters", [12, 1000])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -22,7 +23,8 @@ class Spool:
     """Stores columns on disk. One thread appends all pieces, then several threads can read."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
+        self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed below
+        weakref.finalize(self, self._file.close)
         self._size = 0
         self._pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._types: dict[str, np.dtype[Any]] = {}
