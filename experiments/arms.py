@@ -55,7 +55,8 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
 
 def _finished_beside(folder: Path, job: Job) -> Path | None:
     """Return the folder of a finished run of `job` in another experiment's folder, or None."""
-    finished = sorted(found.parent for found in folder.absolute().parent.glob(f"*/*/{MODEL}"))
+    beside = folder.absolute().parent.glob(f"*/[!.]*/{MODEL}")  # `_copy` leaves .NAME if killed
+    finished = sorted(found.parent for found in beside)
     return next((path for path in finished if _is_run_of(job, path)), None)
 
 

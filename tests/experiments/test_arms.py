@@ -81,6 +81,8 @@ def test_a_run_that_another_experiment_finished_is_copied(tmp_path: Path) -> Non
     first, second = tmp_path / "first", tmp_path / "second"
     trained(first, [Arm("a", job("same")), Arm("b", job("other"))], lambda text: None)
     (first / "b" / "model.safetensors").unlink()
+    shutil.copytree(first / "a", tmp_path / "cut off" / ".a")  # by a copy that was killed
+    (tmp_path / "cut off" / ".a" / "metrics.jsonl").unlink()
     (tmp_path / "strange" / "c").mkdir(parents=True)
     (tmp_path / "strange" / "c" / "model.safetensors").touch()
     (tmp_path / "strange" / "c" / "job.yaml").write_text("rounds: many")
