@@ -120,7 +120,7 @@ class Outputs(NamedTuple):
 
 
 def test_a_named_tuple_keeps_its_names_and_goes_to_the_device() -> None:
-    """As a model's outputs, and as the inputs or targets of a user's own batch."""
+    """It may be a model's outputs, or the inputs or targets of a user's own batch."""
     half = torch.zeros(2, dtype=torch.bfloat16)
     told = computing(lambda: Outputs(half, [half]), "bfloat16", torch.device("cpu"))()
     assert told.scores.dtype == told.states[0].dtype == torch.float32

@@ -150,5 +150,5 @@ def test_times_of_any_unit_and_year_are_days() -> None:
     assert set(table.kinds.values()) == {"date"}
     for name in names[:-1]:
         np.testing.assert_allclose(table.numbers(name), found[name], rtol=1e-9, atol=1e-12)
-    # As texts they have microseconds, whether pandas is installed or not.
+    # Texts of times have microseconds, whether pandas is installed or not.
     assert table.numbers("ns").tolist() == pytest.approx([1e-6 / 86400, 1], rel=1e-9)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from fedveil.base.array_types import Array, Bools, Float32s, Float64s, Int64s
+from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, chance_of_ranks, share
 from fedveil.vertical.label_reading import (
@@ -26,6 +26,7 @@ from fedveil.vertical.label_reading import (
     named,
     partition,
 )
+from fedveil.vertical.returned_gradients import rows_of
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
@@ -102,7 +103,7 @@ class LabelWatch:
         room = _EXAMPLES - sum(map(len, self._seen[crossing.part]))
         if self._watches and room > 0 and (self._values < _VALUES or not self._seen[crossing.part]):
             self._first = occasion.step if self._first is None else self._first
-            rows = _rows_of(passed.detach()[:room]).copy()
+            rows = rows_of(passed[:room]).copy()
             self._seen[crossing.part].append(rows)
             self._labels[crossing.part].append(labels[:room].cpu().numpy())
             self._values += rows.size
@@ -158,12 +159,6 @@ class LabelWatch:
         if labels.dtype.kind in "iu" and all(look.size % labels.size == 0 for look in looks):
             return _tokens_read(where, looks, labels.reshape(-1))
         return f"{where}: the labels are not classes, and no attack here reads them"
-
-
-def _rows_of(gradients: torch.Tensor) -> Float32s:
-    """Return the gradients as an array with a row for each example, also if it has one value."""
-    rows: Float32s = gradients.detach().float().cpu().reshape(len(gradients), -1).numpy()
-    return rows
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
@@ -301,7 +296,7 @@ class GradientSums:
         chosen = np.flatnonzero(to >= 0)
         if not len(chosen):  # most steps of an epoch contain no followed example
             return
-        gradients = _rows_of(rows).astype(np.float64)
+        gradients = rows_of(rows).astype(np.float64)
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))
         if not scale:
             return

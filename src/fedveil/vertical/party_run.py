@@ -230,7 +230,7 @@ class PartyRun:
         labels = self._parts.rows["train"].labels
         if settings is None or labels is None:
             return ()
-        # As in Marvell's batches, one more example of each class counts: neither share is 0.
+        # One more example of each class counts, so neither share is 0. Marvell does the same.
         share = (int((labels == 1).sum()) + 1) / (labels.numel() + 2)
         return projection(self.setting.split, settings, share, self.setting.job.epochs)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.message import only_fields, take
 from fedveil.base.quantity import all_of
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
@@ -59,7 +59,7 @@ class ReturnedGradients:
     ) -> torch.Tensor:
         if self._defence is None:
             return gradient
-        rows = gradient.detach().float().cpu().reshape(len(gradient), -1).numpy()
+        rows = rows_of(gradient)
         rare = (labels.cpu() == 1).numpy().reshape(-1)
 
         def own(values: int) -> Float64s:
@@ -105,6 +105,12 @@ def projection(
             f"labels: marvell with power {settings.power:g} limits {follower} to an AUC "
             f"of {auc:.2f} from one step, if gradients of a class are Gaussian. {repeated}"
         )
+
+
+def rows_of(gradients: torch.Tensor) -> Float32s:
+    """Return the gradients as an array with a row for each example, also if it has one value."""
+    rows: Float32s = gradients.detach().float().cpu().reshape(len(gradients), -1).numpy()
+    return rows
 
 
 def drawn_key(entropy: Entropy) -> bytes:

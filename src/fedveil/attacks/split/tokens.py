@@ -38,7 +38,7 @@ _BLUR = 0.5
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """As the follower, recover the leader's tokens from received vectors, and from gradients.
+    """Recover the leader's tokens from the vectors and the gradients that a follower receives.
 
     The follower has the leader's tokenizer and current vectors of words and positions. In metrics
     with "own copy" (after training), it has the initial vectors instead, computed from the job's
