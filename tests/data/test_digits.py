@@ -55,7 +55,20 @@ def test_digits_are_read_without_an_import_of_scikit_learn(monkeypatch):
     np.testing.assert_array_equal(digits._rows(), found)
 
 
+def test_who_writes_into_the_digits_changes_nobody_elses():
+    first, second = datasets.load("digits"), datasets.load("digits")
+    for part in (first.train, first.test):
+        part.x[:], part.y[:] = 0, 1
+    third = datasets.load("digits")
+    for ours, theirs in ((second.train, third.train), (second.test, third.test)):
+        assert ours.x.any()
+        assert ours.y.any()
+        np.testing.assert_array_equal(ours.x, theirs.x)
+        np.testing.assert_array_equal(ours.y, theirs.y)
+
+
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    digits._scans.cache_clear()
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with refused(
