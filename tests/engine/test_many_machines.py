@@ -76,6 +76,19 @@ def lost_at(*numbers: int) -> Lost:
     return lambda name, method, number: method == "play" and next(played) in numbers
 
 
+class PausesAlone:
+    """A clock that stands still except in pauses, which take no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
 def test_machines_that_are_lost_change_no_byte(
     protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -338,22 +351,20 @@ def test_a_cluster_without_a_usable_machine_is_given_up(
     monkeypatch.setattr(membership, "WAIT_S", 0.0)
     with pytest.raises(ClusterUnavailable, match="no node has the processor cores"):
         run(tmp_path / "none", monkeypatch, ThreadCluster(0), model="parts:plain")
-    monkeypatch.setattr(membership, "WAIT_S", 2.0)
-    monkeypatch.setattr(membership, "_POLL_S", 0.02)
-    monkeypatch.setattr(membership, "_PAUSE_S", 0.6)  # 1.2 seconds, then 2.4
+    monkeypatch.setattr(membership, "time", PausesAlone())
+    monkeypatch.setattr(membership, "WAIT_S", 10.0)  # pauses of 2, 4 and 8 seconds, then 16
     always = ThreadCluster(1, lost=lambda name, method, number: method == "play")
     with pytest.raises(ClusterUnavailable, match="all its machines were lost"):
         run(tmp_path / "lost", monkeypatch, always, model="parts:plain")
-    assert 2 <= len(always.started) <= 6
+    assert len(always.started) == 4
 
 
 def test_a_place_with_results_between_its_losses_is_soon_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(membership, "time", PausesAlone())
     monkeypatch.setattr(membership, "_LOOK_S", -1.0)
-    monkeypatch.setattr(membership, "_POLL_S", 0.02)
-    monkeypatch.setattr(membership, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(membership, "WAIT_S", 0.5)  # less than the pause after five losses in a row
+    monkeypatch.setattr(membership, "WAIT_S", 30.0)  # five losses in a row: a pause of 32 s
     settings = {"model": "parts:plain", "rounds": 7}
     alone = run(tmp_path / "alone", monkeypatch, **settings)
     cluster = ThreadCluster(1, lost=lost_at(2, 4, 6, 8, 10))
