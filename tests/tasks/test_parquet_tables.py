@@ -80,6 +80,31 @@ def test_numbers_may_be_dates_times_of_a_zone_truth_values_and_large_whole_numbe
     assert table.place(0) == "t.parquet, row 1"
 
 
+def test_what_was_learnt_of_parquet_scores_a_csv_and_the_other_way_round() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    rows = _AT_ONCE + 2
+    days = [None, *(date(2024, 1, 1 + i % 30) for i in range(rows - 1))]
+    columns: dict[str, list[Any]] = {"id": list(range(rows)), "day": days}
+    columns["yes"] = [i % 3 == 0 for i in range(rows)]
+    columns["big"] = [i / 3 for i in range(rows)]
+    write("t.parquet", **columns, coded=arrow.array(days).dictionary_encode())
+    with Path("t.csv").open("w", newline="") as file:
+        held = {**columns, "coded": days}
+        csv.writer(file).writerows([held, *zip(*held.values(), strict=True)])
+    names = ("day", "yes", "big", "coded")
+    kinds = {"day": "date", "yes": "boolean", "big": "number", "coded": "date"}
+    first = read("t.parquet", Wanted("id", names, (), names))
+    assert first.kinds == kinds
+    for path in ("t.parquet", "t.csv"):
+        scored = read(path, Wanted("id", names, (), names, reading=ReadingSettings(kinds=kinds)))
+        assert scored.kinds == kinds
+        for name in names:
+            np.testing.assert_array_equal(scored.numbers(name), first.numbers(name))
+    asked = ReadingSettings(kinds={"day": "number", "yes": "number"})  # as an older run has it
+    table = read("t.parquet", Wanted("id", names, (), names, reading=asked))
+    np.testing.assert_array_equal(table.numbers("day"), first.numbers("day"))
+
+
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Int32s
+from fedveil.base.array_types import Float64s, Int32s
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
@@ -56,18 +56,31 @@ class _Batch(Piece):
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
         from pyarrow import types
 
-        found, kind = self._batch.column(column), self._kind(column)
+        kind = self._kind(column)
         if _is_text(kind):
             return None
-        kept = [form for form in forms if form in KINDS["number"]]
+        stated = KINDS["number"]
+        if types.is_temporal(kind) or types.is_boolean(kind):
+            own = ("iso",) if types.is_temporal(kind) else ("boolean",)
+            stated = own if own[0] in forms else stated
+        return PlainNumbers(self._values(column), [form for form in forms if form in stated])
+
+    def dates(self, column: str) -> Float64s | None:
+        from pyarrow import types
+
+        return self._values(column) if types.is_temporal(self._kind(column)) else None
+
+    def _values(self, column: str) -> Float64s:
+        from pyarrow import types
+
+        found, kind, unit = self._batch.column(column), self._kind(column), 1
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
-        unit = 1
         if types.is_temporal(kind):  # not cast to one unit: it could not hold all digits or years
             name = "day" if types.is_date32(kind) else getattr(kind, "unit", "ms")
             found, unit = found.cast("int32" if name == "day" else "int64"), _IN_A_DAY[name]
         found = found.cast("int8") if types.is_boolean(kind) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        return PlainNumbers(np.asarray(numbers, np.float64) / unit, kept)
+        return np.asarray(numbers, np.float64) / unit
 
     def _kind(self, column: str) -> Any:
         return _kind(self._batch.column(column).type)
