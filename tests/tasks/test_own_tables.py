@@ -546,6 +546,16 @@ def test_owners_may_be_many_and_the_leader_none_of_them() -> None:
     assert json.loads(Path("run/table-lead.json").read_text())["columns"] == {}
 
 
+def test_row_numbers_that_pandas_writes_are_features_only_where_they_are_asked_for() -> None:
+    columns = two_tables()["bank"]
+    numbers = {f"__index_level_{level}__": list(range(len(columns["city"]))) for level in (0, 12)}
+    write_table("bank.csv", columns | numbers | {"__index_level__": columns["income"]})
+    assert list(task_of()._encoding("bank").columns) == ["income", "city", "__index_level__"]
+    asked = {**FILES["bank"], "features": ["city", "__index_level_12__"]}
+    made = task_of({**FILES, "bank": asked})._encoding("bank")
+    assert list(made.columns) == ["city", "__index_level_12__"]
+
+
 def test_a_category_is_set_by_its_path() -> None:
     tables = VerticalJob.load(None, ["task.tables.files.bank.categories.city=4"]).task.tables
     assert tables.files["bank"].categories == {"city": 4}

@@ -120,7 +120,8 @@ class TableSettings(ReadingSettings):
         "Other classes have weight 1",
     )
     features: list[str] | None = Field(
-        None, description="the columns to train on. null: all except id and label"
+        None,
+        description="the columns to train on. null: all except id, label and pandas' unnamed index",
     )
     without: list[str] = Field(
         default_factory=list, description="columns not to train on, if `features` is null"

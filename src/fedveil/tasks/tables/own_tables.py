@@ -7,6 +7,7 @@ examples are chosen by the digests of their ids, or come from separate files of 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -37,6 +38,8 @@ from fedveil.vertical.task_settings import TableSettings, TablesSettings
 
 _PLACE = "task.tables"
 _HELD_OUT = b"fedveil: held out"
+#: The columns in which pandas writes an index without a name.
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class Tables(ByLabel):
@@ -204,10 +207,14 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the features (default: all `columns`) except id, label and those in `without`."""
+        """Return the features (default: all `columns`) except id, label and those in `without`.
+
+        The default also leaves out the row numbers that pandas writes as a column.
+        """
         table = self.table
         taken = {table.id, self.label, *table.without}
-        chosen = [name for name in table.features or columns if name not in taken]
+        named = table.features or [name for name in columns if not _PANDAS_INDEX.fullmatch(name)]
+        chosen = [name for name in named if name not in taken]
         strange = [name for name in table.categories if name not in chosen]
         if strange:
             said = "{}.categories.{} is not one of the features"
