@@ -123,6 +123,7 @@ def test_whole_numbers_that_float32_does_not_have_are_refused(number: int) -> No
     x[1, 4] = number
     with pytest.raises(ModelInvalid, match=r"integers beyond 2\^24"):
         part.seen(x)
+    assert part.seen(x[:0]).shape == (0, 6)
 
 
 def test_features_are_computed_alone_if_any_layer_asks_for_that() -> None:

@@ -200,7 +200,8 @@ def taken(model: nn.Module, x: Array) -> Array:
         return x
     if _looks_up(model):
         return x if x.dtype.kind == "f" else x.astype(np.int64)
-    if x.dtype.kind in "iu" and max(int(x.max()), -int(x.min())) > _EXACT_IN_FLOAT32:
+    farthest = max(int(x.max(initial=0)), -int(x.min(initial=0))) if x.dtype.kind in "iu" else 0
+    if farthest > _EXACT_IN_FLOAT32:
         raise ModelInvalid(
             "the examples have integers beyond 2^24, which float32 cannot represent exactly, and "
             "the model has no nn.Embedding for them"
