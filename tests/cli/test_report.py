@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,10 +45,15 @@ def test_a_page_is_not_written_in_the_place_of_a_folder(
 def test_report_of_several_runs_is_written_here(
     command: Command, finished: Path, tmp_path: Path
 ) -> None:
-    code, out, err = command("report", finished, finished)
+    other = Path(shutil.copytree(finished, tmp_path / "other"))
+    code, out, err = command("report", finished, other, "other/../other")
     assert code == Exit.DONE, err
     assert "wrote report.html\n" in out
     assert "<title>2 runs</title>" in (tmp_path / "report.html").read_text("utf-8")
+    (other / "report.html").unlink(missing_ok=True)
+    code, out, err = command("report", other, "other")
+    assert code == Exit.DONE, err
+    assert f"wrote {Path('other', 'report.html')}\n" in out
 
 
 def test_a_folder_that_holds_no_run_is_one_sentence(command: Command, tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def report(
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE, page_of, page_of_several
 
-    page = page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)
-    file = out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    folders = list({run.resolve(): run for run in runs}.values())
+    page = page_of(folders[0]) if len(folders) == 1 else page_of_several(folders)
+    file = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     wrote = list(write_page(page, file))
     for path in wrote:
         say(f"wrote {path}")
