@@ -25,6 +25,8 @@ from warm_workers import warm_workers as warm_workers
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 compile_once()
+# Collecting the tests makes many objects, and frees few.
+gc.disable()
 
 # A killed process loses nothing that it wrote; only a power failure does. Syncing costs minutes.
 os.fsync = lambda descriptor: None
@@ -54,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare every garbage collection from now on what the tests have imported."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

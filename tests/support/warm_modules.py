@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
+
+gc.disable()  # imports make many objects, and free few
 
 import scipy.linalg
 import torch
@@ -23,3 +26,5 @@ READY = (
     fedveil.engine.simulation, fedveil.run_display, fedveil.vertical.remote.sessions,
     fedveil.cli.vertical.commands, scipy.linalg, parts, vertical_apart, vertical_parts,
 )  # fmt: skip
+gc.freeze()  # the forked processes do not look through them either
+gc.enable()
