@@ -91,6 +91,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: Blo
     (tmp_path / "question.yaml").write_text(QUESTION)
     text = re.sub(r"rounds=\d+\)", "rounds=2)", block.text)
     text = text.replace('["rounds=2"]', '["rounds=1", "simulation.workers=0"]')
+    text = text.replace("Target.of(Job(", "Target.of(Job(rounds=2, ")
     names: dict[str, object] = {"__name__": "a_page"}
     exec(GIVEN, names)
     exec(compile(text, str(block), "exec"), names)

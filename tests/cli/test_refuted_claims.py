@@ -38,10 +38,10 @@ LEARNT = ("embedding", "label")
 
 
 def asked(*settings: str) -> list[str]:
-    """Return the options for a run of 7 rounds by 5 clients, with a model of 3 parameters."""
-    small = ("rounds=7", "clients.number=5", "clients.fraction=1", "data.name=parts:data",
+    """Return the options for a run of 3 rounds by 5 clients, with a model of 3 parameters."""
+    small = ("rounds=3", "clients.number=5", "clients.fraction=1", "data.name=parts:data",
              "model=parts:few", "training.epochs=1", "training.batch_size=9",
-             "simulation.workers=0", "evaluation.every=7", "record.page=false")  # fmt: skip
+             "simulation.workers=0", "evaluation.every=3", "record.page=false")  # fmt: skip
     return [part for key in (*small, *settings) for part in ("--set", key)]
 
 

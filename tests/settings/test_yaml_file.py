@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+import yaml
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import JobError
@@ -149,6 +150,28 @@ def test_several_keys_given_twice_are_all_named():
 def test_text_that_the_parser_chokes_on(text: str):
     (sentence,) = problems(text)
     assert "\n" not in sentence
+
+
+PIECES = ("[", "]", "{", "}", ": ", "? ", ", ", "a", "\n", "\n  ", "- ", "'y'", "&k ", "x" * 1100)
+
+
+def tokens(loader: Any) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    try:
+        while loader.check_token():
+            token = loader.get_token()
+            found.append((type(token), token.start_mark.index, token.end_mark.index))
+    except yaml.YAMLError as error:
+        found.append((str(error),))
+    return found
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=25))
+@example(["x" * 1100, ": ", "a"])
+@example(["[", "\n", "a", ": ", "]"])
+def test_keys_are_found_as_by_pyyaml(pieces: list[str]):
+    text = "".join(pieces)
+    assert tokens(yaml_file._Loader(text, 100)) == tokens(yaml.SafeLoader(text))
 
 
 def test_a_key_that_means_yes_or_no_is_text():

@@ -129,8 +129,9 @@ class Authority:
         common: str = "fl01",
         ends: float = 5,
         extensions: Sequence[x509.ExtensionType] = (),
+        key: Any = None,
     ) -> Leaf:
-        key: Any = KINDS[kind]()
+        key = key or KINDS[kind]()
         builder = _builder(name(common), self.name, key.public_key(), ends)
         basics = x509.BasicConstraints(ca=False, path_length=None)
         found = [basics, *([names_of(names)] if names else []), *extensions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,13 @@ class Joint(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.linear(torch.cat(inputs, dim=1))
+
+
+@cache
+def drawn(subset: str, count: int) -> torch.Tensor:
+    """Return the features of a subset."""
+    values = Seeded(7, subset).generator().standard_normal((count, FEATURES))
+    return torch.from_numpy(values.astype(np.float32))
 
 
 class Bottoms:
@@ -58,9 +66,7 @@ class Bottoms:
 
     def whole(self, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return all features and labels in the order of their ids."""
-        count = self.train if subset == "train" else self.test
-        source = Seeded(7, subset).generator()
-        x = torch.from_numpy(source.standard_normal((count, FEATURES)).astype(np.float32))
+        x = drawn(subset, self.train if subset == "train" else self.test).clone()
         return x, (x[:, 0] > 0).long() + (x[:, 3] > 0.5).long()
 
     def owned(self, party: str, subset: str) -> Columns:

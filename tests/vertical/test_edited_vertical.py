@@ -30,14 +30,14 @@ PRIVACY = {"embedding_dp": {"eps": 0.5}, "label_dp": {"eps": 1.0}, "randomness":
 
 
 def interrupted(folder: Path, task: str, **changes: Any) -> Path:
-    """Make a run that was interrupted after 11 of 18 steps, with 10 of them saved."""
+    """Make a run that was interrupted after 11 of 12 steps, with 10 of them saved."""
 
     def stop(record: dict[str, Any]) -> None:
         if record.get("epoch") == 1 and record.get("step") == 5:
             raise KeyboardInterrupt
 
     settings = VerticalJob(
-        name="small", epochs=3, batch_size=9, task=f"vertical_parts:{task}",
+        name="small", epochs=2, batch_size=9, task=f"vertical_parts:{task}",
         record={"every_steps": 1}, checkpoint={"every_steps": 5}, **changes,
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +132,7 @@ def noted(step: int, looks: int) -> bytes:
 
 
 def test_edited_notes_of_what_was_begun_are_one_sentence(secure: Path) -> None:
-    beginnings = [(-1, 0), (19, 0), (1 << 62, 0), (11, -1), (11, 1 << 62)]
+    beginnings = [(-1, 0), (13, 0), (1 << 62, 0), (11, -1), (11, 1 << 62)]
     edits = ((str(at), noted(*at)) for at in beginnings)
     for how, said in on_copies(secure, "bank/begun", edits, resume):
         assert said is not None, how
@@ -198,9 +198,9 @@ def test_an_edited_job_is_refused_by_its_keys(secure: Path) -> None:
     copy = secure.parent / "job"
     shutil.copytree(secure, copy)
     text = (copy / "job.yaml").read_text()
-    (copy / "job.yaml").write_text(text.replace("epochs: 3", "epochs: 4").replace("small", "big"))
+    (copy / "job.yaml").write_text(text.replace("epochs: 2", "epochs: 4").replace("small", "big"))
     sentence = str(sentence_of(copy, resume))
-    assert "name = 'big' where the run has 'small'; epochs = 4 where the run has 3" in sentence
+    assert "name = 'big' where the run has 'small'; epochs = 4 where the run has 2" in sentence
 
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])

@@ -55,6 +55,18 @@ class _Loader(yaml.SafeLoader):
         self._aliased = 0
         self._values_in: dict[yaml.Node, int] = {}
 
+    # PyYAML looks at all possible keys before every token, which takes seconds for thousands of
+    # open brackets. The oldest is always the first: a bracket's keys go when it closes.
+
+    def next_possible_simple_key(self) -> int | None:
+        return next((key.token_number for key in self.possible_simple_keys.values()), None)
+
+    def stale_possible_simple_keys(self) -> None:
+        for key in self.possible_simple_keys.values():
+            if key.line != self.line or self.index - key.index > 1024:
+                super().stale_possible_simple_keys()
+            return
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         before = self._values
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]

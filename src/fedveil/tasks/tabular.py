@@ -10,6 +10,7 @@ index of an interval between quantiles. For the deep part, it is scaled to mean 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,6 +105,7 @@ class Tabular(ByLabel):
         return train if subset == "train" else test
 
 
+@cache
 def _table(name: str) -> tuple[Floats, Floats]:
     try:
         from sklearn import datasets

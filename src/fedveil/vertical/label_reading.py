@@ -210,8 +210,9 @@ def _settled(
 
 
 def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
-    sums = np.zeros((count, rows.shape[1]))
-    np.add.at(sums, groups, rows)
+    sums = np.empty((count, rows.shape[1]))
+    for place, column in enumerate(rows.T):  # many times as fast as np.add.at, with equal sums
+        sums[:, place] = np.bincount(groups, column, count)
     return directions([sums])
 
 
