@@ -9,7 +9,7 @@ import pytest
 
 import fedveil
 from fedveil.engine.budget import admit
-from fedveil.errors import LimitReached
+from fedveil.errors import LimitReached, RunFailed
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Spending
@@ -49,6 +49,18 @@ def test_a_question_counts_against_a_training_and_a_training_against_a_question(
     number = len(stopped.metrics) + 1
     assert stopped.stopped.startswith(f"round {number} of {stopped.job.name} would bring the acc")
     assert len(stopped.metrics) < len(alone.metrics)
+
+
+def test_a_round_that_the_protection_refuses_is_not_charged(tmp_path: Path) -> None:
+    account = tmp_path / "a"
+    unary = {"eps": 0.01, "cells": 1, "total_eps": 1e-9}
+    job = small_job().with_(
+        privacy={"account": str(account)}, protection={"name": "rr", "unary": unary},
+        server={"weighting": "equal"},
+    )  # fmt: skip
+    with pytest.raises(RunFailed, match=r"total_eps = 1e-09: round 1 would raise the loss"):
+        fedveil.simulate(job, tmp_path / "run")
+    assert not account.exists()
 
 
 def test_a_training_that_protects_examples_charges_the_account_of_a_row(tmp_path: Path) -> None:

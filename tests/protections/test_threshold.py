@@ -155,11 +155,11 @@ def test_a_written_threshold_decides_the_sparse_graph() -> None:
         ({"dropout_tolerance": 0.29}, 100, 71, 0),  # 0.29 * 100 is below 29 in floating point
         ({"dropout_tolerance": 0.25}, 10, 8, 0),
         ({"assume_honest": 0.9}, 10, 9, 1),  # (1 - 0.9) * 10 is below 1 in floating point
-        ({"assume_honest": 0.7, "share_secrets_ratio": 0.5}, 20, 9, 3),
+        ({"assume_honest": 0.7, "share_secrets_ratio": 0.5}, 20, 9, 6),
         ({"dropout_tolerance": 0.5, "assume_honest": 0.5}, 10, 5, 5),
     ],
 )
-def test_noise_is_counted_among_those_that_share(
+def test_all_dishonest_clients_of_a_round_may_share_secrets(
     options: Any, clients: int, least: int, dishonest: int
 ) -> None:
     made = DistributedDPSettings(**options)

@@ -145,13 +145,14 @@ class Federation:
         before = state.protection
         drawn = parts.cohorts.draw(number)
         spending = parts.protection.spending(before)
-        admit(parts.job, state.ledger, spending, drawn, number)
         cohort = [*drawn, *parts.canaries.clients]
         context = RoundContext.of_sent(
             state.weights, parts.protection.dimension, cohort, number, before, state.summed.last
         )
         with own_errors(parts.protection):
-            server = parts.protection.server_round(context)
+            server = parts.protection.server_round(context)  # may refuse the round by its own limit
+        admit(parts.job, state.ledger, spending, drawn, number)
+        with own_errors(parts.protection):
             self.executor.open(context)
             opening = dict.fromkeys(cohort, server.opening())
             outcome = drive(

@@ -114,9 +114,11 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
     def dishonest(self, clients: int) -> int:
-        """Return how many of `clients` clients are assumed to add no noise."""
-        sharing = self.sharing_clients(clients)
-        return math.floor((1 - _as_written(self.assume_honest)) * sharing)
+        """Return how many of `clients` clients are assumed to add no noise.
+
+        All of them may be among the clients that share secrets, which the server chooses.
+        """
+        return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
 
 def _as_written(share: float) -> Fraction:
@@ -152,10 +154,11 @@ class DistributedDP(Clipped, SecureSum):
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
     everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`:
-    the ratio if the fewest permitted clients survive, and a share 1 - assume_honest of the cohort
-    adds no noise. After the round, ratio follows from the actual number of survivors. The guarantee
-    relies on secure aggregation. Without `active_security`, it also relies on a server that follows
-    the protocol. The members of a sum are public, so sampling does not amplify the guarantee.
+    the ratio if the fewest permitted clients survive, and a share 1 - assume_honest of the cohort,
+    all of it among these survivors, adds no noise. After the round, ratio follows from the actual
+    number of survivors. The guarantee relies on secure aggregation. Without `active_security`, it
+    also relies on a server that follows the protocol. The members of a sum are public, so sampling
+    does not amplify the guarantee.
 
     Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
     q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.
@@ -262,7 +265,8 @@ class DistributedDP(Clipped, SecureSum):
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        shares, context = reports - self._dishonest, self.context
+        most, context = self.noise.clients, self.context  # only clients that share secrets report
+        shares = min(reports, most) - self._dishonest
         loss = _loss(self.noise, shares, context.delta)
         if context.unit == "example" or self._rate < 1:
             per: Per = "example" if context.unit == "example" else "update"
