@@ -35,8 +35,8 @@ from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
 
 SHAPE, CLASSES = (1, 8, 8), 4
-SQUARED = Search("squared", 150, restarts=2)
-COSINE = Search("cosine", 250, variation=0.0005)
+SQUARED = Search("squared", 40, restarts=2)
+COSINE = Search("cosine", 120, variation=0.0005)
 
 
 FEW = {"reconstruct_secrets_threshold": 2}
@@ -259,7 +259,7 @@ def target() -> Target:
     )
 
 
-def _small(squared: int = 60, cosine: int = 30) -> Bounds:
+def _small(squared: int = 20, cosine: int = 10) -> Bounds:
     return Bounds(3, 4, 10, (Search("squared", squared), Search("cosine", cosine, 1, 0.05)))
 
 

@@ -15,8 +15,10 @@ from test_simulation import job
 
 import fedveil
 from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
+from fedveil.engine import federation
 from fedveil.engine.executors.client_states import ClientStates, open_states
 from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.engine.simulation import Simulator
 from fedveil.errors import RunFolderError
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed, unsealed
@@ -75,6 +77,14 @@ def each(folder: Path, name: str, edits: Iterator[tuple[str, bytes]]) -> Edits:
 LIKE_OTHERS = ("pw_encrypt", "rr")
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the trial of the job, and the advice after a run: neither reads a checkpoint."""
+    monkeypatch.setattr(Simulator, "try_out", lambda *_: None)
+    monkeypatch.setattr(federation, "advise", lambda *_: None)
+
+
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(
     "protection",
     [pytest.param(p, marks=[pytest.mark.slow] * (p in LIKE_OTHERS)) for p in PROTECTIONS],
@@ -136,6 +146,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     folder.close()
 
 
+@pytest.mark.usefixtures("brief")
 def test_edited_metrics_are_one_sentence(run: Path) -> None:
     """Each key of a record, with the checkpoint's digests made again."""
     lines = (run / "metrics.jsonl").read_text().splitlines()

@@ -251,19 +251,20 @@ def test_an_empirical_bound_stays_below_the_claim_and_above_it_where_the_clip_is
         training={"sampling_rate": 0.9, "batch_size": 1, "lr": 1e3},
         protection={
             "name": "dp_encrypt",
-            "dp_encrypt": {"dp_eps": 1.5, "dp_delta": 0.01, "dp_norm_clip": 0.5},
+            "dp_encrypt": {"dp_eps": 5.0, "dp_delta": 0.01, "dp_norm_clip": 0.5},
         },
     )
     protection = make_protection(settings, 4)
     (spent,) = protection.spending({})
-    claim = PrivacyLoss(compose([(spent.loss, 1)], 0.02), 0.02, per="example")
+    # At this delta few trials show much: 2,400 as large a share of the claim as 8,000 at 0.02.
+    claim = PrivacyLoss(compose([(spent.loss, 1)], 0.2), 0.2, per="example")
     x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, -1.0], [1.0, 0.0]])
     ours, theirs = torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 1, 1])
     a, b = (x, ours), (x, theirs)
 
     def audit(clip: float) -> Audit:
         report = pipeline(settings, clip)
-        return run(report, a, b, claim=claim, trials=8000, entropy=Seeded(3), score=along)
+        return run(report, a, b, claim=claim, trials=2400, entropy=Seeded(3), score=along)
 
     def along(report: np.ndarray) -> float:
         return float(report[0] - report[2])  # what the feature says of the one label and the other

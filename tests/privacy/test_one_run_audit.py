@@ -21,6 +21,8 @@ from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.one_run_audit import (
     OneRunAudit,
     audit_run,
+    distance_of_epsilon,
+    epsilon_of_distance,
     expected_share,
     gaussian_lower_bound,
     independent_lower_bound,
@@ -183,6 +185,14 @@ def test_independent_outcomes_are_bounded_by_clopper_and_pearson() -> None:
     assert independent_lower_bound(100, 0, delta=0.0, gaussian=False) == 0
     found = independent_lower_bound(100, 70, delta=0.1, gaussian=False)
     assert found == pytest.approx(math.log((least - 0.1) / (1 - least)))
+
+
+def test_the_epsilon_of_a_distance_is_rounded_down_and_ends_with_the_search() -> None:
+    for epsilon in (1e-6, 0.3, 7.0, 900.0):
+        found = epsilon_of_distance(distance_of_epsilon(Figure(epsilon, 1e-5)), 1e-5)
+        assert (1 - 3e-8) * epsilon < found < epsilon
+    found = [epsilon_of_distance(mu, 1e-5) for mu in (-1.0, 0.0, 2e-5, math.inf)]
+    assert found == [0, 0, 0, 2.0**20]  # delta alone excuses a distance of 2e-5
 
 
 def test_what_is_no_audit_is_refused() -> None:

@@ -31,7 +31,7 @@ from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
-from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.gaussian_curve import analytic_sigma, epsilon_for
 from fedveil.privacy.guarantee_strength import Figure
 
 #: An epsilon in place of 0, for curves that need a positive one, and the end of every search.
@@ -106,7 +106,8 @@ def gaussian_lower_bound(
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
         raise InvalidValue("delta = 0 is promised by no Gaussian noise")
-    return _largest(lambda eps: _curve_refuted(canaries, guesses, right, _mu(eps, delta), error))
+    mu = _largest(lambda mu: _curve_refuted(canaries, guesses, right, mu, error))
+    return epsilon_of_distance(mu, delta)
 
 
 def independent_lower_bound(
@@ -341,11 +342,14 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
     """Return the epsilon at `delta` between N(0, 1) and N(mu, 1), rounded down."""
-    return _largest(lambda eps: _mu(eps, delta) <= mu)
+    if mu <= _mu(0.0, delta):
+        return 0.0
+    # `epsilon_for` rounds up by less than 2e-8.
+    return min(_MOST, (1 - 2e-8) * epsilon_for(1 / min(mu, _MOST), delta))
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """Return the largest epsilon for which `refuted` is True, rounded down, or 0."""
+    """Return the largest number for which `refuted` is True, rounded down, or 0."""
     low, high = 0.0, 1.0
     if not refuted(low):
         return 0.0

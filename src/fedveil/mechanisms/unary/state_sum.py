@@ -19,6 +19,8 @@ from fedveil.base.array_types import Float64s
 from fedveil.mechanisms.exact.alias_table import AliasTables
 
 _Law = Float64s
+#: The probabilities that a bit is 0, and that it is 1.
+_Chances = tuple[float, float]
 
 #: Tables hold (2 cells + 1) * (cells (cells + 1) + 1) probabilities: 33 MB at 127 cells.
 MAX_TABLE_CELLS = 127
@@ -57,9 +59,10 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
     laws = np.empty((2 * cells + 1, 2 * largest + 1))
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
+    own, other = _chances(p), _chances(q)
     for v in range(-cells, 0):
-        law = _with_bit(law, q, v)
-    _all_but_one(laws[cells:], law, p, q, 0, cells + 1)
+        law = _with_bit(law, other, v)
+    _all_but_one(laws[cells:], law, own, other, 0, cells + 1)
     laws[:cells] = laws[:cells:-1, ::-1]  # the law of -S given -v0 is the law of S given v0
     return laws
 
@@ -74,12 +77,13 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
+    own, other = _chances(p), _chances(q)
     for v in range(-cells, cells + 1):
-        law = _with_bit(law, p if v == state else q, v)
+        law = _with_bit(law, own if v == state else other, v)
     return law
 
 
-def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
+def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
     """Fill rows low..high-1 of `laws`: row v is the distribution of S for a parameter in state v.
 
     A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. `law`
@@ -99,10 +103,14 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
         _all_but_one(laws, part, p, q, *own)
 
 
-def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of X + v B: X has distribution `law`, B is 1 with `probability`."""
+def _chances(probability: Fraction) -> _Chances:
     # `1 - one` would round a small zero away.
-    zero, one = float(1 - probability), float(probability)
+    return float(1 - probability), float(probability)
+
+
+def _with_bit(law: _Law, chances: _Chances, v: int) -> _Law:
+    """Return the distribution of X + v B: X has distribution `law`, B is 0 or 1 by `chances`."""
+    zero, one = chances
     out = zero * law
     if v > 0:
         out[v:] += one * law[:-v]
