@@ -64,7 +64,7 @@ def test_an_instructions_prompt_is_not_learnt(words: Path, tmp_path: Path) -> No
 
 
 def test_the_test_part_decides_the_classes(words: Path, tmp_path: Path) -> None:
-    lines = [{"text": f"rain {i}", "label": label} for i, label in enumerate([3, 1, 3])]
+    lines = [{"text": f"rain {i}", "label": label} for i, label in enumerate([3, 0, 3])]
     data = read(words, tmp_path / "x", lines, lines[:2], task="sequence_classification",
                 targets="class")  # fmt: skip
     assert data.train.y.tolist() == [1, 0, 1]

@@ -27,7 +27,8 @@ from fedveil.pretrained.model_folder import ModelFolder
 
 VOCABULARY, PLACES, WIDTH = 30, 12, 4
 CONFIG = {"model_type": "tiny", "vocab_size": VOCABULARY, "max_position_embeddings": PLACES,
-          "auto_map": {"AutoModel": "own.Model"}, "eos_token_id": 6}  # fmt: skip
+          "auto_map": {"AutoModel": "own.Model"}, "eos_token_id": 6,
+          "use_cache": True}  # fmt: skip
 
 
 class Config:
@@ -51,7 +52,8 @@ class Net(nn.Module):
         if kind == "tokens":
             self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         else:
-            self.score = nn.Linear(WIDTH, config.num_labels, bias=False)
+            layer = nn.Linear(WIDTH, config.num_labels, bias=False)
+            self.add_module(getattr(config, "last_layer", "score"), layer)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -143,6 +145,10 @@ def test_a_classifier_is_told_its_classes_and_its_filling(
     assert (config["num_labels"], config["pad_token_id"]) == (3, 6)
     assert model.net.recomputed == {"use_reentrant": False}
     assert build(folder, Trained(head=True, classes=3), 5, 0, 3).net.recomputed is None
+    other = ModelFolder(folder.path, {**CONFIG, "last_layer": "classifier"})
+    assert trained(build(other, Trained(head=True, classes=3), 5, 0, 3)) == {
+        "net.classifier.weight"
+    }
 
 
 def test_more_than_the_model_takes_is_refused(library: Library, folder: ModelFolder) -> None:
