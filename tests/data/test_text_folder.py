@@ -43,6 +43,7 @@ def test_a_long_text_is_cut_and_no_example_has_two_texts(words: Path, tmp_path: 
     )  # fmt: skip
     pieces = -(-(len(ids) - 1) // 5)
     assert pieces > 2
+    assert rows.decode(ids) == text, "the end has no letters"
     assert [t for y in data.train.y[:pieces] for t in y if t != -100] == ids[1:]
     assert [t for x in data.train.x[:pieces] for t in x][: len(ids) - 1] == ids[:-1]
     assert np.array_equal(data.test.x, data.train.x[:pieces])

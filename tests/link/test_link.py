@@ -254,6 +254,7 @@ def test_the_last_word_comes_after_everything_that_was_sent(
     stream = Stream(one, other)
     one.send({"n": 1})
     assert ended(one, "the part top of a failed\x1b[31m", stream.carry_all)
+    assert list(one.frames(stream.numbers[0])) == [], "a stream ends with its link"
     assert other.receive() == {"n": 1}
     with pytest.raises(LinkLost, match=r"^leader has ended: the part top of a failed \[31m$"):
         other.receive()

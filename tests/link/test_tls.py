@@ -119,6 +119,8 @@ def test_what_is_there_is_never_written_over(folder: Path) -> None:
 def test_names_that_no_certificate_can_tell_apart(folder: Path) -> None:
     with pytest.raises(CertificateError, match="lead and Lead differ in case alone"):
         write_certificates(folder, ["Lead"])
+    with pytest.raises(CertificateError, match="shop and Shop differ in case alone"):
+        write_certificates(folder, ["shop", "Shop"])
     with pytest.raises(CertificateError, match="the party twice is named twice"):
         write_certificates(folder, ["twice", "twice"])
     with pytest.raises(SplitInvalid, match="the party 'a b' is not a name"):
