@@ -284,8 +284,10 @@ def test_wrong_bytes_everywhere_leave_nothing_behind(tmp_path, mirrors):
 
 def test_a_mirror_may_send_the_content_unpacked(tmp_path, mirrors):
     mirrors[0].files[f"{IMAGES}.gz"] = CONTENT[IMAGES]
-    fetch_images(tmp_path, mirrors[0])
+    told = []
+    fetch_images(tmp_path, mirrors[0], progress=lambda *line: told.append(line))
     assert_genuine(tmp_path, FILES[:1])
+    assert told[-1] == (len(CONTENT[IMAGES]), len(CONTENT[IMAGES])), "the size that it announces"
 
 
 @pytest.mark.parametrize("at_once", [1 << 10, 1 << 16])
@@ -313,6 +315,14 @@ def test_a_refusal_leads_to_the_next_mirror_and_is_told(tmp_path, mirrors, statu
     mirrors[1].status = status
     with pytest.raises(DataUnavailable, match=f"answered {status} .*; .*answered {status} "):
         fetch_files(source_of(*mirrors), FILES[1:], tmp_path)
+
+
+def test_a_mirror_that_does_not_speak_http_is_left(tmp_path, mirrors):
+    mirrors[0].answer = lambda request: request.wfile.write(b"SSH-2.0-server\r\n")
+    fetch_images(tmp_path, *mirrors)
+    assert_genuine(tmp_path, FILES[:1])
+    with pytest.raises(DataUnavailable, match=r"cannot be reached \(SSH-2.0-server"):
+        fetch_files(source_of(mirrors[0]), FILES[1:], tmp_path)
 
 
 def test_a_stalled_mirror_is_left(tmp_path, mirrors, monkeypatch):

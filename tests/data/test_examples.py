@@ -72,6 +72,8 @@ def test_the_outputs_of_a_model_follow_from_both_parts_and_what_is_declared():
     assert make_dataset("any", (x, pair), (x, pair), targets="numbers").classes == 2
     with pytest.raises(DataInvalid, match="y_test have 2 columns, but 3 are needed"):
         make_dataset("any", (x, pair), (x, pair), targets="numbers", classes=3)
+    with pytest.raises(DataInvalid, match=r"other than 0 and 1 at example 1$"):
+        make_dataset("any", (x, pair), (x, [[0, 1], [1, 2]]), targets="bits")
 
 
 def test_next_tokens_are_the_tokens_after_and_need_two():
@@ -83,6 +85,8 @@ def test_next_tokens_are_the_tokens_after_and_need_two():
     data = make_dataset("any", (uneven, None), (uneven, None), targets="tokens")
     assert [tokens.tolist() for tokens in items(data.train.x)] == [[4, 2], [1]]
     assert [tokens.tolist() for tokens in items(data.train.y)] == [[2, 7], [0]]
+    mixed = make_dataset("any", (x, None), (uneven, None), targets="tokens")
+    assert (mixed.train.x.dtype.names, mixed.train.y.dtype.names) == (data.train.x.dtype.names,) * 2
     for tokens, sentence in (
         (x[:, :1], r"x_train has shape \(2, 1\), but \[examples, tokens\] is needed"),
         ([[4, 2], [7]], "example 1 of x_train has fewer than two tokens"),

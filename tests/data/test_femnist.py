@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_files import refused, write
-from fedveil.data import datasets, femnist
+from fedveil.data import data_folders, datasets, femnist
 from fedveil.data.partition import by_client
 from fedveil.errors import DataUnavailable
 
@@ -51,6 +51,15 @@ def test_a_writer_without_examples_owns_nothing(folder):
     place_leaf(folder, "train", leaf(a=writer(1, 0), b=writer(0, 0), c=writer(1, 1)))
     place_leaf(folder, "test", leaf(a=writer(1, 1)))
     assert list(datasets.load("femnist").owners) == [0, 1]
+
+
+def test_both_parts_come_from_one_folder(folder):
+    """A test part elsewhere may have examples of this training part."""
+    cache = data_folders.cache_folder()
+    place_leaf(cache, "train", leaf(a=writer(1, 0)))
+    place_leaf(cache, "test", leaf(a=writer(2, 1)))
+    place_leaf(folder, "test", leaf(a=writer(1, 9)))
+    assert list(datasets.load("femnist").test.y) == [1, 2]
 
 
 def test_femnist_elsewhere_says_how_it_is_got(folder):

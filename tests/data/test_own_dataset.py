@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from data_files import new_module, refused, write
-from fedveil.base.example_arrays import opened
+from fedveil.base.example_arrays import items, opened
 from fedveil.data import datasets, own_dataset
+from fedveil.data.lone_records import Form
 
 
 def test_four_arrays(own):
@@ -65,6 +66,23 @@ def test_clients_bring_their_own_parts(own):
     assert data.train.x.tolist() == [*np.arange(12.0).reshape(4, 3).tolist(), [1] * 3, [1] * 3]
     assert data.owners.tolist() == [1, 1, 1, 1, 0, 0]
     assert data.train.y.tolist() == [0, 1, 2, 0, 1, 1]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_client_with_two_texts_has_two_examples(own, monkeypatch, apart):
+    """A list of two sequences is not a pair (x, y), whatever one of them is."""
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, "tokens", apart=apart))
+    data = own("return dict(clients=[[[1, 2, 3], [4, 0, 6]], [[5, 1, 2]]], test=[[3, 2, 6]] * 3)")
+    assert data.train.x.tolist() == [[1, 2], [4, 0], [5, 1]]
+    assert (data.train.y.tolist(), data.owners.tolist()) == ([[2, 3], [0, 6], [1, 2]], [0, 0, 1])
+    data = own(
+        "return dict(clients=[[[[6, 6], [5, 1]], [[6, -100], [1, 1]]]], test=([[6, 0]], [[6, 6]]))"
+    )
+    assert data.train.y.tolist() == [[6, -100], [1, 1]]
+    if apart:
+        data = own("return dict(clients=[['gone', [4, 0, 6]]], test=[[3, 2, 6]] * 3)")
+        assert (data.train.usable.tolist(), data.train.x[1].tolist()) == ([False, True], [4, 0])
 
 
 def test_whole_numbers_stay_whole(own):
@@ -170,6 +188,7 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
         ("return [[1], [1, 2]], y, x2, y2", "x_train has 2 examples and y_train has 4 labels"),
         ("return [[1], [[1, 2]]], y, x2, y2", "x_train is not an array: ValueError"),
         ("return [[[1, 2]], [[1, 2, 3]]], y[:2], x2, y2", "x_train is not an array: ValueError"),
+        ("return {}, y, x2, y2", "x_train has none, but each input needs the same number of exa"),
         ("return dict(a=x, b=x2), y, x2, y2", "x_train has 4 of a, 2 of b, but each input needs"),
         ("return {'a b': x}, y, x2, y2", "x_train has an input called 'a b', which cannot"),
         ("return dict(clients={}, test=(x2, y2))", "clients is an object of type dict, but a part"),
@@ -191,7 +210,7 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
             r"y_train has shape \(4, 1\), but \[examples\] is needed.*own with targets = \"own\"",
         ),
         ("return x, y * 0, x2, y2 * 0", "classes = 1, but at least 2 are needed"),
-        ("return x, y, x2, y2 + 2**40", "y_test holds 1099511627777 at example 0"),
+        ("return x, y, x2, y2 + 2**31 - 1", "y_test holds 2147483648 at example 0"),
     ],
 )
 def test_what_a_function_returns_wrongly_is_told(own, body, sentence):
@@ -323,12 +342,51 @@ def test_lone_records_have_the_owners_beside_two_datasets(own, monkeypatch):
     """And a mapping's own number of classes."""
     load = datasets.load
     monkeypatch.setattr(datasets, "load", lambda name: load(name, apart=True))
-    two = own("return Items(([1.0], 0), ([2.0], 1), ([5.0], 1)), good, ['b', 'a', 'b']", ITEMS)
+    three = "Items(([1.0], 0), ([2.0], 1), ([5.0], 1))"
+    two = own(f"import numpy\nreturn {three}, good, numpy.array(['b', 'a', 'b'])", ITEMS)
     assert two.owners.tolist() == [1, 0, 1]
     assert two.train.x.tolist() == [[1.0], [2.0], [5.0]]
     assert two.test.x.tolist() == [[1.0], [2.0]]
     named = own("return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=9)")
     assert (named.classes, named.owners) == (9, None)
+
+
+def test_a_damaged_lone_item_takes_nothing_of_another(own, monkeypatch):
+    """A copy of the record before it would let this record influence training twice."""
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, apart=True))
+    bad = "OSError('gone'), 7, ([1.0],), ([9.0], 'text')"
+    train = own(f"return Items(([5.5], 1), {bad}, ([2.25], 0)), good", ITEMS).train
+    assert train.usable.tolist() == [True, *[False] * 4, True]
+    assert train.x.tolist() == [[5.5], *[[0.0]] * 4, [2.25]]
+    assert train.y.tolist() == [1, *[0] * 4, 0]
+
+
+def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
+    """Numbers need not be whole, but tokens are. Targets of different lengths are read together."""
+    load, kind = datasets.load, ["numbers"]
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, kind[0], apart=True))
+    data = own("return x + 0.5, y / 4, x2, y2")
+    assert (data.targets, data.classes, data.train.x[1].tolist()) == ("numbers", 1, [3.5, 4.5, 5.5])
+    assert data.train.y.tolist() == [[0], [0.25], [0.5], [0]]
+    kind[0] = "tokens"
+    rows = "x_train=[[1, 2, 3], [4, 1.5, 6], [0, 3, 1]], x_test=[[6, 0, 2]]"
+    data = own(f"return dict({rows}, classes=7)")
+    assert (data.targets, data.train.usable.tolist()) == ("tokens", [True, False, True])
+    assert (data.train.x[2].tolist(), data.train.y[2].tolist()) == ([0, 3], [3, 1])
+    rows = "x_train=[[1, 2], [3, 4]], y_train=[[-100, 2], [4, 5]], x_test=[[1, 2]], y_test=[[2, 7]]"
+    assert own(f"return dict({rows})").train.y.tolist() == [[-100, 2], [4, 5]]
+    kind[0] = "own"
+    data = own("return x, [[1], [2, 3], [4], [5]], x2, [[6], [7, 8]]")
+    assert data.train.usable is None
+    assert [target.tolist() for target in items(data.train.y)] == [[1], [2, 3], [4], [5]]
+
+
+def test_a_client_reads_no_test_part(own, monkeypatch):
+    monkeypatch.setattr(
+        datasets, "load", lambda n: own_dataset.read_records(n, Form((1,), "class", 2))
+    )
+    assert own("return good, Items(OSError('gone'))", ITEMS).y.tolist() == [0, 1]
 
 
 def test_records_are_counted_in_all_parts_without_being_read(own, monkeypatch):

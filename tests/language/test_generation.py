@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_text_every_time(runs: dict[str, Path], name: str)
     def text(seed: int | None, **more: Any) -> bytes:
         return generate(runs[name], Request.seeded(b"abc", 30, 1.5, seed), **more)[0].text
 
-    assert text(1) == text(1) == text(1, encoded=True)
+    assert text(0) == text(0) == text(0, encoded=True)
     assert len({text(seed) for seed in range(4)}) > 1
     assert len({text(None) for _ in range(8)}) > 1  # one text in fifteen is the text by heart
 

@@ -76,6 +76,8 @@ def test_a_short_text_leaves_the_rest_of_the_vocabulary_unused() -> None:
     assert pieces[-1] is None
     assert pieces.count(None) > 700
     assert tokenizer.encode([b"ab"]).max() == 999
+    again = PairTokenizer.from_bytes(tokenizer.to_bytes(), 1000)
+    assert again.encode([b"ab"]).max() == 999, "the end of a document stays what was learnt"
 
 
 def test_a_tokenizer_is_the_same_in_another_process_and_from_its_file() -> None:

@@ -7,6 +7,7 @@ from base64 import b64decode
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.link import tls
 from fedveil.link.certificate_chain import described, is_root, weakness
@@ -48,6 +49,18 @@ def test_short_curves_are_weak() -> None:
         key = ec.generate_private_key(curve)
         issued = tls._builder(name("a"), name("root"), key.public_key(), 1)
         assert weakness(issued.sign(ROOT.key, hashes.SHA256())) == why
+
+
+def test_a_signature_that_is_not_known_makes_no_root_and_a_damaged_name_is_none() -> None:
+    sha256, other = bytes.fromhex("2a8648ce3d040302"), bytes.fromhex("2a8648ce3d04037f")
+    der = ROOT.certificate.public_bytes(Encoding.DER)
+    assert der.count(sha256) == 2
+    unknown = x509.load_der_x509_certificate(der.replace(sha256, other))
+    assert not is_root(unknown)
+    assert weakness(unknown) == "its key or its signature is of a kind that is not known"
+    damaged = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"names")
+    own = tls._builder(name("a"), ROOT.name, ROOT.key.public_key(), 1).add_extension(damaged, False)
+    assert described(own.sign(ROOT.key, hashes.SHA256())) == "nobody"
 
 
 def test_a_signature_with_sha1_is_weak_except_at_a_root() -> None:

@@ -199,7 +199,8 @@ def test_a_tensor_is_copied_at_most_twice_on_each_side() -> None:
 
 def test_without_a_stream_patience_ends_with_the_reason() -> None:
     link = Link("bank", patience_s=0.05)
-    link.absent("Connection refused")
+    for why in ("timed out", "Connection refused"):
+        link.absent(why)
     with pytest.raises(
         LinkLost, match=r"^bank did not come for 0\.05 seconds: Connection refused$"
     ):
@@ -253,6 +254,7 @@ def test_the_last_word_comes_after_everything_that_was_sent(
     stream = Stream(one, other)
     one.send({"n": 1})
     assert ended(one, "the part top of a failed\x1b[31m", stream.carry_all)
+    assert list(one.frames(stream.numbers[0])) == [], "a stream ends with its link"
     assert other.receive() == {"n": 1}
     with pytest.raises(LinkLost, match=r"^leader has ended: the part top of a failed \[31m$"):
         other.receive()
@@ -282,6 +284,12 @@ def test_a_refusal_is_told_and_another_process_may_come() -> None:
     fresh.start()
     leader.await_another()
     assert leader.receive() == {"n": 5}
+    assert ended(leader, "all done", Stream(leader, another).carry_all), "and it may end too"
+    with pytest.raises(LinkLost, match=r"^leader has ended: all done$"):
+        another.receive()
+    leader.fail(PeerRefused("it is revoked"))
+    with pytest.raises(PeerRefused, match="it is revoked"):  # and no other one is waited for
+        leader.await_another()
 
 
 def test_one_sided_traffic_is_acknowledged_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +305,21 @@ def test_one_sided_traffic_is_acknowledged_and_not_kept(monkeypatch: pytest.Monk
     assert 3 < frames < 10
 
 
+def test_the_last_frame_is_acknowledged_though_nothing_else_is_sent() -> None:
+    """The peer waits for it. A stream that waits for frames to send must hear of it."""
+    one, other = pair()
+    stream = Stream(one, other)
+    frames = one.frames(stream.numbers[0])
+    sending = threading.Thread(
+        target=lambda: other.take(stream.numbers[1], next(frames)), daemon=True
+    )
+    sending.start()
+    assert ended(other, during=lambda: stream.carry(1))
+    sending.join(20)
+    assert not sending.is_alive()
+    assert not other._unacknowledged
+
+
 def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "INBOX_BYTES", 1000)
     one, other = pair()
@@ -308,9 +331,17 @@ def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPat
     carrying.join(0.2)
     assert carrying.is_alive()
     assert len(other._inbox) < 12
-    for _ in range(40):
+    for _ in range(32):
         other.receive()
     carrying.join(60)
+    assert not carrying.is_alive()
+    stream.cut()
+    again = Link("follower")
+    for _ in range(8):  # what the old process sent and nobody read takes no room
+        again.send({"data": np.zeros(100, np.uint8)})
+    carrying = threading.Thread(target=Stream(again, other).carry_all, daemon=True)
+    carrying.start()
+    carrying.join(20)
     assert not carrying.is_alive()
 
 
@@ -367,6 +398,7 @@ def test_the_time_without_a_stream_adds_up_and_an_old_streams_end_is_none(
         now += 20.0
     assert (one.reconnections, one.away_s) == (2, 8.5)
     older, stream = stream, Stream(one, other)
+    assert list(one.frames(older.numbers[0])) == [], "the older stream waits for nothing"
     older.cut()
     one.send({"n": 1})
     assert stream.carry(0), "the newer stream is still up"

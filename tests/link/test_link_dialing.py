@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
-from fedveil.errors import FedveilError, PeerRefused
+from fedveil.errors import FedveilError, LinkLost, PeerRefused
 from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
@@ -89,6 +90,46 @@ def test_a_later_handshake_is_given_its_own_time(monkeypatch: pytest.MonkeyPatch
     assert handshakes._timer is not None
     assert handshakes._timer.interval == 0.75 * listener._HANDSHAKE_S
     handshakes.stop()
+    handshakes.succeeded()
+    now[0] = 200.0
+    handshakes.begun()
+    now[0] = 200 + 0.5 * listener._HANDSHAKE_S
+    handshakes.begun()
+    handshakes.succeeded()  # of the older one
+    now[0] = 200 + listener._HANDSHAKE_S
+    handshakes._look()
+    assert len(said) == 1
+    handshakes.stop()
+
+
+class Call:
+    """A call to a leader that nobody answers."""
+
+    def __init__(self, frames: Iterator[bytes]) -> None:
+        self.frames = frames
+
+    def __next__(self) -> bytes:
+        raise grpc.RpcError
+
+    def cancel(self) -> None: ...
+
+
+def test_a_stream_that_never_opened_leaves_its_reason_and_sends_nothing_more() -> None:
+    party: Any = SimpleNamespace(
+        _link=Link("lead", patience_s=0.01), _party="bank", _stopped=threading.Event(),
+        _why=lambda error: "no route to host",
+    )  # fmt: skip
+    party._frames = lambda attached: Dialer._frames(party, attached)
+    channel = SimpleNamespace(stream_stream=lambda path: Call)
+    assert Dialer._stream(party, channel) is False
+    sent = list[bytes]()
+    sending = threading.Thread(target=lambda: sent.extend(party._call.frames), daemon=True)
+    sending.start()
+    sending.join(20)
+    assert not sending.is_alive()
+    assert len(sent) == 1, "the greeting"
+    with pytest.raises(LinkLost, match=r"did not come for 0\.01 seconds: no route to host$"):
+        party._link.receive()
 
 
 @pytest.mark.parametrize(

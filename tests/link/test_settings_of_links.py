@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import CertificateError, SplitInvalid
+from fedveil.errors import CertificateError, RightMissing, SplitInvalid
 from fedveil.link import proxy
 from fedveil.link.names import check_name
-from fedveil.link.rights import may
+from fedveil.link.rights import check_right, may
 from fedveil.link.streams import Address
 from fedveil.link.tls_settings import TlsSettings
 
@@ -115,8 +115,8 @@ def test_a_party_is_named_by_its_entry_or_by_itself(tmp_path: Path) -> None:
 
 def test_a_right_is_held_by_the_names_that_have_it() -> None:
     def own(roles: dict[str, list[str]] | None) -> Any:
-        settings = SimpleNamespace(roles=roles)
-        return SimpleNamespace(settings=settings, parties=["lead", "bank"],
+        settings = SimpleNamespace(roles=roles, path=Path)
+        return SimpleNamespace(settings=settings, parties=["lead", "bank"], party="shop",
                                name_of=lambda party: f"{party}.example")  # fmt: skip
 
     assert may(own(None), ["bank.example"], "train")
@@ -125,6 +125,12 @@ def test_a_right_is_held_by_the_names_that_have_it() -> None:
     assert may(roles, ["x", "bank.example"], "train")
     assert not may(roles, ["bank.example"], "predict")
     assert not may(roles, ["lead.example"], "train")
+    for without_tls_or_roles in (None, own(None)):
+        check_right(without_tls_or_roles, "bank", "train")
+    check_right(roles, "bank", "train")
+    for listed, right in ((roles, "predict"), (own({}), "train")):
+        with pytest.raises(RightMissing, match=f"bank may not {right} with shop: roles in tls.ya"):
+            check_right(listed, "bank", right)
 
 
 def test_a_partys_name_has_at_most_63_characters() -> None:

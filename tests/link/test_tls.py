@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
 from fedveil.link import tls
 from fedveil.link.certificate_chain import names_in
 from fedveil.link.tls import Credentials, named_in, write_certificates
+from pki import KINDS, Authority
+
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +77,24 @@ def test_a_party_can_be_added_under_the_same_authority(folder: Path) -> None:
     write_certificates(folder, ["shop"], days=3)
     own = Credentials.read(folder, "shop")
     assert own.authority == before
-    ends = x509.load_pem_x509_certificate(own.certificate).not_valid_after_utc
-    assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < timedelta(hours=1)
+    added = x509.load_pem_x509_certificate(own.certificate)
+    assert abs(added.not_valid_after_utc - datetime.now(UTC) - timedelta(days=3)) < HOUR
+    early = "a party whose clock is hours behind reads it"
+    assert datetime.now(UTC) - added.not_valid_before_utc > 12 * HOUR, early
+
+
+def test_the_key_of_an_authority_of_another_kind_is_refused(folder: Path) -> None:
+    """Or an encrypted one: certificates of a PKI are made by its own program."""
+    leaf = Authority("other").leaf("shop")
+    other = replace(leaf, key=KINDS["ed25519"]())
+    for data, why in (
+        (leaf.key_pem(b"secret"), r"authority\.key is not an unencrypted private key in PEM"),
+        (other.key_pem(), "is not the key that `fedveil vertical certificates` made"),
+    ):
+        (folder / "authority.key").write_bytes(data)
+        with pytest.raises(CertificateError, match=why):
+            write_certificates(folder, ["shop"])
+        assert not (folder / "shop").exists()
 
 
 def test_the_command_hands_on_how_long_certificates_are_valid(
@@ -85,7 +105,7 @@ def test_the_command_hands_on_how_long_certificates_are_valid(
     assert command(*made)[0] == 0
     own = Credentials.read(tmp_path / "keys", "bank").certificate
     ends = x509.load_pem_x509_certificate(own).not_valid_after_utc
-    assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < timedelta(hours=1)
+    assert abs(ends - datetime.now(UTC) - timedelta(days=3)) < HOUR
 
 
 def test_what_is_there_is_never_written_over(folder: Path) -> None:
@@ -99,6 +119,8 @@ def test_what_is_there_is_never_written_over(folder: Path) -> None:
 def test_names_that_no_certificate_can_tell_apart(folder: Path) -> None:
     with pytest.raises(CertificateError, match="lead and Lead differ in case alone"):
         write_certificates(folder, ["Lead"])
+    with pytest.raises(CertificateError, match="shop and Shop differ in case alone"):
+        write_certificates(folder, ["shop", "Shop"])
     with pytest.raises(CertificateError, match="the party twice is named twice"):
         write_certificates(folder, ["twice", "twice"])
     with pytest.raises(SplitInvalid, match="the party 'a b' is not a name"):

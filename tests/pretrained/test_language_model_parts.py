@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ from fedveil.pretrained.model_folder import ModelFolder
 
 VOCABULARY, PLACES, WIDTH = 30, 12, 4
 CONFIG = {"model_type": "tiny", "vocab_size": VOCABULARY, "max_position_embeddings": PLACES,
-          "auto_map": {"AutoModel": "own.Model"}, "eos_token_id": 6}  # fmt: skip
+          "auto_map": {"AutoModel": "own.Model"}, "eos_token_id": 6,
+          "use_cache": True}  # fmt: skip
 
 
 class Config:
@@ -48,10 +50,14 @@ class Net(nn.Module):
         super().__init__()
         self.config, self.recomputed = config, None
         self.body = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.register_buffer("mask", torch.ones(2))
         if kind == "tokens":
             self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+            if getattr(config, "is_tied", False):
+                self.lm_head.weight = self.body[0].weight
         else:
-            self.score = nn.Linear(WIDTH, config.num_labels, bias=False)
+            layer = nn.Linear(WIDTH, config.num_labels, bias=False)
+            self.add_module(getattr(config, "last_layer", "score"), layer)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -123,7 +129,7 @@ def test_only_the_last_layer_is_trained_and_the_rest_is_shared(
 ) -> None:
     models = [build(folder, Trained(head=True), 5, 9, 3) for _ in range(2)]
     assert trained(models[0]) == {"net.lm_head.weight"}
-    assert {"net.body.0.weight", "net.body.1.bias"} <= base_names(models[0])
+    assert {"net.body.0.weight", "net.body.1.bias", "net.mask"} <= base_names(models[0])
     heads, bodies = zip(
         *((m.net.lm_head.weight, m.net.body[1].weight) for m in models), strict=True
     )
@@ -143,6 +149,10 @@ def test_a_classifier_is_told_its_classes_and_its_filling(
     assert (config["num_labels"], config["pad_token_id"]) == (3, 6)
     assert model.net.recomputed == {"use_reentrant": False}
     assert build(folder, Trained(head=True, classes=3), 5, 0, 3).net.recomputed is None
+    other = ModelFolder(folder.path, {**CONFIG, "last_layer": "classifier"})
+    assert trained(build(other, Trained(head=True, classes=3), 5, 0, 3)) == {
+        "net.classifier.weight"
+    }
 
 
 def test_more_than_the_model_takes_is_refused(library: Library, folder: ModelFolder) -> None:
@@ -175,13 +185,15 @@ def test_a_file_lacks_no_weights_but_a_new_classifiers(
 def test_new_weights_follow_from_the_seed_and_draw_nothing_elsewhere(
     library: Library, folder: ModelFolder
 ) -> None:
-    own = ModelFolder(folder.path, {**CONFIG, "vocab_size": 20})
+    config = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    own = ModelFolder(folder.path, {**config, "vocab_size": 20})
     before = torch.get_rng_state()
     first, other, again = (build(own, Trained(), 5, 20, s).net.body[1].weight for s in (3, 4, 3))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert library.asked[0][1] == "new"
+    assert (library.asked[0][1], "use_cache" in library.asked[0][3]) == ("new", True)
+    assert "eos_token_id" not in library.asked[0][3], "of the folder's configuration"
     with pytest.raises(ModelInvalid, match="its model_type is 'huge', which transformers does not"):
         build(ModelFolder(folder.path, {**CONFIG, "model_type": "huge"}), Trained(), 5, 20, 3)
 
@@ -215,6 +227,13 @@ def test_adapters_have_their_settings_and_the_jobs_seed(
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert peft[0] == {"r": 2, "lora_alpha": 7.0, "target_modules": ["1"], "task_type": "CAUSAL_LM"}
+    tied = ModelFolder(folder.path, {**CONFIG, "is_tied": True})
+    moved, other = (build(tied, part, 5, 9, 3) for _ in range(2))
+    moved.double()  # as to another device
+    assert moved.net.lm_head.weight is moved.net.body[0].weight
+    assert (moved.net.body[0].weight.dtype, other.net.body[0].weight.dtype) == (
+        torch.float64, torch.float32,
+    )  # fmt: skip
     build(folder, Trained(Adapter(3, 7.0), classes=3), 5, 9, 3)
     assert (peft[-1]["target_modules"], peft[-1]["task_type"]) == (None, "SEQ_CLS")
     sentence = r"adapter\.targets = \['none'\]: Target modules .* not found\. .* layers are 1, lm_h"
@@ -235,6 +254,10 @@ def test_transformers_is_told_to_stay_off_the_network(monkeypatch: pytest.Monkey
     assert model_folder.transformers() is module
     assert (os.environ["HF_HUB_OFFLINE"], os.environ["TRANSFORMERS_OFFLINE"]) == ("1", "1")
     assert said == ["errors", "no bar"]
+    before = [*warnings.filters]
+    with model_folder.quiet():
+        warnings.warn("an option is old", FutureWarning, stacklevel=1)
+    assert warnings.filters == before, "others' warnings are shown"
 
 
 def test_a_jobs_keys_reach_the_model(folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -77,6 +78,7 @@ def refusal(content: str | bytes, *numbers: str, **given: Any) -> str:
         ("id,x\r\nJörg,1.5\r\nB,2\r\n", "utf-16-be", "UTF-16, separated by comma"),
         ("id;x\rJörg;1.5\rB;2\r", "utf-8", "UTF-8, separated by semicolon"),
         ("id;x,y\nJörg;1.5\nB;2\n", "utf-8", "UTF-8, separated by semicolon"),
+        ("id;x,y\nJörg;1.5\n\nB;2\n", "utf-8", "UTF-8, separated by semicolon"),
     ],
 )
 def test_a_format_is_guessed_and_said(text: str, encoding: str, said: str) -> None:
@@ -107,7 +109,8 @@ def test_a_stated_format_is_not_guessed() -> None:
     assert table_of(b"id,x\n\x81,1\n", "x", encoding="latin-1").ids.tolist() == ["\x81"]
     assert table_of("id,x\né,1\n", "x", encoding="cp1252").ids.tolist() == ["Ã©"]
     utf16 = "id,x\né,1\n".encode("utf-16-be")
-    assert table_of(utf16, "x", encoding="utf-16").ids.tolist() == ["é"]
+    for marked in (utf16, codecs.BOM_UTF16_BE + utf16, "id,x\né,1\n".encode("utf-16")):
+        assert table_of(marked, "x", encoding="utf-16").ids.tolist() == ["é"]
     assert "t.csv, line 2 is not UTF-8 text" in refusal(b"id,x\n\xff,1\n", "x", encoding="utf-8")
 
 
@@ -230,6 +233,8 @@ def test_a_column_of_numbers_has_one_form(cells: list[str], numbers: Any, said: 
         (["ja", "maybe"], "t.csv, line 3: x = 'maybe' is not a truth value such as yes or no"),
         (["5", "1.2.3"], "t.csv, line 3: x = '1.2.3' is not a finite number"),
         (["1 00", "5%"], "t.csv, line 2: x = '1 00' is not a finite number (2 such cells, such as"),
+        (["2024-01-02 23:59", "2024-01-02 24:00"], "t.csv, line 3: x = '2024-01-02 24:00' is not a "
+         "date such as 2024-12-31"),
         (["24:00", "12:00"], "t.csv, line 2: x = '24:00' is not a time such as 23:59"),
         (["12:00", "12:60"], "t.csv, line 3: x = '12:60' is not a time such as 23:59"),
         (["12:00:00", "12:30:60"], "t.csv, line 3: x = '12:30:60' is not a time such as 23:59"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.tasks.tables import native_cells
+from fedveil.tasks.tables import csv_block, native_cells
 from fedveil.tasks.tables.cell_forms import FORMS
 from fedveil.tasks.tables.csv_block import CsvBlock, read
 from fedveil.tasks.tables.csv_format import CsvFormat
@@ -88,6 +88,20 @@ def test_distinct_texts_are_numbered_in_their_order() -> None:
     codes, words = block_of(cells).coded("x")
     assert words == ["é", "b", "b", "", "b" * 40, "b" * 39 + "c"]
     assert codes.tolist() == [0, 1, 2, 3, 0, 4, 1, 5]
+
+
+def test_a_text_is_another_than_those_that_begin_with_it() -> None:
+    """Some of them meet in the table of hashes."""
+    cells = [f"{'a' * 20}{row}" for row in range(500)] + ["a" * length for length in range(1, 21)]
+    codes, words = block_of(cells).coded("x")
+    assert (codes.tolist(), words) == ([*range(520)], cells)
+
+
+def test_after_the_letters_of_an_id_comes_nothing() -> None:
+    """Whatever the memory had in it before."""
+    block, texts = block_of(["a", "bcdef", "gh"]), np.full((3, 5), 7, np.uint32)
+    assert native_cells.letters(block._block, block._cells[1], csv_block._PLAIN, texts)
+    assert texts.view("U5")[:, 0].tolist() == ["a", "bcdef", "gh"]
 
 
 def test_texts_with_equal_hashes_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:

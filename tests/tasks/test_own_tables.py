@@ -589,6 +589,7 @@ def test_a_category_that_is_not_text_is_one_sentence() -> None:
     ("data", "sentence"),
     [
         ({"leader": "the boss"}, "task.tables.leader: 'the boss' is not a name: a letter or _"),
+        ({"owners": []}, "task.tables.owners = [] "),
         ({"owners": ["lead"]}, "task.tables.owners = ['lead'] is invalid: list distinct parties,"),
         ({"owners": ["lead", "bank", "bank"]}, "task.tables.owners = ['lead', 'bank', 'bank'] is "),
         ({"bnak": {}}, "task.tables.files.bnak belongs to no party; the parties are lead, bank"),

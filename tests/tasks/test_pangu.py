@@ -73,6 +73,10 @@ def test_held_out_text_may_come_from_elsewhere(tmp_path: Path) -> None:
     task = Pangu(settings)
     tokens = task.owned("leader", "test").columns["tokens"].reshape(-1).tolist()
     assert text.join(tokens, task.tokenizer.pieces()).startswith(b"and now for something")
+    tokens = task.owned("leader", "train").columns["tokens"].reshape(-1).tolist()
+    trained = text.join(tokens, task.tokenizer.pieces())
+    assert TEXT.startswith(trained), "no part of it is held out"
+    assert len(trained) > 0.98 * len(TEXT)
 
 
 def test_the_tokenizer_knows_nothing_of_held_out_text(tmp_path: Path) -> None:

@@ -126,7 +126,12 @@ def test_what_is_no_table_is_one_sentence(columns: dict[str, Any], sentence: str
 
 
 def test_what_is_no_parquet_is_one_sentence() -> None:
-    pytest.importorskip("pyarrow")
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table([[1], [2], [3]], names=["x", "id", "x"]), "t.parquet")
+    with pytest.raises(DataInvalid, match=r"^t\.parquet: the column 'x' occurs twice$"):
+        header("t.parquet")
     Path("t.parquet").write_text("id,x\n")
     with pytest.raises(DataInvalid, match=r"^t\.parquet cannot be read as Parquet: "):
         header("t.parquet")

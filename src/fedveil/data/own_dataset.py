@@ -209,14 +209,29 @@ def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
     """Return x and y of a pair (x, y) or a Dataset. If the targets are tokens, y may be None."""
+    if targets == "tokens" and (_are_sequences(value) or hasattr(value, "__array__")):
+        return value, None
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
-    if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
-        return value, None
     if alone:
         _check_map_style(name, part, value)
         return lone_records.items(value)
     return _stacked(name, part, value, targets)
+
+
+def _are_sequences(value: Any) -> bool:
+    """Return True if `value` is a list with the tokens of each example, not a list [x, y].
+
+    Of two items, one decides. So a single record cannot change how the other one is read.
+    """
+    return isinstance(value, list) and (len(value) != 2 or any(map(_is_sequence, value)))
+
+
+def _is_sequence(item: Any) -> bool:
+    try:
+        return np.ndim(item) == 1
+    except Exception:  # several sequences of different lengths
+        return False
 
 
 def _described(result: Any) -> str:
