@@ -13,7 +13,7 @@ import yaml
 pytest.importorskip("flwr")
 
 from fedveil.base.message import Message, decode, encode
-from fedveil.errors import FedveilError, InvalidValue, SiteError, SiteRefused
+from fedveil.errors import FedveilError, InvalidValue, ModelInvalid, SiteError, SiteRefused
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import Carrier, Outcome, drive
 from fedveil.rounds.outcomes import Answer, Report, Withheld
@@ -216,6 +216,10 @@ def test_a_protection_is_bound_to_the_job_that_it_is_for() -> None:
     assert len({*digests}) == 3
     context = terms.protection(6, digests[2]).context
     assert (context.job, context.dimension, context.clients_per_round) == (digests[2], 6, 3)
+    statistics = {"norm.running_var": np.ones(5, np.float32)}
+    assert terms.layout(statistics).dimension == 5  # the sum has no noise
+    with pytest.raises(ModelInvalid, match="running_var"):
+        Terms.read(NOISE).layout(statistics)
 
 
 def test_signds_learns_its_step_from_the_servers_message(tmp_path: Path) -> None:
