@@ -264,7 +264,8 @@ def test_a_service_has_the_limits_that_were_asked_for(
         serve_predictions, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15,
                                                      default_int_handler=None),
     )  # fmt: skip
-    kept = {"lead": scorer("lead")}
+    kept, saved = {"lead": scorer("lead")}, list[str]()
+    kept["lead"].keep_account = lambda: saved.append("lead")
     monkeypatch.setattr(f"{module}.opened", lambda *made: asked.append(made) or kept)
     source = SimpleNamespace(leader=kept["lead"])
     monkeypatch.setattr(f"{module}.source_of", lambda *made: asked.append(made) or source)
@@ -276,6 +277,22 @@ def test_a_service_has_the_limits_that_were_asked_for(
     assert (*opening[:2], *opening[3:]) == (Path("run"), ["a.csv"], Path("keys"), 33)
     assert sought[:-1] == (kept, "127.0.0.1:7", Path("keys"), False, 9)
     assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3)
+    assert saved == ["lead"]
+
+    class Service:
+        note = "mind this"
+
+        def __init__(self, *made: Any, **limits: Any) -> None: ...
+
+        async def run(self, address: Any, tell: Callable[[Any], None]) -> None:
+            tell(address)
+
+    with monkeypatch.context() as place:
+        place.setattr("fedveil.vertical.scoring.service.PredictionService", Service)
+        for more, scheme in ((CERTIFIED, "https"), (("--insecure",), "http")):
+            _, out, err = command(*service, *listening, *more)
+            assert out == f"predictions at {scheme}://127.0.0.1:8/predict\n"
+            assert "mind this" in err
     kept["bank"] = scorer("bank")
     del kept["lead"]
     with pytest.raises(Reached):

@@ -16,6 +16,7 @@ from test_every_figure import federated_records, table, written
 
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import RunFolderError
+from fedveil.pages.curves import quality
 from fedveil.pages.guarantee_text import figure_lines, figures, returned
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Picture, Points, Table
@@ -248,6 +249,9 @@ def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Pa
         "two", "RMSE 7.25 after the last round",
     )  # fmt: skip
     assert "Smallest epsilon" not in shown
+    usual = written(tmp_path / "three", small_job(), {".": federated_records(2, 900)})
+    mixed = {folder.name: read_run(folder) for folder in (folders[0], usual)}
+    assert {plot.note for plot in quality(mixed)} == {"On the test examples."}
     (end,) = parts(page_of_several(folders), "At the end", Table)
     assert [row["MAE"] for row in end.records()] == ["-", "5.50"]
 

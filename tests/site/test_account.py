@@ -183,6 +183,8 @@ def test_a_limit_that_is_none_is_refused(wrong: float) -> None:
     for name in ("run", "month", "ever", "delta"):
         with pytest.raises(InvalidValue, match=name):
             Limits(**{name: wrong})
+    with pytest.raises(InvalidValue, match="without_epsilon = -1 is outside"):
+        Limits(without_epsilon=-1)
     with pytest.raises(InvalidValue):
         Gaussian(wrong)
 
@@ -195,6 +197,7 @@ def test_texts_of_a_stranger_stay_in_their_line(place: Place) -> None:
     assert place.open().charges[0].job == name
     with pytest.raises(InvalidValue, match="job has no text, or more than 1,000"):
         release(job="x" * 1001)
+    assert len(release(job="x" * 1000).job) == 1000
     for name in ("job", "what", "through"):
         with pytest.raises(InvalidValue, match=f"{name} has no text"):
             release(**{name: ""})

@@ -194,6 +194,9 @@ def test_the_policy_binds_a_sum(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match=r"clients.*strength.survivors is 4"):
         Sites(tmp_path / "survivors", "pw_encrypt", strength={"survivors": 4})
     sound = Sites(tmp_path / "sound", "pw_encrypt")
+    loose = Sites(tmp_path / "loose", "pw_encrypt", strength={"active_security": False})
+    signs = [of._seat is not None and of._seat.identity is not None for of in loose.reports]
+    assert all(signs)  # also if the policy does not demand it
     for change, why in (
         ({"active_security": False}, "active_security"),
         ({"share_secrets_ratio": 0.75}, "2 clients reconstruct a secret"),
