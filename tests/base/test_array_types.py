@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.base import array_types, two_threads
-from fedveil.base.array_types import are_distinct, into_floats
+from fedveil.base.array_types import are_distinct, into_floats, row_values
 
 
 @pytest.mark.parametrize("long", [1, 1 << 22])
@@ -38,3 +38,5 @@ def test_ids_are_distinct_unless_one_occurs_twice(
     assert are_distinct(np.array([], np.str_))
     assert are_distinct(np.array([3, -1]))
     assert not are_distinct(np.array([3, -1, 3]))
+    rows = np.arange(1, 25, dtype=np.uint8).reshape(3, 8)[:, ::3]
+    assert row_values(rows).tolist() == [bytes(row) for row in rows.tolist()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,13 +19,14 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "own_raises.py").write_text("raise KeyError('no\\n key')\n")
     (tmp_path / "own_wrong.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "own_lacks.py").write_text("import no_such_dependency\n")
+    (tmp_path / "own_needs.py").write_text("import own_need\n")
     (tmp_path / "own_tells.py").write_text(
         "from fedveil.errors import DataUnavailable\nraise DataUnavailable('fetch it first')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield
-    for name in ("own_works", "own_raises", "own_lacks", "own_tells"):
+    for name in ("own_works", "own_raises", "own_lacks", "own_needs", "own_tells"):
         sys.modules.pop(name, None)
 
 
@@ -51,6 +53,11 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "own_lacks:f",
             "key: importing own_lacks raised ModuleNotFoundError: No module named "
             "'no_such_dependency' (own_lacks.py, line 1)",
+        ),
+        (
+            "own_needs:f",
+            "key: importing own_needs raised ModuleNotFoundError: No module named 'own_need' "
+            "(own_needs.py, line 1)",
         ),
         (
             "own_wrong:f",
@@ -108,7 +115,25 @@ def test_an_error_of_fedveil_is_a_sentence_already() -> None:
         own_code.load("own_tells:f", key="key", error=InvalidValue)
 
 
+def test_each_object_of_a_script_reaches_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle")
+    script = ModuleType("__main__")
+    exec("def one(): return 1\ndef two(): return one() + 1\ndef three(): pass", vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert own_code.packed(["own_works:f", "table"]) == b""
+    data = own_code.packed(["__main__:one", "own_works:f", "__main__:two", "__main__:gone"])
+    own_code.unpack(data)
+    assert sys.modules["__main__"] is not script
+    for name, value in (("one", 1), ("two", 2)):
+        assert own_code.load(f"__main__:{name}", key="key", error=InvalidValue)() == value
+    assert not hasattr(sys.modules["__main__"], "three")
+    left = sys.modules["__main__"]
+    own_code.unpack(b"")
+    assert sys.modules["__main__"] is left
+
+
 def test_only_arguments_that_a_function_has_are_given() -> None:
     f = own_code.load("own_works:f", key="key", error=InvalidValue)
     assert own_code.called(f, seed=3, folder=None) == (3, 1)
     assert own_code.called(f, seed=3, size=4) == (3, 4)
+    assert own_code.called(f, seed=None, folder=5) == (None, 1)

@@ -32,6 +32,10 @@ def test_numbers_come_back_and_add_up(count: int) -> None:
     assert len(packed) == packed_size(count, WIDTH)
     assert unpack(packed, LOWEST, HIGHEST, WIDTH, found)
     assert found.tolist() == values.tolist()
+    assert pack(values + (3 << WIDTH), LOWEST, WIDTH).tobytes() == packed.tobytes()
+    wide = np.arange(count) * 76_543_211 % (1 << 31)
+    assert unpack(pack(wide, 0, 31), 0, (1 << 31) - 1, 31, found)
+    assert found.tolist() == wide.tolist()
     total = np.arange(count)
     assert add_within(packed, LOWEST, HIGHEST, WIDTH, total)
     assert (total - np.arange(count)).tolist() == values.tolist()
@@ -43,12 +47,14 @@ def test_numbers_come_back_and_add_up(count: int) -> None:
 @pytest.mark.usefixtures("_path")
 @pytest.mark.parametrize("count", [13, 4099])
 def test_a_number_above_the_highest_or_a_bit_after_the_last_is_refused(count: int) -> None:
-    values = numbers(count)
-    values[-1] = HIGHEST + 1
-    beyond = pack(values, LOWEST, WIDTH)
+    beyond = []
+    for place in (0, -1):
+        values = numbers(count)
+        values[place] = HIGHEST + 1
+        beyond.append(pack(values, LOWEST, WIDTH))
     spare = pack(numbers(count), LOWEST, WIDTH)
     spare[-1] |= 0x80
-    for packed in (beyond, spare, spare[:-1]):
+    for packed in (*beyond, spare, spare[:-1]):
         assert not unpack(packed, LOWEST, HIGHEST, WIDTH, np.empty(count, np.int32))
         total = np.arange(count)
         assert not add_within(packed, LOWEST, HIGHEST, WIDTH, total)

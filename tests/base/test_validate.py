@@ -42,6 +42,6 @@ def test_what_is_no_number_is_refused(wrong: object) -> None:
     for whole in (True, np.True_, 2.0, "2"):
         with pytest.raises(InvalidValue, match="is not a whole number"):
             integer("x", whole, 0)  # type: ignore[arg-type]
-    for vector in ([[1.0]], [1.0, math.nan], ["a"], [True]):
+    for vector in ([[1.0]], [1.0, math.nan], [-math.inf, 1.0], ["a"], [True]):
         with pytest.raises(InvalidValue, match="x "):
             finite_vector("x", vector)

@@ -64,7 +64,7 @@ def test_a_comparison_is_the_one_that_was_asked_for(command: Command, watched: W
 
 
 def test_a_question_is_asked_of_the_federation_that_was_named(
-    command: Command, watched: Watched, tmp_path: Path
+    command: Command, watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "q.yaml").write_text("{protection: rr, epsilon: 2, questions: {n: {ask: count}}}")
     calls = watched("fedveil.statistics.flower_app.run_app")
@@ -72,6 +72,11 @@ def test_a_question_is_asked_of_the_federation_that_was_named(
         command("ask", "q.yaml", "--on", "app", "--out", "there", "--set", "clients=7")
     ((file, folder, out), _) = calls[0]
     assert (file.clients, folder, out) == (7, Path("app"), Path("there"))
+    assert "nothing is protected" not in capsys.readouterr().err
+    with pytest.raises(Reached):
+        command("ask", "q.yaml", "--on", "app", "--set", "protection=not_encrypt",
+                "--set", "epsilon=null", "--set", "clients=7")  # fmt: skip
+    assert "note: nothing is protected: the server sees every" in capsys.readouterr().err
 
 
 def test_a_text_is_continued_as_asked(

@@ -232,6 +232,16 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "there is no option --epsilon; --set protection.distributed_dp.target_epsilon=VALUE or",
         ),
+        (
+            ("run", "--batch-size", "7"),
+            Exit.WRONG,
+            "there is no option --batch-size; --set training.batch_size=VALUE sets a key",
+        ),
+        (
+            ("budget", "--target", "2"),
+            Exit.WRONG,
+            "there is no option --target (did you mean --target-epsilon?)",
+        ),
         (("report", "x", "--epsilon"), Exit.WRONG, "there is no option --epsilon; `fedveil report"),
         (
             ("vertical", "show", "--set", "epochs", "3"),

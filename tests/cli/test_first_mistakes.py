@@ -138,6 +138,23 @@ def test_a_file_of_questions_names_its_command(
     )
 
 
+def test_a_command_that_is_named_takes_a_folder_with_a_space(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "my jobs").mkdir()
+    for name, text in (("job", "rounds: 2"), ("split", "epochs: 2"), ("q", "questions: {}")):
+        (tmp_path / "my jobs" / f"{name}.yaml").write_text(text)
+    for words, said in (
+        (("run", "my jobs/split.yaml"), "fedveil vertical run 'my jobs/split.yaml'"),
+        (("vertical", "run", "my jobs/job.yaml"), "fedveil run 'my jobs/job.yaml'"),
+        (("ask", "my jobs/job.yaml"), "fedveil run 'my jobs/job.yaml'"),
+        (("run", "my jobs/q.yaml"), "fedveil ask 'my jobs/q.yaml'"),
+        (("run", "--out", "my jobs"), "`fedveil run --resume 'my jobs'`"),
+        (("attack", "labels", "my jobs"), "fedveil attack gradient 'my jobs'"),
+    ):
+        assert said in command(*words)[2], words
+
+
 def test_a_missing_ray_leaves_no_folder(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

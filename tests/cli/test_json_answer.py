@@ -43,7 +43,9 @@ def test_every_command_takes_it() -> None:
 def test_an_answer_is_all_there_is(command: Command, arguments: tuple[str, ...], key: str) -> None:
     code, out, _ = command(*arguments, "--json")
     assert code == 0
-    assert key in json.loads(out)
+    told = json.loads(out)
+    assert key in told
+    assert told.get("next") in (None, "cd start && fedveil run job.yaml", "flwr run app")
 
 
 def test_a_job_loads_back(command: Command) -> None:
@@ -82,6 +84,8 @@ def test_an_error_is_still_a_sentence(command: Command) -> None:
 def test_what_a_key_may_be(command: Command) -> None:
     _, out, _ = command("job", "keys", "rounds", "--json")
     assert json.loads(out)["rounds"]["default"] == str(Job().rounds)
+    assert [*json.loads(out)] == ["rounds"]
+    assert [*json.loads(command("vertical", "keys", "epochs", "--json")[1])] == ["epochs"]
     _, plain, _ = command("job", "keys", "rounds")
     assert all(text in plain for text in json.loads(out)["rounds"].values())
 

@@ -50,7 +50,8 @@ def test_a_job_is_accepted_by_its_digest_or_a_signature(command: Command, tmp_pa
     signed = policy_of(people={"ada": public}, starters=["ada"], jobs={"signed_by": ["ada"]})
     write_policy(Path("north"), signed)
     assert command("site", "check", "north", str(app))[0] == 1
-    assert command("site", "sign", str(app), "--key", "ada.pem")[0] == 0
+    code, out, _ = command("site", "sign", str(app), "--key", "ada.pem", "--json")
+    assert (code, json.loads(out)) == (0, {"wrote": str(app / "signature.yaml")})
     assert command("site", "check", "north", str(app))[0] == 0
 
 

@@ -184,8 +184,8 @@ def test_scores_are_counted_by_outcome_and_a_follower_writes_none(
     leads: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     party, followed = "lead" if leads else "bank", list[str]()
-    line, drift = Line(1.5, 1e-6, "a row"), ("age", "sex")
-    scored = SimpleNamespace(name=party, split=SPLIT, keep_account=lambda: [line],
+    lines, drift = [Line(1.5, 1e-6, "a row"), Line(2.5, 0.0, "all rows")], ("age", "sex")
+    scored = SimpleNamespace(name=party, split=SPLIT, keep_account=lambda: lines,
                              new=SimpleNamespace(drift=drift))  # fmt: skip
     counts = {"scored": 1234, "alone": 2345, "refused": 6}
     monkeypatch.setattr(new_rows, "opened", lambda *asked: {party: scored})
@@ -201,8 +201,9 @@ def test_scores_are_counted_by_outcome_and_a_follower_writes_none(
     at = ("127.0.0.1:7", None) if leads else (None, "127.0.0.1:7")
     found: Any = new_rows.predict_new(Path(), [], Path("x.csv"), *at, None, True, 9, None)
     said = capsys.readouterr().out.splitlines()
-    assert (found["drift"], said[-1]) == ({party: ["age", "sex"]}, f"{party}: {line}")
-    assert found["accounts"][party][0]["epsilon"] == 1.5
+    assert found["drift"] == {party: ["age", "sex"]}
+    assert said[-2:] == [f"{party}: {line}" for line in lines]
+    assert [line["epsilon"] for line in found["accounts"][party]] == [1.5, 2.5]
     if leads:
         assert (made, followed, found["rows"]) == ([Path("x.csv")], [], counts)
         assert said[0] == (
@@ -263,7 +264,8 @@ def test_a_service_has_the_limits_that_were_asked_for(
         serve_predictions, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15,
                                                      default_int_handler=None),
     )  # fmt: skip
-    kept = {"lead": scorer("lead")}
+    kept, saved = {"lead": scorer("lead")}, list[str]()
+    kept["lead"].keep_account = lambda: saved.append("lead")
     monkeypatch.setattr(f"{module}.opened", lambda *made: asked.append(made) or kept)
     source = SimpleNamespace(leader=kept["lead"])
     monkeypatch.setattr(f"{module}.source_of", lambda *made: asked.append(made) or source)
@@ -275,6 +277,22 @@ def test_a_service_has_the_limits_that_were_asked_for(
     assert (*opening[:2], *opening[3:]) == (Path("run"), ["a.csv"], Path("keys"), 33)
     assert sought[:-1] == (kept, "127.0.0.1:7", Path("keys"), False, 9)
     assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3)
+    assert saved == ["lead"]
+
+    class Service:
+        note = "mind this"
+
+        def __init__(self, *made: Any, **limits: Any) -> None: ...
+
+        async def run(self, address: Any, tell: Callable[[Any], None]) -> None:
+            tell(address)
+
+    with monkeypatch.context() as place:
+        place.setattr("fedveil.vertical.scoring.service.PredictionService", Service)
+        for more, scheme in ((CERTIFIED, "https"), (("--insecure",), "http")):
+            _, out, err = command(*service, *listening, *more)
+            assert out == f"predictions at {scheme}://127.0.0.1:8/predict\n"
+            assert "mind this" in err
     kept["bank"] = scorer("bank")
     del kept["lead"]
     with pytest.raises(Reached):

@@ -37,11 +37,6 @@ def test_digits_are_the_same_bytes_everywhere():
     assert found.hexdigest() == "f59e22952744c440289df72b7ee27885"
 
 
-def test_a_change_of_the_digits_does_not_reach_the_next_reader():
-    datasets.load("digits").train.x[:] = 0
-    assert datasets.load("digits").train.x.max() == 1
-
-
 def test_enlarging_agrees_with_torch():
     torch = pytest.importorskip("torch")
     images = np.arange(3 * 8 * 8, dtype=np.float64).reshape(3, 8, 8) ** 2 % 17

@@ -215,6 +215,7 @@ def test_sentence(text: str, sentence: str):
         "{training: {algorithm: fednova, normal_steps: 3}, "
         "server: {aggregation: median, weighting: equal, optimizer: adam, lr: 0.25}}",
         "{protection: distributed_dp, clients: {sampling: poisson}, training: {algorithm: fedcm}}",
+        "{protection: rr, training: {algorithm: feddyn}}",
         "server: {aggregation: norm_bound, weighting: by_size}",
         "server: {optimizer: adam, lr: 0.99}",
         "protection: {not_encrypt: {max_examples: 50}}",

@@ -398,6 +398,9 @@ def test_what_is_left_out_takes_their_defaults_and_is_said():
     assert (job.training.epochs, job.training.batch_size, job.training.lr) == (25, 32, 0.001)
     (note,) = [note for note in conversion.notes if "left out" in note]
     assert all(f"{k} = {v}" in note for k, v in mindspore_keys.DEFAULTS.items())
+    some = translate({"fl_iteration_num": 7, "encrypt": {"encrypt_type": "RR"}})
+    (note,) = [note for note in some.notes if "left out" in note]
+    assert "fl_iteration_num" not in note
 
 
 def test_settings_on_top_are_in_our_keys():

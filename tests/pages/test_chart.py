@@ -36,6 +36,7 @@ def test_an_axis_of_accuracies_ends_at_100_percent_at_most(values: list[float]) 
     ("axis", "values", "tight", "said"),
     [
         (BYTES, [40e6, 31.4e6], False, ["0", "10 MB", "20 MB", "30 MB", "40 MB"]),
+        (BYTES, [1e6], False, ["0", "0.2 MB", "0.4 MB", "0.6 MB", "0.8 MB", "1.0 MB"]),
         (BYTES, [1.2e3, 2.4e3], False, ["0", "0.5 KB", "1.0 KB", "1.5 KB", "2.0 KB", "2.5 KB"]),
         (Axis("round"), [1, 2, 3], True, ["1", "2", "3"]),
         (Axis("step"), [45, 2350], True, ["500", "1,000", "1,500", "2,000"]),
@@ -248,15 +249,17 @@ def test_a_spread_goes_along_the_highs_and_back_along_the_lows() -> None:
 
 def test_labels_have_room_beside_and_below() -> None:
     """The longest label of the y axis sets the left edge; names on the x axis are left out."""
-    names = [f"a long name {n}" for n in range(12)]
+    names = [f"a long name {n}" for n in range(13)]
     wide = Plot(
-        "a", "A", Axis("x", names=names), Axis("y"), [Curve("own", range(12), [1234567.0] * 12)]
+        "a", "A", Axis("x", names=names), Axis("y"), [Curve("own", range(13), [1234567.0] * 13)]
     )
     drawing = draw(wide)
     texts = re.findall(">([^<]*)</text>", drawing.elements)
     longest = max(len(text) for text in texts if "," in text)
     assert drawing.data["box"][0] == pytest.approx(7 + 7.2 * longest, abs=0.1)
-    assert 0 < sum("a long name" in text for text in texts) < 6
+    below = re.findall('<text x="([0-9.]+)" [^>]*>(a long name[^<]*)<', drawing.elements)
+    assert (below[0][1], len(below)) == ("a long name 0", 3)
+    assert all(float(b) - float(a) > 7.2 * 14 for (a, _), (b, _) in pairwise(below))
     assert fitted("abcdefghij", 10) == "abcdefghij"
     assert fitted("abcdefghijk", 10) == "abcdefg..."
 

@@ -189,6 +189,7 @@ def test_every_statement_is_made_or_says_why_not(runs: dict[str, Path]) -> None:
         assert fact.value == str(Figure(worst.epsilon, worst.delta))
         html = dossier.page().html()
         assert all(escape(s.title) in html for s in dossier.statements)
+        assert all(digest in html for digest in dossier.evidence.files.values())
         assert "certified" not in html.lower()
         assert "certif" not in json.dumps([s.lines for s in dossier.statements]).lower()
 
@@ -205,6 +206,7 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     none = Dossier.of(runs["not_encrypt"])
     assert text_of(none, "trust").startswith("Not stated: ")
     assert "states no finite epsilon here" in text_of(none, "trust")
+    assert text_of(none, "epsilon").startswith("epsilon inf ")
     assert "is not protected, so no epsilon is finite." in text_of(none, "composition")
     assert "the privacy curves are composed." in text_of(local, "composition")
     assert "nothing is promised" in text_of(none, "not_covered")
@@ -391,9 +393,9 @@ def test_the_registry_names_unit_and_flavour(runs: dict[str, Path]) -> None:
     assert told["dp_flavor"]["name"] == "Pure DP"
     assert told["model"]["model_name"] == "Local"
     fact = replace(dossier, evidence=replace(pure, accounts=[
-        Account("less", 1.0, 0.0, False, []), Account("more", 2.0, 0.0, False, []),
+        Account("less", 1.0, 1e-3, False, []), Account("more", 2.0, 1e-6, False, []),
     ]))._fact()  # fmt: skip
-    assert fact.text == "For more."
+    assert (fact.value, fact.text) == (str(Figure(2.0, 1e-6)), "For more.")
 
 
 def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:

@@ -239,6 +239,13 @@ def test_a_notebook_plots_the_metrics_that_are_named(
     assert {tuple(trace.x) for trace in drawn.data} == {(1, 2, 3)}
 
 
+def test_a_notebook_plots_the_first_metric_of_the_task_by_default(tmp_path: Path) -> None:
+    own = {"measures": {"rmse": "lower"}}
+    records = [record | own | {"rmse": 0.5 * record["round"]} for record in federated_records(2, 3)]
+    drawn = plotly(read_run(written(tmp_path / "run", small_job(), {".": records})), None)
+    assert [list(trace.y) for trace in drawn.data] == [[0.5, 1.0]]
+
+
 def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
     folder: Path, records: Records
 ) -> None:

@@ -122,13 +122,13 @@ def test_a_figure_without_a_value_is_never_nan() -> None:
 def test_a_figure_stands_beside_its_own_claim_cases_and_guess() -> None:
     table = figures(
         finding(
-            Measured("epsilon at least: a", 0.25, cases=7, epsilon=0.75),
+            Measured("epsilon at least: a", 0.25, cases=7, epsilon=0.75001),
             Measured("right bits", 1.0, 0.9, 1.0, 0.0, 1200),
             epsilon=2.0,
         )
     )
     assert [list(row) for row in table.rows] == [
-        ["epsilon at least: a", "0.25", "0.75", "", "", "7"],
+        ["epsilon at least: a", "0.25", "0.751", "", "", "7"],
         ["right bits", "100%", "", "90% to 100%", "0%", "1,200"],
     ]
 

@@ -142,15 +142,16 @@ def test_a_plot_without_a_line_is_a_row_of_a_table() -> None:
 
 def test_each_plot_of_a_section_is_drawn_once_and_in_its_place() -> None:
     table = Table(["a"], [["1"]])
-    page = page_of(SMALL, table, Fold("more", [RICH, "a text"]), SMALL)
+    page = page_of(SMALL, table, Fold("more", ["a text", RICH]), SMALL)
     assert page.plots == [SMALL, RICH, SMALL]
     made = page.html()
     assert re.findall('data-plot="([0-9])"', made) == ["0", "1", "2"]
     data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
     assert data is not None
     assert [len(of["curves"]) for of in json.loads(data[1])] == [1, 3, 1]
-    order = [made.index(text) for text in ("Accuracy</h3>", "<td>1", "Against eps", "a text")]
+    order = [made.index(text) for text in ("Accuracy</h3>", "<td>1", "a text", "Against eps")]
     assert order == sorted(order)
+    assert "<h3>Against epsilon</h3><p>A note.</p>" in made
 
 
 def test_plots_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
@@ -261,7 +262,9 @@ def test_the_policy_lets_nothing_be_fetched_or_run(tmp_path: Path) -> None:
 
 
 def test_words_between_backticks_are_code_in_a_card_s_value_too() -> None:
-    made = Page("a", (Fact("found", "`recovered` <1%", "by `x`"),), []).html()
+    card = Fact("found", "`recovered` <1%", "by `x`", "poor")
+    made = Page("a", ("What it is.", card), []).html()
+    assert '<p>What it is.</p><div class="facts"><div class="fact poor">' in made
     assert "<strong><code>recovered</code> &lt;1%</strong><p>by <code>x</code></p>" in made
 
 
@@ -291,7 +294,9 @@ def test_a_table_is_markdown_rows_of_a_file_or_records() -> None:
 
 
 def test_no_line_ends_within_an_interval_of_a_table() -> None:
-    made = Page("a", (), [Section("b", [Table(["x"], [["85.0% [80.0%, 90.0%]"]])])]).html()
+    table = Table(["x"], [["85.0% [80.0%, 90.0%]"]], "Of all.")
+    made = Page("a", (), [Section("b", [table])]).html()
+    assert "<table><caption>Of all.</caption><thead>" in made
     assert '<td>85.0% <span class="nb">[80.0%, 90.0%]</span></td>' in made
 
 

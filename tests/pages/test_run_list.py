@@ -271,6 +271,9 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
     assert found.epsilon == Figure(math.inf, 0.0)
     (row,) = lines(run_list(tmp_path))
     assert row[2] == "AUC 0.750"
+    metrics = folder / "lead" / "metrics.jsonl"
+    metrics.write_text(json.dumps(look | {"test_accuracy": 0.625}) + "\n")
+    assert run_list(tmp_path).runs[0].metric == "accuracy"
 
 
 def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> None:
@@ -283,6 +286,11 @@ def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> Non
     assert run_list(tmp_path).runs[0].state == "attack"
     (folder / "model.safetensors").touch()
     assert run_list(tmp_path).runs[0].state == "interrupted"
+    split = written(tmp_path / "split", VerticalJob(task="vertical_parts:bottoms"), {})
+    opened = RunFolder.reopen(split)
+    add_finding(opened, Finding("features", "quick", "none", [Measured("mse", 0.5)]))
+    opened.close()
+    assert [run.state for run in run_list(tmp_path, "name").runs] == ["interrupted", "attack"]
     page = run_list_page(RunList(tmp_path, run_list(tmp_path).runs, []), tmp_path / "list.html")
     assert 'href="run/report.html"' not in page.html()
     (folder / "report.html").touch()

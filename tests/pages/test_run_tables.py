@@ -16,6 +16,7 @@ from test_every_figure import federated_records, table, written
 
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import RunFolderError
+from fedveil.pages.curves import quality
 from fedveil.pages.guarantee_text import figure_lines, figures, returned
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Picture, Points, Table
@@ -82,6 +83,9 @@ def test_each_setting_stands_under_its_own_name(tmp_path: Path) -> None:
     assert shown["its settings"] == "eps 1.75, cells 3"
     assert (shown["made by"], shown["whose"]) == ("fedveil 1", "by Ada")
     assert (shown["trained by"], shown["randomness"]) == ("the loop", "system randomness")
+    own = {"name": "mine:Own", "own": {"width": 3}}
+    shown = dict(table(run_page(replace(rr, job={**rr.job, "protection": own})), "Settings"))
+    assert shown["its settings"] == "width 3"
 
 
 def test_an_event_that_was_repeated_is_said_once(tmp_path: Path) -> None:
@@ -118,6 +122,7 @@ def test_only_a_whole_run_without_a_bound_promises_nothing(tmp_path: Path) -> No
         run = run_of(tmp_path, *records, {**last, f"epsilon_{key}": math.inf})
         (points,) = parts(run_page(run), "What is not protected", Points)
         assert any("nothing is promised" in line for line in points.lines) == said
+        assert (cards(run_page(run))["Privacy guarantee"].tone == "poor") == said
 
 
 def test_machines_and_repeated_trainings_are_added_up(tmp_path: Path) -> None:
@@ -235,6 +240,8 @@ def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Pa
     for name, value in (("one", 31.5), ("two", 7.25)):
         records = federated_records(1, 100 + 100 * len(folders))
         change = {"measures": {"rmse": "lower"}, "rmse": value, "epsilon_run_every_round": math.inf}
+        if name == "two":
+            change |= {"measures": {"rmse": "lower", "mae": "lower"}, "mae": 5.5}
         own = small_job(rounds=2)
         folders.append(written(tmp_path / name, own, {".": [records[0] | change]}))
     shown = cards(page_of_several(folders))
@@ -242,6 +249,11 @@ def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Pa
         "two", "RMSE 7.25 after the last round",
     )  # fmt: skip
     assert "Smallest epsilon" not in shown
+    usual = written(tmp_path / "three", small_job(), {".": federated_records(2, 900)})
+    mixed = {folder.name: read_run(folder) for folder in (folders[0], usual)}
+    assert {plot.note for plot in quality(mixed)} == {"On the test examples."}
+    (end,) = parts(page_of_several(folders), "At the end", Table)
+    assert [row["MAE"] for row in end.records()] == ["-", "5.50"]
 
 
 def test_each_run_has_its_own_job_and_findings_among_several(tmp_path: Path) -> None:
@@ -334,6 +346,11 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     opened.close()
     assert page_of(folder).title == "run"
     assert page_of(folder).lead[0] == page.lead[0]  # it is no page of an attack alone
+    ended = "2026-03-01T10:00:00 began: lead's\n2026-03-01T11:00:00 ended after step 14: a limit\n"
+    (folder / "lead" / "events.log").write_text(ended)
+    assert page_of(folder).lead[0] == str(page.lead[0]).replace(
+        "still running, or killed", "ended after step 14: a limit"
+    )
     (folder / "bank" / "metrics.jsonl").write_text('{"step": 2,\n')
     with pytest.raises(RunFolderError) as cut:
         page_of(folder)

@@ -26,10 +26,14 @@ def test_a_row_has_its_curves_name_and_each_value_its_own_axis() -> None:
     both = [Curve("one", [3], [0.25]), Curve("two", [5], [0.5])]
     plots = [
         Plot("a", "Accuracy", Axis("round"), Axis("a", unit="percent"), both),
-        Plot("b", "Upload", Axis("step"), Axis("b", unit="bytes"), [Curve("one", [1200], [2500])]),
+        Plot(
+            "b", "Upload", Axis("step"), Axis("b", unit="bytes"), [Curve("one", [1234567], [2500])]
+        ),
     ]
     assert single_points(plots).rows == [
         ["Accuracy: one", "round 3", "25.0%"], ["Accuracy: two", "round 5", "50.0%"],
-        ["Upload", "step 1,200", "2.5 KB"],
+        ["Upload", "step 1,234,567", "2.5 KB"],
     ]  # fmt: skip
-    assert not Plot("c", "C", Axis("x"), Axis("y"), [Curve("own", [3, 3], [1, 2])]).has_line
+    for apart in (3, math.inf):
+        alone = Curve("own", [3, apart], [1, 2])
+        assert not Plot("c", "C", Axis("x"), Axis("y"), [alone]).has_line

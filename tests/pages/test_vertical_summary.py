@@ -77,6 +77,8 @@ def test_a_leader_by_itself_does_not_deny_the_protection_of_the_others(
     assert told.promise.text.endswith("sent without protection, in no account.")
     assert ("--resume" in told.next.text) == (not ended)
     assert "embedding_dp" not in told.next.text
+    (tmp_path / "model.safetensors").unlink()
+    assert "--resume" in vertical_ending(run, run, [], apart=True).next.text
 
 
 @pytest.mark.parametrize(

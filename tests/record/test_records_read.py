@@ -23,7 +23,7 @@ from fedveil.record.finding_lines import (
     raise_if_refuted,
     read_findings,
 )
-from fedveil.record.metric_names import best, digits, is_share
+from fedveil.record.metric_names import best, deciding, digits, in_words, is_share
 from fedveil.record.recorder import read_whole_lines, revived, strict
 from fedveil.record.run_folder import RunFolder
 
@@ -69,8 +69,9 @@ def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> N
     keep_accounts(folder, lines, events.append)
     assert read_accounts(folder.path) == lines
     assert events == [str(line) for line in lines]
-    keep_accounts(folder, [], events.append)
-    assert read_accounts(folder.path) == []
+    for _ in range(2):
+        keep_accounts(folder, [], events.append)
+        assert read_accounts(folder.path) == []
 
 
 def test_comparisons_are_read_back_each_in_its_place(tmp_path: Path) -> None:
@@ -124,3 +125,5 @@ def test_metrics_are_compared_and_shown_by_their_kind() -> None:
              ("accuracy", 1.0): "100.0%", ("auc", 0.5): "0.500"}  # fmt: skip
     assert {key: digits(*key) for key in shown} == shown
     assert [is_share(name) for name in ("top accuracy", "accuracy_loss")] == [True, False]
+    assert deciding({"measures": {}}) == ("loss", "lower")
+    assert in_words({"accuracy": 0.0, "steps": 7, "auc": 0.93}) == "accuracy 0.0%, auc 0.930"

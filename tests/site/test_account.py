@@ -60,13 +60,14 @@ def test_a_stated_epsilon_is_added_where_that_is_less(place: Place) -> None:
 def test_a_charge_beyond_a_limit_is_refused_and_changes_nothing(place: Place, period: str) -> None:
     account, limit = place.open(), Limits(**{"month": None, period: 1.0})
     for _ in range(2):
-        account.charge(release(PrivacyLoss(0.4)), limit=limit)
+        account.charge(release(PrivacyLoss(0.4), in_clear=("a size",)), limit=limit)
     before = place.file().read_bytes(), place.counter.read_bytes()
     with pytest.raises(
         OverSpent, match=r"a report of heart would bring the account adult to .*1\."
     ):
-        account.charge(release(PrivacyLoss(0.3)), limit=limit)
+        account.charge(release(PrivacyLoss(0.3), in_clear=("the time",)), limit=limit)
     assert (place.file().read_bytes(), place.counter.read_bytes()) == before
+    assert account.windows("ever")[""].in_clear == {"a size"}
     account.charge(release(PrivacyLoss(0.2)), limit=limit)
     assert place.open().spent().figure.epsilon <= 1.0
 
@@ -182,6 +183,8 @@ def test_a_limit_that_is_none_is_refused(wrong: float) -> None:
     for name in ("run", "month", "ever", "delta"):
         with pytest.raises(InvalidValue, match=name):
             Limits(**{name: wrong})
+    with pytest.raises(InvalidValue, match="without_epsilon = -1 is outside"):
+        Limits(without_epsilon=-1)
     with pytest.raises(InvalidValue):
         Gaussian(wrong)
 
@@ -194,6 +197,7 @@ def test_texts_of_a_stranger_stay_in_their_line(place: Place) -> None:
     assert place.open().charges[0].job == name
     with pytest.raises(InvalidValue, match="job has no text, or more than 1,000"):
         release(job="x" * 1001)
+    assert len(release(job="x" * 1000).job) == 1000
     for name in ("job", "what", "through"):
         with pytest.raises(InvalidValue, match=f"{name} has no text"):
             release(**{name: ""})
@@ -230,6 +234,10 @@ def test_every_loss_is_the_same_after_the_account_is_opened_again(place: Place) 
     for loss in (whole, flips, SAMPLED, NOISY, PrivacyLoss(0.1, 1e-9, per="row")):
         place.open().charge(Release("j", "r", "rr", [(loss, 7)]), limit=FREE)
         assert place.open().charges[-1].kind == ((loss.resolved(), 7),)
+    for count in (2, 3):  # charges whose first losses are equal
+        place.open().charge(Release("j", "r", "rr", [(NOISY, 7), (SAMPLED, count)]), limit=FREE)
+    kinds = [charged.kind for charged in place.open().charges[-2:]]
+    assert [sum(count for _, count in kind) for kind in kinds] == [9, 10]
 
 
 def test_added_deltas_above_the_limit_s_are_no_statement(place: Place) -> None:

@@ -104,7 +104,7 @@ def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> 
     place.now += timedelta(days=1)
     account.charge(release(PrivacyLoss(0.5), job=heart, what="a mean"), limit=limits)
     place.now += timedelta(days=2)
-    account.charge(release(PrivacyLoss(0.125), job="lung", through="NVFlare", in_clear=("a name",)),
+    account.charge(release(PrivacyLoss(0.125), job="bone", through="NVFlare", in_clear=("a name",)),
                    limit=limits)  # fmt: skip
     record = AccountRecord("north", account, limits)
     assert record.record()["in_clear"] == ["a name", "sizes", "the time"]
@@ -126,7 +126,7 @@ def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> 
         assert any(f"through {way}" in statement for statement in said["statements"])
     assert [account["of"] for account in said["accounts"]] == [
         f"the site's whole data, {of}"
-        for of in ("all time", "month 2031-03", "month 2031-04", "job heartheart", "job lung")
+        for of in ("all time", "month 2031-03", "month 2031-04", "job heartheart", "job bone")
     ]
     (unused,) = AccountRecord("north", place.open("lung"), limits).accounts()
     assert (unused.epsilon, unused.missing) == (0, "")
@@ -191,6 +191,10 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     for words, said in ((["hart"], "did you mean heart"), (["--out", "x"], "name the data set")):
         failed = run.invoke(cli, ["site", "account", str(site), *words])
         assert said in str(failed.exception)
+    (site / "policy.yaml").write_text(yaml.safe_dump({**policy, "data": {"lung": {}}}))
+    alone = run.invoke(cli, ["site", "account", str(site), "--out", str(tmp_path / "lung")])
+    assert (alone.exit_code, (tmp_path / "lung" / "record.json").exists()) == (0, True)
+    (site / "policy.yaml").write_text(yaml.safe_dump(policy))
     (site / "accounts" / "heart.account").unlink()
     refused = run.invoke(cli, ["site", "account", str(site)])
     assert "is missing, but" in str(refused.exception)

@@ -30,6 +30,21 @@ OF_EXAMPLES = job(
 )
 
 
+def test_a_report_is_charged_at_the_epsilon_that_the_server_asks_for() -> None:
+    charged: list[Any] = []
+    account: Any = SimpleNamespace(charge=lambda released, limit: charged.append(released))
+    block = {"eps": 0.75, "cells": 3, "adaptive": True, "total_eps": 900.0}
+    adaptive = job(protection={"name": "oue", "unary": block})
+    protection = make_protection(adaptive, 21)
+    charges = Charges(account, Policy(), Order(adaptive, None), "south")
+    for eps in (0.75, 2.5):
+        charges.charge(protection, {"round": 1, "eps": eps})
+    spent = [[(one.loss.epsilon, one.count) for one in released.spending] for released in charged]
+    assert spent == [
+        [(protection.encoding(eps).loss_per_parameter.epsilon, 21)] for eps in (0.75, 2.5)
+    ]
+
+
 @pytest.mark.parametrize(
     ("made", "after_s"), [(noised(), None), (job(protection=MASKED), 7.5), (OF_EXAMPLES, 7.5)]
 )

@@ -80,6 +80,9 @@ def test_a_job_s_file_is_judged_as_the_app_that_it_becomes(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(made.to_yaml())
     app, _ = app_of(tmp_path / "app", made)
     assert order_in(tmp_path / "job.yaml").digest == order_in(app).digest
+    (tmp_path / "job.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(SiteRefused, match=r"job\.yaml cannot be read"):
+        order_in(tmp_path / "job.yaml")
 
 
 def test_a_job_needs_the_very_signature_of_a_starter(tmp_path: Path, stack: ExitStack) -> None:

@@ -31,10 +31,11 @@ from nvflare_parts import NOISE, site_in
 CLEAR = {**NOISE, "dp_eps": 1e7}
 RICH = {"epsilon": {"run": 1e9, "month": 1e9, "ever": 1e9}}
 SHAPES = {"weight": (3, 5), "bias": (5,), "steps": ()}
+TYPES = {"weight": "float32", "bias": "float64", "steps": "float32"}
 
 
 def model(value: float = 1.0) -> dict[str, Any]:
-    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+    return {name: np.full(shape, value, TYPES[name]) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture
@@ -77,6 +78,7 @@ def test_a_report_is_the_update(folder: Path, differences: bool) -> None:
     after = model(0.125 if differences else 1.125)
     sent = admitted(reports(folder)).report(lambda: (after, differences)).arrays()
     assert {name: array.shape for name, array in sent.items()} == SHAPES
+    assert {name: array.dtype for name, array in sent.items()} == TYPES
     for array in sent.values():
         np.testing.assert_allclose(array, 0.125, atol=0.01)
     (charged,) = SiteReports(folder, "heart", CLEAR, "NVFlare")._site.account("heart").charges

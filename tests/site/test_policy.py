@@ -60,6 +60,9 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
         "strength.active_security", "clear.answer_after_s",
     ]  # fmt: skip
     assert of().warnings == []
+    for isolation, warned in (("weak", ["code.isolation"]), ("strong", [])):
+        own = of(("code", {"modules": {"net": "ab" * 32}, "isolation": isolation}))
+        assert [one.partition(" ")[0] for one in own.warnings] == warned
     signed = of(("jobs.digests", []), ("jobs.signed_by", ["ada"]), ("people", {"ada": "ab" * 32}))
     assert signed.warnings == []
 
@@ -99,6 +102,7 @@ def test_a_looser_key_accepts_what_a_sound_policy_refuses() -> None:
         (("strength.active_security", False),
          job(protection={"name": "distributed_dp", "distributed_dp": unsigned})),
         (("clear.counts", True), weighted),
+        (("clear.counts", True), job(protection=weighted.protection.model_dump(), server={})),
         (("clear.counts", True), job(deployment={"reveal": ["examples"]})),
         (("protections", ["dp_encrypt"]), noised(deployment={"answer_s": 9.0})),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import yaml
 pytest.importorskip("flwr")
 
 from fedveil.base.message import Message, decode, encode
-from fedveil.errors import FedveilError, InvalidValue, SiteError, SiteRefused
+from fedveil.errors import FedveilError, InvalidValue, ModelInvalid, SiteError, SiteRefused
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import Carrier, Outcome, drive
 from fedveil.rounds.outcomes import Answer, Report, Withheld
@@ -194,6 +194,9 @@ def test_the_policy_binds_a_sum(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match=r"clients.*strength.survivors is 4"):
         Sites(tmp_path / "survivors", "pw_encrypt", strength={"survivors": 4})
     sound = Sites(tmp_path / "sound", "pw_encrypt")
+    loose = Sites(tmp_path / "loose", "pw_encrypt", strength={"active_security": False})
+    signs = [of._seat is not None and of._seat.identity is not None for of in loose.reports]
+    assert all(signs)  # also if the policy does not demand it
     for change, why in (
         ({"active_security": False}, "active_security"),
         ({"share_secrets_ratio": 0.75}, "2 clients reconstruct a secret"),
@@ -216,6 +219,10 @@ def test_a_protection_is_bound_to_the_job_that_it_is_for() -> None:
     assert len({*digests}) == 3
     context = terms.protection(6, digests[2]).context
     assert (context.job, context.dimension, context.clients_per_round) == (digests[2], 6, 3)
+    statistics = {"norm.running_var": np.ones(5, np.float32)}
+    assert terms.layout(statistics).dimension == 5  # the sum has no noise
+    with pytest.raises(ModelInvalid, match="running_var"):
+        Terms.read(NOISE).layout(statistics)
 
 
 def test_signds_learns_its_step_from_the_servers_message(tmp_path: Path) -> None:

@@ -153,9 +153,20 @@ def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
 def test_a_comparison_finds_its_own_modules_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    task = "import fedveil\nclass Own(fedveil.Task):\n    targets, loss = 'class', len\n"
+    own = {"mine/own_task.py": task, "swept/own_net.py": "from parts import plain as net\n"}
+    for name, text in own.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+        monkeypatch.syspath_prepend((tmp_path / name).parent)
+    asked = Asked(protections=["not_encrypt"], sweep={"model": ["parts:plain", "own_net:net"]})
     with ExitStack() as stack:
-        comparison = Comparison(small_job(), Asked(protections=["not_encrypt"]))
+        comparison = Comparison(small_job(task="own_task:Own"), asked)
         ComparisonFolder.open(tmp_path / "c", comparison, stack).cells(lambda text: None)
+    for name in ("own_task", "own_net"):
+        del sys.modules[name]
+    places = (tmp_path / "c" / IMPORTS).read_text().splitlines()
+    assert {str((tmp_path / name).parent) for name in own} <= {*places}
     root = str(Path(parts.__file__).parent)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != root])
     with ExitStack() as stack:

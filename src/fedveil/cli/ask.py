@@ -76,7 +76,7 @@ def ask(
         from fedveil.federated.job import Job
         from fedveil.settings.yaml_file import refuse_other_kind
 
-        run = f"is a federated job. Run it with: fedveil run {question}"
+        run = f"is a federated job. Run it with: fedveil run {shlex.quote(str(question))}"
         refuse_other_kind(question, QuestionFile, Job, run)
         raise
     refuse_taken(out, None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -268,7 +269,7 @@ def _refuse_other(
     from fedveil.settings.yaml_file import refuse_other_kind
 
     if (run / JOB).is_file():
-        sentence = f"{kind}. Attack its run with: fedveil attack {attack} {run}"
+        sentence = f"{kind}. Attack its run with: fedveil attack {attack} {quote(str(run))}"
         refuse_other_kind(run / JOB, mine, other, sentence)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,9 +74,9 @@ def load(
         from fedveil.vertical.job import VerticalJob
 
         refuse_their_vertical(path)
-        refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {path}")
+        refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {quote(str(path))}")
         if path is not None and is_question(path):
-            question = f"{path} asks questions. Run it with: fedveil ask {path}"
+            question = f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"
             raise JobError([question]) from None
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
@@ -123,8 +124,8 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        resume = f"is a vertical job. Resume its run with: fedveil vertical run --resume {folder}"
-        refuse_other_kind(path, Job, VerticalJob, resume)
+        resume = "is a vertical job. Resume its run with: fedveil vertical run --resume "
+        refuse_other_kind(path, Job, VerticalJob, resume + quote(str(folder)))
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from fedveil.errors import RunFolderError
 from fedveil.pages.page import Page
@@ -39,7 +40,7 @@ def where(folder: Path, run: ReadRun) -> str:
     """Return the path of the page in `folder` or, if there is none, the reason in `run`'s log."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
-    return f"none: {run.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
+    return f"none: {run.said(NO_PAGE) or f'`fedveil report {quote(str(folder))}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:

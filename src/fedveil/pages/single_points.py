@@ -14,7 +14,7 @@ def single_points(plots: Sequence[Plot]) -> Table:
     rows = [
         [
             plot.title if len(plot.curves) == 1 else f"{plot.title}: {curve.name}",
-            f"{plot.x.title} {x:,g}",
+            f"{plot.x.title} {x:,.12g}",
             shown(y, plot.y),
         ]
         for plot in plots

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import IO
 
@@ -127,7 +128,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
     if any(e.name not in none and e.suffix != PARTIAL for e in held):
         others = ""
         if command and (path / JOB).exists():
-            others = f", or resume that run with `{command} --resume {path}`"
+            others = f", or resume that run with `{command} --resume {quote(str(path))}`"
         raise RunFolderError(f"{path} is not empty: name another folder{others}")
 
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 
 from fedveil.base.files import alone, write_new
 from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
@@ -58,7 +59,8 @@ class Site:
         """
         if not (folder / POLICY).is_file():
             raise SiteError(
-                f"{folder} is no site's folder. Make one with: fedveil site init {folder}"
+                f"{folder} is no site's folder. Make one with: fedveil site init "
+                f"{quote(str(folder))}"
             )
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & 0o077:

@@ -9,11 +9,13 @@ CELL names the protection, its settings and the seed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
@@ -137,7 +139,7 @@ class ComparisonFolder:
 
     def resumed(self) -> AbstractContextManager[None]:
         """Return a context in which an error that ends the comparison says how to resume it."""
-        return resumed_by(f"fedveil compare --resume {self.path}")
+        return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:
         self._folder.write_atomically(name, data)
@@ -157,5 +159,7 @@ class ComparisonFolder:
             "solutions": comparison.solutions,
         }
         self._folder.write_atomically(COMPARISON, write(kept).encode())
-        names = [comparison.job.model, comparison.job.data.name, *comparison.asked.protections]
-        keep_imports(self._folder, names)
+        swept = itertools.chain(*comparison.asked.sweep.values())
+        keep_imports(
+            self._folder, [*comparison.job.own_names, *comparison.asked.protections, *swept]
+        )

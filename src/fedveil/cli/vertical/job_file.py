@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedveil.base.plain_text import console, say
@@ -35,7 +36,7 @@ def load(
         from fedveil.federated.job import Job
 
         refuse_their_vertical(path)
-        refuse_other_kind(path, VerticalJob, Job, f"is a federated job. {other} {path}")
+        refuse_other_kind(path, VerticalJob, Job, f"is a federated job. {other} {quote(str(path))}")
         raise
 
 

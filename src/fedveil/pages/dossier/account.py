@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedveil.base.quantity import quantity
@@ -115,7 +116,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
         raise RunFolderError(
             f"{folder.path / METRICS} holds {quantity(len(run.records), 'record')}, but the "
             f"checkpoint covers {len(kept.records)}. Resume the run with: "
-            f"fedveil run --resume {folder.path}"
+            f"fedveil run --resume {quote(str(folder.path))}"
         )
     ledger, delta = Ledger.from_state(checkpoint.ledger), run.job["privacy"]["delta"]
     figures = ledger.figures(delta)
