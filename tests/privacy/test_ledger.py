@@ -76,6 +76,48 @@ def test_two_reports_of_a_round_add_up_before_a_round_that_was_cut_off():
     assert ledger.epsilon_every_round() == ledger.epsilon("run") == 1.75
 
 
+def test_a_bit_and_a_parameter_show_in_every_report_of_a_repeated_round():
+    ledger = Ledger()
+    ledger.record_many([(PARAMETER, 12)], round=1, clients=[0, 1], ahead=True)
+    assert ledger.epsilon("parameter") == 1.0
+    ledger.record_many([(PARAMETER, 12)], round=1, clients=[0])
+    for same in (ledger, ledger.copy(), Ledger.from_state(decode(encode(ledger.to_state())))):
+        found = [same.epsilon(per) for per in ("bit", "parameter", "round", "run")]
+        assert found == [1.0, 2.0, 24.0, 24.0]
+    ledger.record(PARAMETER, round=1, client=0, count=3)  # a part of a report
+    assert ledger.epsilon("parameter") == 2.0
+    assert ledger.epsilon("run") == 27.0
+
+
+def test_no_charge_is_lost_where_clients_of_a_round_change_places():
+    """After the third charge, client 1 has paid as much as client 2 had before it."""
+    loss, ledger = PrivacyLoss(1.0), Ledger()
+    for clients in ([1], [2], [2], [1, 2]):
+        ledger.record_many([(loss, 1)], round=0, clients=clients)
+    ledger.record_many([(loss, 5)], round=1, clients=[1])
+    assert ledger.epsilon("run") == 7.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.integers(1, 3),
+            st.sets(st.integers(0, 3), min_size=1), st.booleans(),
+        ),
+        max_size=8,
+    )
+)  # fmt: skip
+def test_every_client_pays_all_that_it_is_charged(records):
+    ledger, paid = Ledger(), Counter()
+    for number, count, clients, ahead in sorted(records, key=lambda record: record[0]):
+        charge = [(SELECTION if count == 1 else BIT, count)]
+        ledger.record_many(charge, round=number, clients=clients, ahead=ahead)
+        for client in clients:
+            paid[client] += charge[0][0].epsilon * count
+    assert ledger.epsilon("run") == max(paid.values(), default=0.0)
+
+
 def test_unary_reports_cost_what_the_table_says():
     """100 parameters of two bits each, eps = 0.5 per bit: 51.97 by bits, 79.84 by parameters."""
     by_parameter, by_bit = Ledger(), Ledger()

@@ -83,7 +83,7 @@ class Ledger:
     def __init__(self, *, adaptive: bool = False) -> None:
         self.adaptive = adaptive
         self._kinds: list[Kind] = []
-        self._index: dict[frozenset[Charge], int] = {}
+        self._index: dict[frozenset[tuple[Charge, int]], int] = {}
         self._tally: Tally = Sums() if adaptive else Counts()
         self._open: dict[int, dict[int, Clients]] = {}
         self._closed: Counter[tuple[int, ...]] = Counter()
@@ -92,8 +92,8 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`, which must be open."""
-        self._record([(loss, count)], round, [client])
+        """Add `count` releases of `loss` to a report of `client` in `round`, which must be open."""
+        self._record([(loss, count)], round, [client], another=False)
 
     def record_many(
         self,
@@ -103,12 +103,12 @@ class Ledger:
         clients: Iterable[int] | Array,
         ahead: bool = False,
     ) -> None:
-        """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
+        """Charge each of `clients` for one more report in `round`, which costs all of `spendings`.
 
         This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
         stay open, because interrupted rounds will be repeated and charged again.
         """
-        self._record(spendings, round, clients)
+        self._record(spendings, round, clients, another=True)
         if ahead:
             return
         for earlier in sorted(number for number in self._open if number < round):
@@ -211,7 +211,9 @@ class Ledger:
         other._in_clear = set(self._in_clear)
         return other
 
-    def _record(self, spendings: Spendings, round: int, clients: Iterable[int] | Array) -> None:
+    def _record(
+        self, spendings: Spendings, round: int, clients: Iterable[int] | Array, *, another: bool
+    ) -> None:
         round = integer("round", round, 0, MAX_ROUND)
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
@@ -220,9 +222,16 @@ class Ledger:
         if not charges or not len(members):
             return
         self._counted = None
-        self._join(self._open.setdefault(round, {}), charges, members)
+        self._join(self._open.setdefault(round, {}), charges, members, another=another)
 
-    def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
+    def _join(
+        self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
+    ) -> None:
+        """Add `charges` to those of `members` in one round's `groups`: clients by their kind.
+
+        `another` is True if `charges` are for another report than a client's charges so far.
+        """
+        joined = []
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -233,16 +242,19 @@ class Ledger:
                 groups[kind] = rest
             else:
                 del groups[kind]
-            self._put(groups, _merged([*self._kinds[kind], *charges]), both)
+            held = self._kinds[kind]
+            joined.append(((*held, *charges) if another else _merged(charges, held), both))
+        # Only now, because a new kind may be that of a group that the loop had still to read.
+        for kind_of_both, both in joined:
+            self._put(groups, kind_of_both, both)
         if len(members):
             self._put(groups, charges, members)
 
     def _put(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        key = frozenset(charges)
-        if key not in self._index:
-            self._index[key] = len(self._kinds)
+        key = frozenset(Counter(charges).items())
+        kind = self._index.setdefault(key, len(self._kinds))
+        if kind == len(self._kinds):
             self._kinds.append(charges)
-        kind = self._index[key]
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
@@ -279,7 +291,7 @@ class Ledger:
             ledger = cls(adaptive=take(state, "adaptive", bool))
             ledger._first_open = integer("first_open", take(state, "first_open", int), 0, MAX_ROUND)
             ledger._kinds = kinds = kinds_from_state(state)
-            ledger._index = {frozenset(kind): i for i, kind in enumerate(kinds)}
+            ledger._index = {frozenset(Counter(kind).items()): i for i, kind in enumerate(kinds)}
             first = ledger._first_open
             ledger._closed, ledger._open = rounds_from_state(state, len(kinds), first)
             times = [
@@ -333,11 +345,13 @@ def _charges(spendings: Spendings, *, bare: bool) -> Kind:
     return _merged(pairs)
 
 
-def _merged(charges: Iterable[Charge]) -> Kind:
-    total: dict[PrivacyLoss, int] = {}
+def _merged(charges: Iterable[Charge], held: Kind = ()) -> Kind:
+    """Return `held` with more `charges` of the same report. Counts of equal losses are added."""
+    total = list(held)
     for loss, count in charges:
-        total[loss] = total.get(loss, 0) + count
-    return tuple(total.items())
+        at = next((i for i, (one, _) in enumerate(total) if one == loss), len(total))
+        total[at : at + 1] = [(loss, count + sum(n for _, n in total[at : at + 1]))]
+    return tuple(total)
 
 
 def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
@@ -364,13 +378,15 @@ def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or
     # examples in a report, it shows in one. A change of one bit shows only in that bit. If bits are
-    # not distinguished, it shows in everything in which a parameter shows.
+    # not distinguished, it shows in everything in which a parameter shows. A round that was
+    # repeated has several reports, which charge the same loss. A change shows in each of them.
     if per == "round":
         return [list(kind)]
     if per == "parameter":
         return [[_narrowed(loss, count, _PARAMETER) for loss, count in kind]]
     narrowed = [_narrowed(loss, count, _BIT) for loss, count in kind]
-    alone = [[(loss, 1)] for (loss, _), (whole, _) in zip(narrowed, kind, strict=True)
+    reports = Counter(whole for whole, _ in kind)
+    alone = [[(loss, reports[whole])] for (loss, _), (whole, _) in zip(narrowed, kind, strict=True)
              if whole.size < _UPDATE]  # fmt: skip
     together = [c for c, (whole, _) in zip(narrowed, kind, strict=True) if whole.size == _UPDATE]
     return [*alone, together] if together else alone
