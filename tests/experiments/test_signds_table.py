@@ -60,6 +60,8 @@ def test_the_mean_of_many_rounds_is_the_mechanisms_own() -> None:
 
 
 def test_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = signds_table._drawn
+    monkeypatch.setattr(signds_table, "_drawn", lambda mechanism, rounds: drawn(mechanism, 20))
     outcome = SignDSTable().run(tmp_path, "small", lambda text: None)
     assert [len(plot.curves) for plot in outcome.plots] == [3]
     sent = outcome.tables[0].rows
