@@ -75,16 +75,18 @@ def figures(told: bool, claim: Figure) -> dict[str, Measured]:
     claimed = distance_of_epsilon(claim)
     for name, distance in distances.items():
         value = epsilon_of_distance(distance, claim.delta)
-        assert found[name].value == value, name
+        assert found[name].value == pytest.approx(value, rel=1e-12), name
         missed = epsilon_of_distance(claimed**2 / distance, claim.delta)
         expected = math.nan if value > claim.epsilon else missed
         assert found[name].unseen == pytest.approx(expected, nan_ok=True), name
     moves = SIGNS * seen.scores / 4
     distance, uncertain = moved_distance(moves, 4, seen.noise, error=error)
     moved = found[BY_MOVE]
-    assert (moved.value, moved.cases) == (epsilon_of_distance(distance, claim.delta), 7)
+    value = epsilon_of_distance(distance, claim.delta)
+    assert (moved.value, moved.cases) == (pytest.approx(value, rel=1e-12), 7)
     if moved.value <= claim.epsilon:
-        assert moved.unseen == epsilon_of_distance(claimed + uncertain, claim.delta)
+        missed = epsilon_of_distance(claimed + uncertain, claim.delta)
+        assert moved.unseen == pytest.approx(missed, rel=1e-12)
     audit = audit_run(seen.scores, INCLUDED, claim, gaussian=True, confidence=1 - 2 * error)
     assert (found[BOUND].value, found[ALONE].value) == (audit.bound, audit.alone)
     if not told:

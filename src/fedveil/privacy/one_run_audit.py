@@ -31,11 +31,15 @@ from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
-from fedveil.privacy.gaussian_curve import analytic_sigma
+from fedveil.privacy.gaussian_curve import analytic_sigma, epsilon_for
 from fedveil.privacy.guarantee_strength import Figure
 
 #: An epsilon in place of 0, for curves that need a positive one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
+#: A distance whose epsilon is above `_MOST`, whatever the delta is.
+_FARTHEST = 2.0**12
+#: `epsilon_for` rounds up by half of this.
+_ROUNDED_DOWN = 1 - 2e-8
 #: For m canaries, the number of guesses is m, m / 2, m / 4 and so on, but at least this.
 _FEWEST = 8
 
@@ -106,7 +110,8 @@ def gaussian_lower_bound(
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
         raise InvalidValue("delta = 0 is promised by no Gaussian noise")
-    return _largest(lambda eps: _curve_refuted(canaries, guesses, right, _mu(eps, delta), error))
+    mu = _largest(lambda mu: _curve_refuted(canaries, guesses, right, mu, error))
+    return epsilon_of_distance(mu, delta)
 
 
 def independent_lower_bound(
@@ -341,7 +346,12 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
     """Return the epsilon at `delta` between N(0, 1) and N(mu, 1), rounded down."""
-    return _largest(lambda eps: _mu(eps, delta) <= mu)
+    if not mu > 0:
+        return 0.0
+    mu = min(mu, _FARTHEST)
+    # The second term exceeds what rounding leaves of an epsilon of 0.
+    found = epsilon_for(1 / mu, delta) * _ROUNDED_DOWN - 1e-15 * mu * mu
+    return min(max(found, 0.0), _MOST)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
