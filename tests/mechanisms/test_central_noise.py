@@ -123,11 +123,11 @@ def test_an_attacker_who_knows_all_others_does_not_refute_it() -> None:
     made = CentralNoise(1.0, 1e-3, 1.0, STEPS[0], 2)
     far = np.array([5.0, 0.0])
     played = audit.run(
-        in_a_sum(made, 1), far, -far, claim=made.loss, trials=8000, entropy=Seeded(1, "audit")
+        in_a_sum(made, 1), far, -far, claim=made.loss, trials=4000, entropy=Seeded(1, "audit")
     )
     assert not played.refuted
     bare = audit.run(
-        in_a_sum(made, 0), far, -far, claim=made.loss, trials=8000, entropy=Seeded(1, "audit")
+        in_a_sum(made, 0), far, -far, claim=made.loss, trials=1000, entropy=Seeded(1, "audit")
     )
     assert bare.refuted
 

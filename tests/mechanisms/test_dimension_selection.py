@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from unittest import mock
 
 import numpy as np
@@ -226,7 +226,7 @@ def test_a_selection_has_exactly_the_stated_probability(
     total = sum(weights.values())
     law = {outcome: Fraction(weight) / total for outcome, weight in weights.items()}
 
-    trials = 10_000
+    trials = 4000
     entropy = Seeded(1, "law")
     counts: Counter[object] = Counter()
     for _ in range(trials):
@@ -327,16 +327,19 @@ def test_the_set_is_that_of_a_stable_sort(values: list[float], data: st.DataObje
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("special", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 300, 999])
-def test_a_value_that_is_not_finite_is_refused(dtype: type, special: float, at: int) -> None:
-    vector = np.linspace(-1, 1, 1000, dtype=dtype)
+@pytest.mark.parametrize("length", [1000, top_k._FEW + 1])
+def test_a_value_that_is_not_finite_is_refused(
+    dtype: type, special: float, at: int, length: int
+) -> None:
+    vector = np.linspace(-1, 1, length, dtype=dtype)
     vector[at] = special
     with pytest.raises(InvalidValue, match="NaN or infinity"):
         SignDS(k=0.1).select(vector, Seeded(0))
 
 
 def test_the_largest_finite_values_are_no_exception() -> None:
-    for dtype in (np.float32, np.float64):
-        vector = np.full(1000, np.finfo(dtype).max)
+    for dtype, length in product((np.float32, np.float64), (1000, top_k._FEW + 1)):
+        vector = np.full(length, np.finfo(dtype).max)
         selection = SignDS(k=0.25, dim_out=20).select(vector, Seeded(0))
         assert selection.magnitude == (np.inf if dtype == np.float64 else np.finfo(dtype).max)
 
@@ -348,7 +351,7 @@ def test_what_is_no_vector_is_refused(update: object) -> None:
 
 
 def test_how_a_vector_is_stored_changes_nothing() -> None:
-    base = Seeded(5).generator().integers(-50, 50, 3000).astype(np.float32)
+    base = Seeded(5).generator().integers(-50, 50, top_k._FEW + 1).astype(np.float32)
     mechanism = SignDS(k=0.1, eps=20)
     unaligned = np.frombuffer(b"x" + base.tobytes(), np.uint8)[1:].view(np.float32)
     assert not unaligned.flags.aligned
@@ -377,16 +380,16 @@ def test_the_numpy_path_gives_the_same_bytes(dtype: type, monkeypatch: pytest.Mo
     same_digit = (1 + generator.random(5000) * 1e-4).astype(dtype)
     mechanism = SignDS(k=0.2, eps=30)
 
-    def selections() -> list[tuple[bytes, int, float]]:
+    def drawn_again() -> list[tuple[bytes, int, float]]:
         entropy = Seeded(8)
         drawn = [mechanism.select(v, entropy) for v in (dense, sparse, same_digit) for _ in "1234"]
         return [(s.indices.tobytes(), s.sign, s.magnitude) for s in drawn]
 
-    compiled = selections()
+    compiled = drawn_again()
     monkeypatch.setattr(top_k, "HAVE_NUMBA", False)
     for name in ("_count_rows", "_locate"):
         monkeypatch.setattr(top_k, name, getattr(top_k, name).numpy_path)
-    assert selections() == compiled
+    assert drawn_again() == compiled
 
 
 # --- the loss --------------------------------------------------------------------------------
@@ -401,22 +404,26 @@ def test_the_private_magnitude_is_no_field_of_a_selection() -> None:
 
 def test_the_public_audit_does_not_refute_the_claim_for_updates_of_other_sizes() -> None:
     left, right = np.arange(12.0), 1e6 * np.arange(12.0)[::-1]
-    mechanism = SignDS(k=0.25, eps=1.0, dim_out=2)
-    bound = audit.lower_bound(mechanism, left, right, trials=4000, entropy=Seeded(10))
-    assert 0.2 < bound <= 1.0
+    mechanism = SignDS(k=0.25, eps=3.0, dim_out=2)
+    bound = audit.lower_bound(mechanism, left, right, trials=1000, entropy=Seeded(10))
+    assert 0.6 < bound <= 3.0
 
 
-def game(mechanism: SignDS, guess: Callable[[Selection], bool], trials: int = 4000) -> float:
-    """Tell two updates with disjoint top-k sets apart by one test of the output."""
-    dim = 40
-    left, right = np.zeros(dim, np.float32), np.zeros(dim, np.float32)
+def selections(mechanism: SignDS, trials: int) -> list[list[Selection]]:
+    """Return selections for each of two updates with disjoint top-k sets."""
+    left, right = np.zeros(40, np.float32), np.zeros(40, np.float32)
     left[:10], left[10:20] = 1, -1
     right[20:30], right[30:] = 1, -1
-    hits = [
-        sum(guess(mechanism.select(update, entropy)) for _ in range(trials))
+    return [
+        [mechanism.select(update, entropy) for _ in range(trials)]
         for update, entropy in ((left, Seeded(9, "left")), (right, Seeded(9, "right")))
     ]
-    return loss_at_least(hits[0], hits[1], trials)
+
+
+def game(made: list[list[Selection]], guess: Callable[[Selection], bool]) -> float:
+    """Tell the two updates apart by one test of the output."""
+    left, right = (sum(map(guess, of_one)) for of_one in made)
+    return loss_at_least(left, right, len(made[0]))
 
 
 def favours_left(selection: Selection) -> bool:
@@ -426,13 +433,12 @@ def favours_left(selection: Selection) -> bool:
     return inside.sum() >= 2
 
 
-class IndicesInTheOrderOfChoice(SignDS):
-    """The planted bug: the top-k dimensions come first."""
-
-    def select(self, update: np.ndarray, entropy: Seeded) -> Selection:
-        selection = super().select(update, entropy)
-        order = np.argsort(-selection.sign * update[selection.indices], kind="stable")
-        return Selection(selection.indices[order], selection.sign, selection.magnitude)
+def in_the_order_of_choice(selection: Selection, first: int) -> Selection:
+    """The planted bug: the top-k dimensions, which begin at `first` or 10 later, come first."""
+    least = first if selection.sign == 1 else first + 10
+    outside = (selection.indices < least) | (selection.indices >= least + 10)
+    order = np.argsort(outside, kind="stable")
+    return Selection(selection.indices[order], selection.sign, selection.magnitude)
 
 
 def first_is_lefts(selection: Selection) -> bool:
@@ -444,14 +450,18 @@ def test_the_loss_stays_below_the_claim_and_planted_bugs_do_not() -> None:
     mechanism = SignDS(k=0.25, eps=eps, dim_out=3)
     assert mechanism.plan(40).threshold == 2
     assert (mechanism.loss.epsilon, mechanism.loss.delta, mechanism.loss.per) == (1, 0, "update")
-    assert 0.5 * eps < game(mechanism, favours_left) <= eps
-    assert game(mechanism, first_is_lefts) <= eps
+    made = selections(mechanism, 4000)
+    assert 0.5 * eps < game(made, favours_left) <= eps
+    assert game(made, first_is_lefts) <= eps
 
-    assert game(IndicesInTheOrderOfChoice(k=0.25, eps=eps, dim_out=3), first_is_lefts) > eps
+    told = [
+        [in_the_order_of_choice(one, first) for one in of_one]
+        for first, of_one in zip((0, 20), made, strict=True)
+    ]
+    assert game(told, first_is_lefts) > eps
 
-    wrong_law = SignDS(k=0.25, eps=eps, dim_out=3)
-    wrong_law._plans[40] = SignDS(k=0.25, eps=3 * eps, dim_out=3).plan(40)
-    assert game(wrong_law, favours_left) > eps
+    mechanism._plans[40] = SignDS(k=0.25, eps=3 * eps, dim_out=3).plan(40)
+    assert game(selections(mechanism, 1000), favours_left) > eps
 
 
 @pytest.mark.parametrize("eps", [0.0, 2.0, 5.5])

@@ -109,9 +109,9 @@ def test_compiled_or_not_it_rounds_alike():
 
 
 def test_rounding_has_the_right_mean_and_takes_the_two_next_whole_numbers():
-    noise = made(dimension=4, rotation=False, entry_bits=6)
-    vector = np.array([0.25, -0.75, 1.5, 3], np.float32) * np.float32(noise.step)
-    seen = np.array([noise.rounded(vector, None, Seeded(5, i)) for i in range(20_000)])
+    noise = made(dimension=80_000, rotation=False, entry_bits=12)
+    vector = np.tile(np.array([0.25, -0.75, 1.5, 3], np.float32), 20_000) * np.float32(noise.step)
+    seen = noise.rounded(vector, None, Seeded(5)).reshape(20_000, 4)
     assert {tuple(np.unique(column)) for column in seen.T} == {(0, 1), (-1, 0), (1, 2), (3,)}
     for column, p in zip(seen.T, (0.25, 0.25, 0.5), strict=False):
         ups = int((column == column.max()).sum())

@@ -10,7 +10,7 @@ import pytest
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.unclipped_sum import GaussianSum
-from fedveil.privacy.audit import run
+from fedveil.privacy.audit import of_scores
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 
@@ -38,13 +38,15 @@ def test_the_noise_is_as_wide_as_it_says() -> None:
 
 
 def test_an_empirical_bound_stays_below_the_claim_and_above_it_where_noise_is_for_half() -> None:
-    """Sums far longer than the clip, that differ in one contribution which is surely there."""
-    long = np.array([300.0, -20.0])
-    honest = GaussianSum(1.5, 1e-3, 1.0, dimension=2)
-    a, b = long + np.array([1.0, 0.0]), long - np.array([1.0, 0.0])
-    assert not run(honest, a, b, claim=honest.loss, trials=20_000, entropy=Seeded(1)).refuted
-    meagre = GaussianSum(1.5, 1e-3, 0.5, dimension=2)
-    assert run(meagre, a, b, claim=meagre.loss, trials=20_000, entropy=Seeded(1)).refuted
+    """Sums far longer than the clip. Each entry is one more try of a contribution of one entry."""
+    tries = 20_000
+    for norm, refuted in ((1.0, False), (0.5, True)):
+        loss = GaussianSum(1.5, 1e-3, norm, dimension=1).loss
+        noise = GaussianSum(1.5, 1e-3, norm, dimension=tries)
+        ahead, back = (
+            noise.privatize(np.full(tries, 100.0 + side), Seeded(1, side)) for side in (1, -1)
+        )
+        assert of_scores(ahead, back, claim=loss).refuted == refuted
 
 
 def test_likelihoods_are_the_noise_s() -> None:

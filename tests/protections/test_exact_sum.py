@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.base import two_threads
@@ -29,11 +29,11 @@ def summed(terms: list[tuple[float, int]]) -> ExactSum:
     return running
 
 
-def units(running: ExactSum) -> int:
+def units(running: ExactSum, entry: int = 0) -> int:
     """Return the sum in units of 2^-44, regardless of its parts."""
     far = running._far
-    high = 0 if far is None else (int(far._whole[0]) << 44) + int(far._places[0])
-    return high + int(running._near[0])
+    high = 0 if far is None else (int(far._whole[entry]) << 44) + int(far._places[entry])
+    return high + int(running._near[entry])
 
 
 def total(terms: list[tuple[float, int]]) -> int:
@@ -66,18 +66,26 @@ def test_merging_is_adding(left: list[tuple[float, int]], right: list[tuple[floa
     assert one.terms == len(left) + len(right)
 
 
-@given(st.integers(1, 3), st.floats(0, 500, width=32))
+@settings(max_examples=15)
+@given(st.integers(1, 3), st.lists(st.floats(0, 500, width=32), min_size=7, max_size=7))
 def test_many_terms_move_into_the_wide_sum_before_they_could_overflow(
-    parts: int, value: float
+    parts: int, values: list[float]
 ) -> None:
-    terms = [(value, 1), (-value / 3, 1), (511.99997, 1)] * 400
-    whole = summed(terms)
-    merged = ExactSum(1)
+    row = np.array(values, np.float32)
+    few = [row, -row / np.float32(3), np.full(7, 511.99997, np.float32)]
+    whole, merged = ExactSum(7), ExactSum(7)
+    for term in few * 400:
+        whole.add(term)
     for part in range(parts):
-        merged.merge(summed(terms[part::parts]))
-    assert units(whole) == units(merged) == by_fractions(terms)
+        share = ExactSum(7)
+        for term in (few * 400)[part::parts]:
+            share.add(term)
+        merged.merge(share)
+    expected = [400 * by_fractions([(float(term[i]), 1) for term in few]) for i in range(7)]
+    for running in (whole, merged):
+        assert [units(running, i) for i in range(7)] == expected
     assert whole.value().tobytes() == merged.value().tobytes()
-    assert whole.value()[0] == pytest.approx(by_fractions(terms) / 2**44, rel=1e-15)
+    assert whole.value() == pytest.approx([each / 2**44 for each in expected], rel=1e-15)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

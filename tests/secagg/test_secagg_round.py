@@ -24,7 +24,7 @@ def vectors(count: int, length: int = 6, seed: int = 0) -> dict[int, np.ndarray]
 
 @st.composite
 def plans(draw: Any) -> tuple[int, int, dict[Any, list[int]], bool]:
-    count = draw(st.integers(2, 40))
+    count = draw(st.integers(2, 20))
     threshold = draw(st.integers(1, count))
     active = draw(st.booleans())
     silent = draw(

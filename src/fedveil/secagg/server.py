@@ -219,7 +219,7 @@ class Server:
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
         if len(answered) < self.terms.least:
-            return len(answered), self.terms.least
+            return len(answered), max(self.terms.least, self.terms.threshold)
         return self._count_holders(answered)
 
     def _send_keys(self, asked: list[int]) -> dict[int, Message]:

@@ -92,7 +92,7 @@ def flat_vector(update: Any) -> Vector:
 
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
-    if not HAVE_NUMBA:
+    if not HAVE_NUMBA or len(vector) <= _FEW:
         values = finite_vector("update", vector) * vector.dtype.type(sign)
         return np.partition(values, -size)[-size]
     width = 8 * vector.itemsize
