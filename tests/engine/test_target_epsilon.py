@@ -178,6 +178,9 @@ def test_a_parameter_ends_where_the_job_ends_it() -> None:
         (["protection={name: dp_encrypt, dp_encrypt: {noise: continuous}}"],
          "no protection.dp_encrypt.dp_eps brings the run to epsilon 5: at 1e-09 it is epsilon inf "
          "at delta 1e-05 (none). Use fewer rounds, another delta or other parameters"),
+        (["protection=pw_encrypt", "privacy.delta=0"],
+         "no protection.pw_encrypt.central_eps brings the run to epsilon 5. Use fewer rounds, "
+         "another delta or other parameters"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_solved_says_so(settings: list[str], sentence: str) -> None:

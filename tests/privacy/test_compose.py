@@ -349,6 +349,14 @@ def test_more_releases_cost_more(terms):
     assert less <= more * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("delta", [0.0, DELTA])
+@pytest.mark.parametrize("loss", [gaussian(1.0), PrivacyLoss.of_release(Gaussian(1.0))])
+def test_no_release_costs_nothing(loss, delta):
+    assert compose([(loss, 0)], delta) == 0.0
+    one = compose([(PrivacyLoss(0.5), 1)], delta)
+    assert compose([(loss, 0), (PrivacyLoss(0.5), 1)], delta) == one
+
+
 def test_nothing_promised_stays_infinite():
     assert math.isinf(compose([(PrivacyLoss(math.inf), 1)], 0.5))
     assert math.isinf(compose([(PrivacyLoss(1.0), 1), (PrivacyLoss(math.inf), 1)], 0.1))
@@ -473,6 +481,8 @@ def test_a_described_release_is_worked_out_when_it_is_composed():
         ),
         (lambda: PrivacyLoss(1.0, per="bit", part=PrivacyLoss(1.0, per="bit")), "not smaller"),
         (lambda: compose([], 1.0), "delta = 1.0 is outside"),
+        (lambda: compose([(PrivacyLoss(1.0), -2)]), r"count = -2 is outside \[0, inf\)"),
+        (lambda: compose([(PrivacyLoss(1.0), 2.5)]), r"count = 2\.5 is not a whole number"),
         (lambda: PrivacyLoss(-0.5), r"epsilon = -0\.5 is outside"),
         (lambda: PrivacyLoss(math.nan), "epsilon = nan is outside"),
         (lambda: PrivacyLoss(0.5, 1.5), r"delta = 1\.5 is outside"),

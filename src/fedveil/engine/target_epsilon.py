@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -98,10 +99,12 @@ def _solve(job: Job, protection: Protection, target: float) -> Solved:
         _found[sought] = _edge(fits, key, key.of(protection.settings.model_dump()))
     value = _found[sought]
     if value is None:
-        least = _MOST if key.falls else _LEAST
+        least, shown = _MOST if key.falls else _LEAST, ""
+        with suppress(InvalidValue, ValidationError):  # if the protection allows this value
+            shown = f": at {least:g} it is {spent(least)}"
         raise InvalidValue(
-            f"no {place} brings the run to epsilon {target:g}: at {least:g} it is "
-            f"{spent(least)}. Use fewer rounds, another delta or other parameters"
+            f"no {place} brings the run to epsilon {target:g}{shown}. Use fewer rounds, another "
+            "delta or other parameters"
         )
     found = at_cost(protection, key, value)
     changes = [*total.items(), *key.changes(settings, value)]

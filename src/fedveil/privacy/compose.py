@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedveil.base.lazy import special
-from fedveil.base.validate import within
+from fedveil.base.validate import integer, within
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, repeat
@@ -52,7 +52,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
     delta = within("delta", delta, 0, 1, open_high=True)
     total: Counter[PrivacyLoss] = Counter()
     for loss, count in charges:
-        total[loss] += count
+        if integer("count", count, 0):
+            total[loss] += count
     return _compose(frozenset(total.items()), delta, adaptive)
 
 
