@@ -90,7 +90,8 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: Blo
     (tmp_path / "job.yaml").write_text("epochs: 1" if vertical else JOB)
     (tmp_path / "question.yaml").write_text(QUESTION)
     text = re.sub(r"rounds=\d+\)", "rounds=2)", block.text)
-    text = text.replace('["rounds=2"]', '["rounds=1", "simulation.workers=0"]')
+    small = '["rounds=1", "simulation.workers=0", "clients.number=60"]'
+    text = text.replace('["rounds=2"]', small)
     text = text.replace("Target.of(Job(", "Target.of(Job(rounds=2, ")
     names: dict[str, object] = {"__name__": "a_page"}
     exec(GIVEN, names)
@@ -191,7 +192,7 @@ def test_there_is_something_to_check() -> None:
     assert sum(len(list(in_sentences(page))) for page in pages()) > 30
 
 
-# The tutorial, command by command, with fewer rounds
+# The tutorial, command by command, with fewer rounds and clients
 
 
 def test_the_tutorial_can_be_followed(command: Command, tmp_path: Path) -> None:
@@ -202,7 +203,8 @@ def test_the_tutorial_can_be_followed(command: Command, tmp_path: Path) -> None:
     for words in typed:
         if words[:2] == ["fedveil", "attack"]:
             continue  # a minute; its options are put to the command above
-        shorter = ["--set", "rounds=1", "--set", "simulation.workers=0"] * (words[1] == "run")
+        keys = ("rounds=1", "simulation.workers=0", "clients.number=600")  # 500 have a canary
+        shorter = [word for key in keys for word in ("--set", key)] * (words[1] == "run")
         code, out, err = command(*words[1:], *shorter)
         assert code == 0, err
         said[" ".join(words)] = " ".join(out.split())

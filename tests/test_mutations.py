@@ -99,5 +99,6 @@ def test_a_bug_that_lives_is_told_from_one_whose_tests_were_skipped(
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_passed.py").write_text("def test(): pass")
     (tmp_path / "test_skipped.py").write_text("import pytest\ndef test(): pytest.skip()")
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}  # quicker
     for outcome in ("passed", "skipped"):
-        assert tested(tmp_path, [f"test_{outcome}.py"], 60) == outcome
+        assert tested(tmp_path, [f"test_{outcome}.py"], 60, **alone) == outcome

@@ -198,7 +198,7 @@ def test_a_server_cannot_lie_about_the_number_of_clients(
 ) -> None:
     """Each client's share of the noise would be that of one among thousands."""
     app, own = tmp_path / "app", tmp_path / "own.yaml"
-    more: dict[str, Any] = {"epsilon": 2.0, "rows": 1, "answer_s": 1.0}
+    more: dict[str, Any] = {"epsilon": 2.0, "rows": 1, "answer_s": 0.1}
     write_app(app, deployable(file_of("distributed_dp", clients=5000, **more)))
     for stated, said in ((SITES, "clients is 5000, and 5 in the own"), (None, "does not state")):
         own.write_text(file_of("distributed_dp", clients=stated, **more).to_yaml())

@@ -326,11 +326,12 @@ def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """The app's job comes from the server: another threshold opens a client's update."""
-    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW))
+    waiting = {"wait_s": 0.2}
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=PW, deployment=waiting))
     own = tmp_path / "own.yaml"
     own.write_bytes((app / "job.yaml").read_bytes())
     weaker = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "reconstruct_secrets_threshold": 2}}  # type: ignore[dict-item]
-    other, _ = app_of(tmp_path / "other", job(rounds=1, protection=weaker))
+    other, _ = app_of(tmp_path / "other", job(rounds=1, protection=weaker, deployment=waiting))
 
     def grid(app: Path, run: str) -> LocalGrid:
         grid = LocalGrid(app, tmp_path / f"state of {run}")

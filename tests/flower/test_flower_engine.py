@@ -215,7 +215,8 @@ def reports_of(*clients: int) -> Callable[[Any], bool]:
 
 @pytest.mark.parametrize("position", [SHORT, PW], ids=named)
 def test_a_missing_reply_is_a_dropout(tmp_path: Path, position: Any):
-    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=position))
+    waiting = {"answer_s": 0.3}
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=position, deployment=waiting))
     grid = LocalGrid(app, tmp_path / "state")
     lost = reports_of(2)
     grid.tamper = lambda m: None if lost(m) and "advertise" not in m.metadata.message_type else m

@@ -227,35 +227,35 @@ def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path
 @pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before", "none"])
 def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
     """A foreign control variate could move the client's update without any bound."""
-    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0}, rounds=4)
+    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0})
     grid, edited = deploy(tmp_path, settings), []
 
     def change(message: Any) -> Any:
         asked = message.has_content() and COMMON in message.content and not edited
-        if asked and decode(message.content[COMMON]["encoded"])["round"] == 4:
+        if asked and decode(message.content[COMMON]["encoded"])["round"] == 3:
             edited.append(edit)
             forge(tmp_path / "state", edit)
         return message
 
     grid.tamper = change
     run = end(grid, tmp_path)
-    assert [record["reports"] for record in run.metrics] == [CLIENTS] * 3 + [CLIENTS - 1]
+    assert [record["reports"] for record in run.metrics] == [CLIENTS] * 2 + [CLIENTS - 1]
     assert sum(sum(run.metrics[-1][kind].values()) for kind in LOST) == 1
 
 
 def forge(state: Path, edit: str) -> None:
-    """Replace client 0's saved state of round 3 without knowing its key."""
+    """Replace client 0's saved state of round 2 without knowing its key."""
     (folder,) = state.glob("*-0.kept/clients")
     if edit == "all of 7":
-        sevens = np.full_like(vector_of(folder / "0-3"), 7)
-        ClientStates(folder.parent).save(0, 3, sevens)
+        sevens = np.full_like(vector_of(folder / "0-2"), 7)
+        ClientStates(folder.parent).save(0, 2, sevens)
     elif edit == "none":
-        (folder / "0-3").unlink()
+        (folder / "0-2").unlink()
     elif edit == "of the round before":
-        (folder / "0-3").write_bytes((folder / "0-2").read_bytes())
+        (folder / "0-2").write_bytes((folder / "0-1").read_bytes())
     else:
         (other,) = state.glob("*-1.kept/clients")
-        (folder / "0-3").write_bytes((other / "1-3").read_bytes())
+        (folder / "0-2").write_bytes((other / "1-2").read_bytes())
 
 
 def vector_of(path: Path) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,10 +118,10 @@ class FakeGrid(Grid):
         received = self.tamper(over_the_wire(message))
         if received is None or message.metadata.dst_node_id in self.silent:
             return
-        self.sent.append(over_the_wire(received))
+        self.sent.append(deepcopy(received))
         reply = over_the_wire(self.nodes[message.metadata.dst_node_id].answer(received))
         self.replies.append(reply)
-        self._waiting[message.metadata.message_id] = self.tamper_reply(over_the_wire(reply))
+        self._waiting[message.metadata.message_id] = self.tamper_reply(deepcopy(reply))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         ready = [i for i in message_ids if i in self._waiting]

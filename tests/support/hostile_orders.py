@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedveil.base.message import encode
 from fedveil.federated.job import Job
 from fedveil.flower.records import ADDRESS, COMMON, MESSAGE, addressed_records, common_record
+from fedveil.settings import yaml_file
 from fedveil.settings.yaml_file import put
 from site_parts import archive
 
@@ -87,7 +88,7 @@ def changed(job: Job, *changes: dict[str, Any]) -> bytes:
                 held = {} if held is None else {"name": held}
             place[block] = place = held
         place[name] = value
-    return with_code(yaml.safe_dump(data))
+    return with_code(yaml_file.write(data))  # in C, where the emitter is installed
 
 
 def text_of(job: Job) -> str:

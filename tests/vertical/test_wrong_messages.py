@@ -39,18 +39,13 @@ ELSEWHERE: list[Message] = [
 ]
 
 
+def party_of(task: Bottoms, name: str) -> Party:
+    loss = task.loss if name == task.leader else None
+    return Party(name, task.split_model(), loss=loss, in_flight=IN_FLIGHT, entropy=Seeded(1))
+
+
 def parties_of(task: Bottoms) -> dict[str, Party]:
-    split = task.split_model()
-    return {
-        name: Party(
-            name,
-            split,
-            loss=task.loss if name == split.leader else None,
-            in_flight=IN_FLIGHT,
-            entropy=Seeded(1),
-        )
-        for name in split.parties
-    }
+    return {name: party_of(task, name) for name in (task.leader, *task.followers)}
 
 
 def batch_of(task: Bottoms, party: str) -> Batch:
@@ -123,7 +118,7 @@ def test_a_message_that_is_not_due_ends_it(kind: type[Bottoms], training: bool) 
         for place, (_, due) in enumerate(received):
             for wrong in wrong_ones(heard, due):
                 tried += 1
-                party = parties_of(task)[name]
+                party = party_of(task, name)
                 before = state_of(party)
                 with pytest.raises(ExchangeError):
                     play(exchange_of(party, task, training), received, place, wrong)
@@ -156,7 +151,7 @@ def test_a_party_has_waited_for_every_message(monkeypatch: pytest.MonkeyPatch) -
     received = messages(task, training=True)["lead"]
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
     monkeypatch.setattr(step_module, "time", clock)
-    party, replies = parties_of(task)["lead"], iter(received)
+    party, replies = party_of(task, "lead"), iter(received)
     exchange, answer = exchange_of(party, task, training=True), None
     with suppress(StopIteration):
         while True:

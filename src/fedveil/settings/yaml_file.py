@@ -59,7 +59,9 @@ class _Loader(yaml.SafeLoader):
     # open brackets. The oldest is always the first: a bracket's keys go when it closes.
 
     def next_possible_simple_key(self) -> int | None:
-        return next((key.token_number for key in self.possible_simple_keys.values()), None)
+        for key in self.possible_simple_keys.values():
+            return int(key.token_number)
+        return None
 
     def stale_possible_simple_keys(self) -> None:
         for key in self.possible_simple_keys.values():

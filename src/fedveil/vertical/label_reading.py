@@ -210,10 +210,9 @@ def _settled(
 
 
 def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
-    sums = np.empty((count, rows.shape[1]))
-    for place, column in enumerate(rows.T):  # many times as fast as np.add.at, with equal sums
-        sums[:, place] = np.bincount(groups, column, count)
-    return directions([sums])
+    # A product of matrices, since np.add.at takes ten times as long.
+    members = np.arange(count)[:, np.newaxis] == groups
+    return directions([members.astype(np.float64) @ rows])
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
