@@ -17,7 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import Calibrator, _threshold
-from fedveil.vertical.predictions import PredictionFile, told_scores
+from fedveil.vertical.predictions import PredictionFile, told_classes, told_scores
 from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
@@ -111,6 +111,16 @@ def test_a_prediction_stands_beside_its_own_probability() -> None:
         "probability of b": ["0.500000", "0.125000"],
         "probability of c": ["0.250000", "0.750000"],
     }  # fmt: skip
+
+
+def test_a_tables_predictions_are_those_that_the_metrics_count() -> None:
+    """Calibration undoes the weight of a class, and would predict other classes."""
+    outputs, labels = 3 * (TRUE[:300] + np.array([0, 2, 0])), LABELS[:300]
+    told = told_classes(outputs, labels, ["a", "b", "c"])
+    assert told["prediction"] == ["abc"[at] for at in outputs.argmax(axis=1)]
+    shares = calibrated(outputs, labels)
+    assert (shares.argmax(axis=1) != outputs.argmax(axis=1)).any()
+    assert told["probability of c"] == [f"{share:.6f}" for share in shares[:, 2]]
 
 
 def test_a_fingerprint_is_of_the_rows_that_are_used_and_their_labels() -> None:

@@ -433,8 +433,8 @@ def test_a_row_goes_on_if_every_party_allows_it() -> None:
         yield
 
     scorer: Any = SimpleNamespace(
-        _check=lambda positions: None, _request=0, _used=np.arange(9), followers=("bank", "shop"),
-        scored=SimpleNamespace(allowed=lambda rows: np.array([True, True, False, True, True])),
+        _check=lambda positions: None, _request=0, followers=("bank", "shop"),
+        _used=np.arange(90, 99), scored=SimpleNamespace(allowed=lambda rows: rows != 97),
         _allowed=lambda follower, message, count: np.array(message["allowed"], bool), _look=look,
         split=SimpleNamespace(last=SimpleNamespace(output=(2,))),
     )  # fmt: skip

@@ -101,6 +101,22 @@ def test_a_frozen_part_gives_the_gradient_on_to_one_that_trains() -> None:
     )
     assert still.is_constant("backbone")
     assert not any(crossing.gradient for crossing in still.crossings)
+    blind = split.replace("embedding", privacy=EmbeddingPrivacy(5.0, "none"))
+    assert not any(crossing.gradient for crossing in blind.crossings)
+
+
+def test_a_gradient_comes_back_from_the_parties_that_compute_one_alone() -> None:
+    parts = [
+        part("embedding", "lead", "data.x"),
+        part("open", "bank", "embedding"),
+        part("blind", "shop", "embedding", privacy=EmbeddingPrivacy(5.0, "none")),
+        part("top", "lead", "open", "blind"),
+    ]
+    split = SplitModel(parts, leader="lead")
+    assert [(c.part, c.receiver, c.gradient) for c in split.crossings] == [
+        ("embedding", "bank", True), ("embedding", "shop", False), ("open", "lead", True),
+        ("blind", "lead", False),
+    ]  # fmt: skip
 
 
 REFUSED: dict[str, Callable[[], object]] = {
