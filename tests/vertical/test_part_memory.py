@@ -25,15 +25,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.part_memory import (
-    PartMemory,
-    check_memory,
-    memory_of,
-    needed,
-    sizable,
-    sized,
-    told,
-)
+from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.split import Optimizer, Part, SplitModel
@@ -193,16 +185,6 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     ):
         train(job)
     assert not made
-
-
-def test_a_batch_and_an_optimisers_step_are_not_in_memory_at_a_time() -> None:
-    sizes = ((100, 1000, 2000, 3000, 70), (10, 500, 0, 200, 90))
-    parts = [PartMemory("part", "bank", *each) for each in sizes]
-    assert [needed(parts, batch) for batch in (0, 80, 95)] == [6700 + most for most in (90, 90, 95)]
-    assert told(parts, 95) == (
-        "6.8 KB for 110 parameters: weights 1.5 KB, gradients 2 KB, optimiser 3.2 KB, and the "
-        "larger of 95 B for a batch and 90 B for the optimiser's step"
-    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from fedveil.errors import (
     LinkLost,
     MessageTooLong,
     PeerRestarted,
+    RightMissing,
     RunFolderError,
 )
 from fedveil.link.channel import Exchange, Send, drive_together
@@ -36,6 +37,7 @@ from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import report_entropy
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import machine as machine_module
 from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.found_examples import FoundExamples
@@ -72,6 +74,10 @@ def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:
     ("error", "told"),
     [
         (ExchangeError("x knows the id a1", told="x ended"), "x ended"),
+        (
+            RightMissing("lead may not predict: tls.yaml", "its roles forbid it"),
+            "its roles forbid it",
+        ),
         (KeyboardInterrupt(), "it was interrupted"),
         (LinkLost("10.1.2.3 is away"), "it has lost another party"),
         (FedveilError("/home/a/t.csv is gone"), "it met an error of its own"),
@@ -474,6 +480,18 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
     (path / "bank" / "run").write_bytes(run[:-1])
     with ExitStack() as stack, pytest.raises(RunFolderError, match="run is damaged: it has 15 by"):
         Machine.reopened(path, lambda task: "bank", stack)
+
+
+def test_a_follower_plays_its_tasks_own_side_of_a_purpose_and_refuses_an_unknown_one() -> None:
+    assists = {"generate": lambda party, entropy: (party, entropy), "train": print}
+    machine: Any = SimpleNamespace(task=SimpleNamespace(assists=assists))
+    run: Any = SimpleNamespace(party="party", setting=SimpleNamespace(entropy="entropy"))
+    assert Machine._side(machine, "generate")(run) == ("party", "entropy")
+    assert Machine._side(machine, "train") is PartyRun.train
+    for task in (machine.task, SimpleNamespace()):
+        machine.task = task
+        with pytest.raises(ExchangeError, match="asks for 'attack', which this party does not kno"):
+            Machine._side(machine, "attack")
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])

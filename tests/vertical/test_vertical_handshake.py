@@ -373,6 +373,22 @@ def test_a_follower_keeps_to_its_own_job(begin: dict[str, Any], why: str) -> Non
         exchange.send(begin)
 
 
+def test_a_follower_takes_whole_keys_and_whole_names_of_runs_alone() -> None:
+    """It saves the run's name, and refuses to resume a run with another one."""
+
+    def answered(**changes: Any) -> None:
+        exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
+        next(exchange)
+        exchange.send(begun(**changes))
+        next(exchange)
+        exchange.send(GOOD)
+
+    with pytest.raises(ExchangeError, match=r"^lead broke the handshake: its key has 5 bytes"):
+        answered(key=b"short")
+    with pytest.raises(ExchangeError, match=r"^lead broke the handshake: its run has a name of 15"):
+        answered(run=RUN[:-1])
+
+
 def test_a_follower_tells_nothing_to_a_leader_without_the_right_to_its_purpose() -> None:
     def check(purpose: str) -> None:
         raise RightMissing(f"lead may not {purpose}", "its roles do not let lead")

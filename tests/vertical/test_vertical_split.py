@@ -176,7 +176,11 @@ def test_what_is_refused_is_refused_in_one_sentence(sentence: str) -> None:
         (lambda: Optimizer("rmsprop"), "optimizer.name = 'rmsprop' is not one of sgd, adam, adamw"),  # type: ignore[arg-type]
         (lambda: Optimizer(lr=0), "optimizer.lr = 0 is outside"),
         (lambda: Optimizer(momentum=1.0), "optimizer.momentum = 1.0 is outside"),
+        (lambda: Optimizer(weight_decay=-0.1), "optimizer.weight_decay = -0.1 is outside"),
+        (lambda: Optimizer(warmup_steps=-1), "optimizer.warmup_steps = -1 is outside"),
+        (lambda: Optimizer(gradient_norm=0.0), "optimizer.gradient_norm = 0.0 is outside"),
         (lambda: EmbeddingPrivacy(-1.0), "embedding_dp.eps = -1.0 is outside"),
+        (lambda: EmbeddingPrivacy(1.0, "nothing"), "embedding_dp.gradient = 'nothing' is not one"),  # type: ignore[arg-type]
         (lambda: SplitModel([Part("t", "l", ("data.x",), (0,))], leader="l"), "output of the part"),
         (lambda: SplitModel([Part("t", "l", ("data.x",), (3, 0))], leader="l"), "part t = 0 is"),
     ],
