@@ -16,7 +16,7 @@ from fedveil.vertical.crossed import sentences
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import EmbeddingPrivacy
 from scoring_parts import trained
-from vertical_parts import Bottoms
+from vertical_parts import Bottoms, UShape
 
 
 @pytest.mark.parametrize("eps", [None, 0.7])
@@ -56,6 +56,10 @@ def test_between_machines_ids_are_said_to_be_sent(by: Literal["intersection", "d
     )
     assert said[:2] == [(kind + learns).format(name) for name in ("bank", "shop")]
     assert said[2:] == list(sentences(job, split, Order(0, 50, 9), 20))
+    alone = UShape().split_model()  # only the leader has columns, and so ids
+    assert list(sentences(job, alone, Order(0, 50, 9), 20, by)) == list(
+        sentences(job, alone, Order(0, 50, 9), 20)
+    )
 
 
 @pytest.mark.parametrize("told", [True, False])

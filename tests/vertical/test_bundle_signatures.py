@@ -191,6 +191,7 @@ def with_anothers(message: dict[str, Any]) -> dict[str, Any]:
         ({"signatures": lambda m: {**m, "signatures": b"[" * 9}}, "no signatures"),
         ({"signatures": lambda m: {**m, "signatures": bytes(1 << 21)}}, "bytes"),
         ({"manifest": lambda m: {**m, "kind": "farewell"}}, "sent 'farewell'"),
+        ({"manifest": lambda m: {**m, "more": 1}}, "fields are missing or unknown"),
     ],
 )
 def test_a_lying_leader_gets_no_signature(

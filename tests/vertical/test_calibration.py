@@ -14,10 +14,10 @@ from scipy.special import softmax
 from sklearn import metrics as known
 
 from fedveil.entropy import Seeded
-from fedveil.errors import InvalidValue
+from fedveil.errors import FedveilError, InvalidValue
 from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import Calibrator, _threshold
-from fedveil.vertical.predictions import PredictionFile, told_scores
+from fedveil.vertical.predictions import PredictionFile, Predictions, told_classes, told_scores
 from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
@@ -111,6 +111,36 @@ def test_a_prediction_stands_beside_its_own_probability() -> None:
         "probability of b": ["0.500000", "0.125000"],
         "probability of c": ["0.250000", "0.750000"],
     }  # fmt: skip
+
+
+def test_a_tables_predictions_are_those_that_the_metrics_count() -> None:
+    """Calibration undoes the weight of a class, and would predict other classes."""
+    outputs, labels = 3 * (TRUE[:300] + np.array([0, 2, 0])), LABELS[:300]
+    told = told_classes(outputs, labels, ["a", "b", "c"])
+    assert told["prediction"] == ["abc"[at] for at in outputs.argmax(axis=1)]
+    shares = calibrated(outputs, labels)
+    assert (shares.argmax(axis=1) != outputs.argmax(axis=1)).any()
+    assert told["probability of c"] == [f"{share:.6f}" for share in shares[:, 2]]
+
+
+def test_a_file_of_predictions_is_new_and_has_all_that_was_predicted(tmp_path: Path) -> None:
+    """A file that cannot be written is refused before anything is sent."""
+    for name, why in (
+        ("told.txt", r"told\.txt must end in \.csv or \.npz"),
+        ("no/told.csv", "there is no folder .*no$"),
+    ):
+        with pytest.raises(FedveilError, match=why):
+            PredictionFile(tmp_path / name)
+    outputs = np.array([[1.5, 2], [3, 4], [-1, 0]], np.float32)
+    found = Predictions(np.array(["a", "b,c", "d"]), outputs, {"prediction": ["x", "y", "x"]})
+    assert PredictionFile(tmp_path / "told.csv").write(found) == "3 predictions"
+    assert (tmp_path / "told.csv").read_text("utf-8") == 'id,prediction\na,x\n"b,c",y\nd,x\n'
+    assert PredictionFile(tmp_path / "told.npz").write(found) == "3 outputs of shape (2,)"
+    with np.load(tmp_path / "told.npz") as told:
+        assert told["ids"].tolist() == ["a", "b,c", "d"]
+        assert np.array_equal(told["outputs"], outputs)
+    with pytest.raises(FedveilError, match=r"told\.npz already exists"):
+        PredictionFile(tmp_path / "told.npz")
 
 
 def test_a_fingerprint_is_of_the_rows_that_are_used_and_their_labels() -> None:

@@ -230,6 +230,9 @@ def test_a_compression_of_nothing_is_refused() -> None:
         VerticalJob(compression={"forward": False, "backward": False})
     with pytest.raises(InvalidValue, match="are both false: set one to true"):
         Compression(forward=False, backward=False)
+    for bits in (0, 9):
+        with pytest.raises(InvalidValue, match=f"compression.bits = {bits} is outside"):
+            Compression(bits)
 
 
 @pytest.mark.parametrize("gradient", [False, True])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 
 from fedveil.base.message import Message
 from fedveil.entropy import Secure, Seeded
-from fedveil.errors import MessageInvalid, Unfit
+from fedveil.errors import MessageInvalid, MissingExtra, Unfit
 from fedveil.link.channel import Exchange, Send, drive_together
-from fedveil.vertical.remote import handshake, intersection
+from fedveil.vertical.remote import blinding, handshake, intersection
 from fedveil.vertical.remote.alignment import digests
-from fedveil.vertical.remote.blinding import Blinding
+from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.ristretto import point_batches
 from fedveil.vertical.task import Subset
 
 RUN = bytes(range(16))
@@ -102,6 +105,32 @@ def test_exponents_commute_and_subsets_have_nothing_in_common() -> None:
     assert not np.isin(one.blinded(ids, "test"), blinded).all(axis=1).any()
     assert not np.isin(one.blinded(np.array(["0", "1"]), "train"), blinded).all(axis=1).any()
     assert not np.array_equal(blinded, Blinding(Secure()).blinded(ids, "train"))
+    # Two proofs with one random number would reveal the exponent.
+    assert len({one.proved(blinded, blinded, "train")[32:] for _ in range(2)}) == 2
+
+
+def test_threads_share_the_ids_and_leave_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, ids = Blinding(Secure()), np.arange(9)
+    whole = own.blinded(ids, "train")
+    monkeypatch.setattr(blinding, "_PIECE", 4)
+    assert np.array_equal(own.blinded(ids, "train"), whole)
+    raised = own.raised(whole)
+    check_raised(own.commitment, whole, raised, own.proved(whole, raised, "train"), "train")
+
+
+def test_the_library_of_points_leaves_no_temporary_file_and_is_named_if_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = tmp_path / "sodium.so"
+    unpacked.touch()
+    library = SimpleNamespace(_sodium=SimpleNamespace(_name=str(unpacked)))
+    monkeypatch.setitem(sys.modules, "rbcl", library)
+    group: Any = point_batches.group
+    assert group.__wrapped__() is library
+    assert not unpacked.exists()
+    monkeypatch.setitem(sys.modules, "rbcl", None)
+    with pytest.raises(MissingExtra, match=r"package rbcl: pip install 'fedveil\[vertical\]'"):
+        group.__wrapped__()
 
 
 def test_an_id_is_sent_to_the_point_that_the_standard_says() -> None:

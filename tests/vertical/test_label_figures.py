@@ -73,6 +73,26 @@ def test_tokens_are_judged_by_those_that_are_not_known() -> None:
     )
 
 
+def test_tokens_that_are_read_a_little_above_chance_are_not_said_to_be_read() -> None:
+    """Six of ten guesses are right, and the commonest token alone is right for five."""
+    tokens = np.repeat([9, 9, 9, 9, 9, 1, 2, 3, 4, 5], 2)
+    look = np.zeros((20, 10))
+    look[::2] = np.eye(10)
+    look[1::2] = np.eye(10)[[0, 1, 2, 3, 4, 5, 0, 0, 0, 0]]
+    assert _tokens_read("here", [look], tokens) == (
+        "here leave open whether they can be read: 60.0% of 10 right, the most common token alone "
+        "50.0%"
+    )
+
+
+def test_the_rarest_class_is_one_that_some_examples_have() -> None:
+    labels = np.repeat([0, 1, 3], [30, 20, 8])
+    judged, _ = _halves(labels)
+    said = _classes_read("here", [np.eye(4)[labels]], labels, 4)
+    many = int((labels[judged] == 3).sum())
+    assert f"{many} of {many} of the rarest class found" in said
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_that_are_read_have_a_correlation_whatever_its_sign(sign: int) -> None:
     watch = LabelWatch.__new__(LabelWatch)

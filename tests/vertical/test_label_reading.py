@@ -56,7 +56,8 @@ def test_of_two_classes_the_sign_is_the_label() -> None:
     groups = partition([Window.of(rows)], ROWS, 2)
     assert everywhere(labels, groups) or everywhere(labels, 1 - groups)
     places = np.array([int(np.flatnonzero(labels == 0)[0])])
-    assert everywhere(labels, named(groups, places, labels[places], 2))
+    for found in (groups, 1 - groups):  # one known label names both groups
+        assert everywhere(labels, named(found, places, labels[places], 2))
     assert auc(by_sign(rows), labels == labels[0]) in (0, 1)
 
 
@@ -64,6 +65,12 @@ def test_first_centres_are_far_from_all_earlier_ones() -> None:
     rows = np.eye(4)[[0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 0]]
     for start in range(20):
         assert np.unique(_apart(rows, 4, 5, start), axis=0).shape == (4, 4), start
+
+
+def test_every_known_label_outweighs_the_numbers_of_the_groups() -> None:
+    groups, places = np.array([4, 5, 6, 7, 0, 1, 2, 3]), np.array([0, 1, 2, 3])
+    assert named(groups, places, places, 8)[places].tolist() == [0, 1, 2, 3]
+    assert named(groups, places[:0], places[:0], 8).tolist() == groups.tolist()
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -101,6 +108,14 @@ def test_a_middle_without_a_row_stays() -> None:
     moved, near = _settled(rows, centres)
     assert moved[1].tolist() == [0, -1]
     assert near.argmax(axis=1).tolist() == [0, 0, 2]
+
+
+def test_a_row_moves_the_middle_that_its_earlier_rows_are_nearest_to() -> None:
+    rows = np.array([[1.0, 0.0], [0.96, 0.28], [0.0, 1.0]])
+    before = np.array([[0.0, 0.0], [-2.0, 2.0], [0.0, 0.0]])
+    moved, near = _settled(rows, np.eye(2), before)
+    np.testing.assert_allclose(moved, directions([np.array([[1.0, 0.0], [0.96, 1.28]])]))
+    np.testing.assert_allclose(near, rows @ moved.T)
 
 
 def test_a_class_of_which_none_is_known_is_not_guessed() -> None:

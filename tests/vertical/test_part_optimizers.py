@@ -147,6 +147,24 @@ def test_state_of_a_parameter_that_is_not_there_is_refused() -> None:
     party = parties_of(Own().split_model())["bank"]
     with pytest.raises(InvalidValue, match="its optimiser state does not fit the part left"):
         party.restore(party.state() | {"left//7/square_avg": torch.zeros(1)})
+    for name in ("right/weight", "right//0/square_avg"):
+        with pytest.raises(InvalidValue, match="it contains parts that are not bank's"):
+            party.restore(party.state() | {name: torch.zeros(1)})
+
+
+def test_a_state_has_exactly_the_finite_tensors_of_its_parts() -> None:
+    party = parties_of(Own().split_model())["bank"]
+    state = party.state()
+    (first, tensor), *others = state.items()
+    exactly = "it does not contain exactly the tensors of left"
+    for changed, why in (
+        (dict(others), exactly), (state | {"left/more": tensor}, exactly),
+        (state | {first: tensor.double()}, exactly), (state | {first: tensor[1:]}, exactly),
+        (state | {first: torch.full_like(tensor, torch.inf)}, f"{first} is not finite"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidValue, match=why):
+            party.restore(changed)
+    party.restore(state)
 
 
 def test_squares_and_steps_are_never_negative() -> None:

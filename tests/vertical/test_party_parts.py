@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.errors import ExchangeError, JobError, LinkLost, PeerAborted, PeerRefused
+from fedveil.errors import ExchangeError, JobError, LimitReached, LinkLost, PeerAborted, PeerRefused
 from fedveil.link.channel import Exchange, Send
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, party_run
@@ -28,7 +28,7 @@ from fedveil.vertical.party_parts import (
     assemble,
 )
 from fedveil.vertical.party_run import PartyRun
-from fedveil.vertical.rows import Rows
+from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import EmbeddingPrivacy
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.task import initial
@@ -204,6 +204,26 @@ def test_parts_of_one_shape_begin_with_weights_of_their_own() -> None:
     assert not any(torch.equal(drawn[0], other) for other in drawn[1:3])
     assert torch.equal(drawn[0], drawn[3])
     assert torch.equal(torch.get_rng_state(), before), "a user's own numbers are not drawn"
+
+
+def test_a_calibration_is_charged_only_if_every_example_that_it_sends_allows_it() -> None:
+    order = Order(4, 50, 9, aside=7)
+    times, asked = np.zeros(50, np.int64), list[Any]()
+    times[order.set_aside[3]], times[order.trained] = 4, 6
+
+    def check(what: str, times: int, *, labelled: bool) -> None:
+        asked.append((what, times, labelled))
+        raise LimitReached("it is reached")
+
+    charge: Any = lambda: pytest.fail("charged before the check")  # noqa: E731
+    parts = SimpleNamespace(
+        order=order, limit=SimpleNamespace(check=check),
+        releases=SimpleNamespace(train=times, begin_calibration=charge),
+    )  # fmt: skip
+    run: Any = SimpleNamespace(_parts=parts, setting=SimpleNamespace(rows={"train": None}))
+    with pytest.raises(LimitReached):
+        next(PartyRun._calibrate(run, 3))
+    assert asked == [("calibration", 5, True)]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,11 @@ def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
     assert again.train.tolist() == first.train.tolist()
     assert first.train[ORDER.set_aside].tolist() == [1] * 7
     assert again.looks == first.looks == 1
-    again.settle(1)  # step 2 is sent a second time
+    first.restore(1, 0)
+    for releases in (first, again):  # the same process goes back, or a new one
+        releases.settle(1)
+        assert opened(tmp_path, 1).train.tolist() == again.train.tolist()
+    # Step 2 is sent a second time.
     again.begin_step(2, ORDER.of_step(2))
     assert opened(tmp_path, 1).train[ORDER.of_step(2)].tolist() == [2] * len(ORDER.of_step(2))
     for releases in (first, again):

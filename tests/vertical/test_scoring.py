@@ -267,6 +267,10 @@ def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack
     (bundle / "checkpoint" / "job.yaml").write_text("x")
     with pytest.raises(BundleInvalid, match=r"checkpoint/job\.yaml is not the file that the part"):
         Bundle.read(bundle)
+    for name in ("manifest", "contents"):
+        (bundle / f"{name}.json").write_text('{"format": 2}')
+        with pytest.raises(BundleInvalid, match=f"{name}.json is damaged, or of another version"):
+            Bundle.read(bundle)
 
 
 def test_an_edit_after_the_first_mebibytes_is_noticed(
@@ -299,6 +303,15 @@ def test_bundles_of_two_models_do_not_score_together(tmp_path: Path, stack: Exit
     mixed = [scorers(one, stack)["lead"], scorers(other, stack)["bank"]]
     with pytest.raises(BundleInvalid, match="of different models"):
         Together(mixed)
+
+
+@pytest.mark.parametrize(("party", "missing"), [("lead", "bank"), ("bank", "lead")])
+def test_one_party_alone_is_told_what_is_missing(
+    party: str, missing: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    own = scorers(trained(tmp_path), stack)[party]
+    with pytest.raises(BundleInvalid, match=f"^the bundle of {missing} is missing: name the run's"):
+        Together([own])
 
 
 def test_files_are_given_to_parties() -> None:
@@ -350,6 +363,8 @@ def test_an_honest_session_scores(tmp_path: Path, stack: ExitStack) -> None:
         ("begin", {"purpose": "train"}, "asks for 'train'"),
         ("begin", {"align_by": "digests"}, "aligns by 'digests'"),
         ("begin", {"ids": 10_000}, "its limit is "),
+        ("blinded", {"kind": "aligned"}, "ended the alignment before all ids were exchanged"),
+        ("aligned", {"kind": "enough"}, "sent 'enough' where 'aligned' was due"),
         ("aligned", {"rows": np.array([0, 0])}, "not distinct"),
         ("aligned", {"rows": np.arange(NEW - LEADERS)}, "shown_score"),
         ("enough", {"request": 2}, "request 2, and request 3 was due"),
@@ -433,8 +448,8 @@ def test_a_row_goes_on_if_every_party_allows_it() -> None:
         yield
 
     scorer: Any = SimpleNamespace(
-        _check=lambda positions: None, _request=0, _used=np.arange(9), followers=("bank", "shop"),
-        scored=SimpleNamespace(allowed=lambda rows: np.array([True, True, False, True, True])),
+        _check=lambda positions: None, _request=0, followers=("bank", "shop"),
+        _used=np.arange(90, 99), scored=SimpleNamespace(allowed=lambda rows: rows != 97),
         _allowed=lambda follower, message, count: np.array(message["allowed"], bool), _look=look,
         split=SimpleNamespace(last=SimpleNamespace(output=(2,))),
     )  # fmt: skip

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import yaml
 
-from fedveil.errors import PeerRefused
+from fedveil.errors import PeerRefused, PeerRestarted
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.vertical.remote.sessions import Meeting
+from fedveil.vertical.remote.sessions import Meeting, StartOver
 from fedveil.vertical.scoring import sources
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Apart, follow
@@ -164,6 +164,29 @@ def test_a_follower_saves_its_account_however_a_session_ends(
     with pytest.raises(Killed):
         follow(party, meeting(1, None))
     assert kept == ["kept"]
+
+
+def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first: dict[str, Any] = {"kind": "begin", "attempt": 2}
+    ends = iter([StartOver(first), PeerRestarted("lead is a new process"), Killed()])
+    begun: list[Any] = []
+
+    def drive(exchange: object, links: object) -> None:
+        raise next(ends)
+
+    link = SimpleNamespace(peer="lead", begin=print, send=print, close=lambda reason: None)
+    monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
+    monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
+    monkeypatch.setattr(sources, "drive", drive)
+    monkeypatch.setattr(sources.row_alignment, "follow", lambda scorer, begin: begun.append(begin))
+    party: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead"), name="bank", use=print, keep_account=list
+    )
+    with pytest.raises(Killed):
+        follow(party, meeting(1, None))
+    assert begun == [None, first, None]
 
 
 def test_a_party_waits_as_long_as_it_was_told(

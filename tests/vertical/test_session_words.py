@@ -25,6 +25,8 @@ from fedveil.errors import (
     JobError,
     LinkLost,
     MessageTooLong,
+    PeerRestarted,
+    RightMissing,
     RunFolderError,
 )
 from fedveil.link.channel import Exchange, Send, drive_together
@@ -35,12 +37,13 @@ from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import report_entropy
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import machine as machine_module
 from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
-from fedveil.vertical.remote.sessions import Meeting, _noting, _tell, _told_of
+from fedveil.vertical.remote.sessions import Meeting, StartOver, _noting, _tell, _told_of
 from fedveil.vertical.split import EmbeddingPrivacy, module_of
 from fedveil.vertical.step_checkpoint import last_common
 from vertical_parts import Bottoms
@@ -71,6 +74,10 @@ def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:
     ("error", "told"),
     [
         (ExchangeError("x knows the id a1", told="x ended"), "x ended"),
+        (
+            RightMissing("lead may not predict: tls.yaml", "its roles forbid it"),
+            "its roles forbid it",
+        ),
         (KeyboardInterrupt(), "it was interrupted"),
         (LinkLost("10.1.2.3 is away"), "it has lost another party"),
         (FedveilError("/home/a/t.csv is gone"), "it met an error of its own"),
@@ -119,7 +126,7 @@ def test_a_follower_needs_the_right_to_what_the_leader_asks_for(
         assert asked.value.args == ("bank", purpose)
 
 
-class Reached(Exception):
+class Reached(ExchangeError):
     """Stops a session where its handshake begins."""
 
 
@@ -130,7 +137,7 @@ def handshakes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def begun(*given: Any, **named: Any) -> None:
         seen.append((given, named))
-        raise Reached
+        raise Reached("the handshake")
 
     for side in ("lead", "follow"):
         monkeypatch.setattr(sessions.handshake, side, begun)
@@ -175,6 +182,54 @@ def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
     standing.check("evaluate")
     standing.check("score")
     assert asked == [(own, "lead", "evaluate"), (own, "lead", "predict")]
+
+
+def test_each_party_is_told_its_own_command_to_resume_a_training(
+    handshakes: list[Any], tmp_path: Path
+) -> None:
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead", followers=()), job=SimpleNamespace(seed=0), party="",
+        folder=tmp_path, root=SimpleNamespace(path=tmp_path), keep_run=print,
+        standing=lambda: Standing("bank", {}, {}, {}),
+    )  # fmt: skip
+    meeting = Meeting(Address("127.0.0.1", 1), None)
+    for begin, command in (
+        (lambda: sessions.lead(machine, meeting), "leader"),
+        (lambda: sessions.lead(machine, meeting, "evaluate"), None),
+        (lambda: sessions.follow(machine, meeting), "follower"),
+        (lambda: sessions.follow(machine, meeting, looks=True), None),
+    ):
+        with pytest.raises(Reached) as error:
+            begin()
+        said = "".join(getattr(error.value, "__notes__", []))
+        assert (f"`fedveil vertical {command} --resume {tmp_path}`" in said) == bool(command)
+        assert bool(said) == bool(command)
+
+
+def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
+    handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: Message = {"kind": "begin", "attempt": 2}
+    ends = iter([StartOver(first), PeerRestarted("lead is a new process"), Reached("the third")])
+    begun: list[Message | None] = []
+    said: list[str] = []
+
+    def drive(exchange: object, links: object) -> None:
+        raise next(ends)
+
+    monkeypatch.setattr(sessions, "drive", drive)
+    monkeypatch.setattr(
+        sessions.handshake, "follow", lambda standing, leader, begin: begun.append(begin)
+    )
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead"), party="bank", folder=None,
+        standing=lambda: Standing("bank", {}, {}, {}),
+    )  # fmt: skip
+    with pytest.raises(Reached):
+        sessions.follow(machine, Meeting(Address("127.0.0.1", 1), None, report=said.append))
+    assert begun == [None, first, None]
+    back = ": back to the last step that all parties have saved"
+    assert said == [f"the leader starts over{back}", f"lead is a new process{back}"]
 
 
 @pytest.mark.parametrize("party", ["lead", "bank"])
@@ -281,9 +336,9 @@ def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("counts", ['{"lead": -1}', '{"lead": 1.5}', '{"lead": true}'])
 def test_edited_guesses_are_refused(counts: str, tmp_path: Path) -> None:
     machine, path = Machine.__new__(Machine), tmp_path / "guesses"
-    path.write_bytes(sealed({"brought": json.dumps({"bank": 3})}))
+    path.write_bytes(sealed({"brought": json.dumps({"bank": 3, "shop": 0})}))
     machine._take_up_brought(path)
-    assert machine._brought == {"bank": 3}
+    assert machine._brought == {"bank": 3, "shop": 0}
     path.write_bytes(sealed({"brought": counts}))
     with pytest.raises(RunFolderError, match="it contains invalid counts"):
         machine._take_up_brought(path)
@@ -425,6 +480,18 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
     (path / "bank" / "run").write_bytes(run[:-1])
     with ExitStack() as stack, pytest.raises(RunFolderError, match="run is damaged: it has 15 by"):
         Machine.reopened(path, lambda task: "bank", stack)
+
+
+def test_a_follower_plays_its_tasks_own_side_of_a_purpose_and_refuses_an_unknown_one() -> None:
+    assists = {"generate": lambda party, entropy: (party, entropy), "train": print}
+    machine: Any = SimpleNamespace(task=SimpleNamespace(assists=assists))
+    run: Any = SimpleNamespace(party="party", setting=SimpleNamespace(entropy="entropy"))
+    assert Machine._side(machine, "generate")(run) == ("party", "entropy")
+    assert Machine._side(machine, "train") is PartyRun.train
+    for task in (machine.task, SimpleNamespace()):
+        machine.task = task
+        with pytest.raises(ExchangeError, match="asks for 'attack', which this party does not kno"):
+            Machine._side(machine, "attack")
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])

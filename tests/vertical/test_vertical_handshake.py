@@ -115,20 +115,25 @@ def test_a_follower_is_sent_its_own_rows_and_nothing_of_the_others() -> None:
 
 @pytest.mark.parametrize("by", ["intersection", "digests"])
 def test_what_is_missing_is_reported_to_both(by: str) -> None:
-    lead, bank = standing("lead", range(10), align_by=by), standing("bank", [3, 1, 99, 7])
+    ids = {"train": np.array([3, 1, 99, 7]), "test": np.array([0, 8, 1, 5, 6])}
+    lead, bank = standing("lead", range(10), align_by=by), standing("bank", ids=ids)
     agreed = agree(lead, replace(bank, align_by=by))
     assert agreed["lead"].notes == (
         "train: bank lacks 7 of the 10 examples of lead and has 1 other; only the 3 that all "
         "parties have are used",
+        "test: bank lacks 0 of the 2 examples of lead and has 3 others; only the 2 that all "
+        "parties have are used",
     )
     assert left_out(agreed["bank"]) == [
-        "train: only the 3 of 4 examples that all parties have are used"
+        "train: only the 3 of 4 examples that all parties have are used",
+        "test: only the 2 of 5 examples that all parties have are used",
     ]
 
 
-def test_what_each_of_two_followers_lacks_is_its_own() -> None:
+@pytest.mark.parametrize("by", ["intersection", "digests"])
+def test_what_each_of_two_followers_lacks_is_its_own(by: str) -> None:
     held = {"lead": range(10), "bank": [*range(8), 99], "shop": [*range(4, 10), 77, 88]}
-    agreed = agree(*(standing(name, ids) for name, ids in held.items()))
+    agreed = agree(*(standing(name, ids, align_by=by) for name, ids in held.items()))
     assert agreed["lead"].notes == tuple(
         f"train: {name} lacks {lacks} of the 10 examples of lead and has {others}; only "
         "the 4 that all parties have are used"
@@ -253,7 +258,7 @@ def test_a_follower_that_does_not_fit_is_refused_in_one_sentence(
 
 def test_a_follower_with_nothing_of_a_run_that_is_under_way() -> None:
     with pytest.raises(Unfit, match="bank does not have this run, which is at step 200"):
-        agree(standing("lead", steps=(100, 200)), standing("bank"))
+        agree(standing("lead", steps=(0, 200)), standing("bank"))
     with pytest.raises(Unfit, match="bank does not have this run"):
         agree(standing("lead"), standing("bank"), purpose="evaluate")
 
@@ -366,6 +371,22 @@ def test_a_follower_keeps_to_its_own_job(begin: dict[str, Any], why: str) -> Non
     next(exchange)
     with pytest.raises(ExchangeError, match=why):
         exchange.send(begin)
+
+
+def test_a_follower_takes_whole_keys_and_whole_names_of_runs_alone() -> None:
+    """It saves the run's name, and refuses to resume a run with another one."""
+
+    def answered(**changes: Any) -> None:
+        exchange = handshake.follow(standing("bank", align_by="digests"), "lead")
+        next(exchange)
+        exchange.send(begun(**changes))
+        next(exchange)
+        exchange.send(GOOD)
+
+    with pytest.raises(ExchangeError, match=r"^lead broke the handshake: its key has 5 bytes"):
+        answered(key=b"short")
+    with pytest.raises(ExchangeError, match=r"^lead broke the handshake: its run has a name of 15"):
+        answered(run=RUN[:-1])
 
 
 def test_a_follower_tells_nothing_to_a_leader_without_the_right_to_its_purpose() -> None:

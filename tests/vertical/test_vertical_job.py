@@ -292,6 +292,11 @@ def test_a_follower_of_several_has_to_say_which_it_is() -> None:
     assert follower_of(task, "shop", None) == "shop"
     with pytest.raises(InvalidValue, match=r"--party is missing: .* bank, shop"):
         follower_of(task, None, None)
+    for name in ("lead", "desk"):
+        with pytest.raises(
+            InvalidValue, match=rf"'{name}' is not a follower of the job; .* bank, "
+        ):
+            follower_of(task, name, None)
     check_party(task, "lead")
     with pytest.raises(InvalidValue, match="'desk' is not one of lead, bank, shop"):
         check_party(task, "desk")
@@ -327,6 +332,13 @@ def test_modules_of_others_are_not_made() -> None:
     split = make_split(VerticalJob(parts=parts), vertical_parts.Bottoms(0), here={"shop"})
     assert split.by_name["left"].module is None
     assert split.by_name["right"].module is not None
+
+
+def test_a_function_that_makes_no_module_is_named() -> None:
+    parts = {"left": {"module": "vertical_parts:bottoms"}, "right": {}, "top": {}}
+    why = "^parts.left.module = 'vertical_parts:bottoms' returned Bottoms; it must return an nn.Mod"
+    with pytest.raises(InvalidValue, match=why):
+        split_of(parts=parts)
 
 
 def test_a_part_that_the_task_freezes_can_be_thawed() -> None:

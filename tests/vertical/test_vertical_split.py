@@ -101,6 +101,22 @@ def test_a_frozen_part_gives_the_gradient_on_to_one_that_trains() -> None:
     )
     assert still.is_constant("backbone")
     assert not any(crossing.gradient for crossing in still.crossings)
+    blind = split.replace("embedding", privacy=EmbeddingPrivacy(5.0, "none"))
+    assert not any(crossing.gradient for crossing in blind.crossings)
+
+
+def test_a_gradient_comes_back_from_the_parties_that_compute_one_alone() -> None:
+    parts = [
+        part("embedding", "lead", "data.x"),
+        part("open", "bank", "embedding"),
+        part("blind", "shop", "embedding", privacy=EmbeddingPrivacy(5.0, "none")),
+        part("top", "lead", "open", "blind"),
+    ]
+    split = SplitModel(parts, leader="lead")
+    assert [(c.part, c.receiver, c.gradient) for c in split.crossings] == [
+        ("embedding", "bank", True), ("embedding", "shop", False), ("open", "lead", True),
+        ("blind", "lead", False),
+    ]  # fmt: skip
 
 
 REFUSED: dict[str, Callable[[], object]] = {
@@ -160,7 +176,11 @@ def test_what_is_refused_is_refused_in_one_sentence(sentence: str) -> None:
         (lambda: Optimizer("rmsprop"), "optimizer.name = 'rmsprop' is not one of sgd, adam, adamw"),  # type: ignore[arg-type]
         (lambda: Optimizer(lr=0), "optimizer.lr = 0 is outside"),
         (lambda: Optimizer(momentum=1.0), "optimizer.momentum = 1.0 is outside"),
+        (lambda: Optimizer(weight_decay=-0.1), "optimizer.weight_decay = -0.1 is outside"),
+        (lambda: Optimizer(warmup_steps=-1), "optimizer.warmup_steps = -1 is outside"),
+        (lambda: Optimizer(gradient_norm=0.0), "optimizer.gradient_norm = 0.0 is outside"),
         (lambda: EmbeddingPrivacy(-1.0), "embedding_dp.eps = -1.0 is outside"),
+        (lambda: EmbeddingPrivacy(1.0, "nothing"), "embedding_dp.gradient = 'nothing' is not one"),  # type: ignore[arg-type]
         (lambda: SplitModel([Part("t", "l", ("data.x",), (0,))], leader="l"), "output of the part"),
         (lambda: SplitModel([Part("t", "l", ("data.x",), (3, 0))], leader="l"), "part t = 0 is"),
     ],

@@ -29,8 +29,9 @@ from fedveil.vertical import (
     SplitModel,
     drive_together,
 )
-from fedveil.vertical.crossing import check_not_abort
+from fedveil.vertical.crossing import check_not_abort, from_wire
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.step import Occasion
 
 ROWS = 11
@@ -724,6 +725,26 @@ def test_who_may_be_a_party() -> None:
         Party("bank", split, in_flight=0)
     with pytest.raises(InvalidValue, match="a step needs at least one example"):
         next(Party("bank", split).step(1, Batch(np.arange(0))))
+
+
+def test_bits_behind_the_last_value_are_refused() -> None:
+    """Nine bits are two bytes, and seven bits of the second are 0."""
+    split = vertical_parts.Bottoms().split_model()
+    split = split.replace("left", output=(3,), privacy=EmbeddingPrivacy(1.0))
+    due = Transfer(split.crossings[0], 2, gradient=False)
+    message: Message = {"kind": "tensor", "name": "left", "step": 4, "micro": 2}
+
+    def received(*data: int) -> torch.Tensor:
+        sent = {**message, "data": np.array(data, np.uint8)}
+        return from_wire(sent, due, training=True, step=4, rows=3)
+
+    assert received(0b00000011, 1).tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    for data, why in (
+        ((0, 3), "malformed: packed holds a 1 behind its 9 bits"),
+        ((0,), "of shape"),
+    ):
+        with pytest.raises(ExchangeError, match=f"^bank sent 'left' {why}"):
+            received(*data)
 
 
 @pytest.mark.parametrize(

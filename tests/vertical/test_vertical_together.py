@@ -36,12 +36,15 @@ from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
+from fedveil.vertical.one_process import Parties
 from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.task import Columns
 
 DEADLINE_S = 120
 
@@ -806,6 +809,28 @@ def test_align_takes_the_leaders_order_and_what_all_hold() -> None:
 def test_ids_that_do_not_meet(ids: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(DataInvalid, match=sentence):
         align({name: np.array(held) for name, held in ids.items()}, "lead")
+
+
+def test_the_advice_on_few_common_ids_is_of_the_ids_of_both_subsets() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def advice(ids: dict[str, Any]) -> str:
+        seen.append({party: held.tolist() for party, held in ids.items()})
+        return "fold the case"
+
+    task, none = SimpleNamespace(id_hint=advice), Columns(np.empty(0, np.int64))
+    train, test = (
+        {"lead": Columns(np.array(lead)), "bank": Columns(np.array(bank)), "shop": none}
+        for lead, bank in (([3, 1], [7]), ([9], [8, 4]))
+    )
+    together: Any = SimpleNamespace(task=task)
+    assert Parties._id_hint(together, {"train": train, "test": test}) == "fold the case"
+    ids = {"train": train["bank"].ids, "test": test["bank"].ids}
+    apart: Any = SimpleNamespace(task=task, party="bank", _ids=ids)
+    assert Machine._id_hint.func(apart) == "fold the case"
+    apart._ids = {"train": none.ids, "test": none.ids}
+    assert not Machine._id_hint.func(apart)
+    assert seen == [{"lead": [3, 1, 9], "bank": [7, 8, 4]}, {"bank": [7, 8, 4]}]
 
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 3), (9, 3), (2, 5)])

@@ -237,7 +237,7 @@ def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Return a class for each group, all different, with as many known labels right as possible."""
     from scipy.optimize import linear_sum_assignment
 
-    agree = np.eye(classes) / 2
+    agree = np.eye(classes) / (2 * classes)  # decides ties, and outweighs no known label
     np.add.at(agree, (groups, labels), 1)
     names: Int64s = linear_sum_assignment(-agree)[1].astype(np.int64)
     return names

@@ -68,6 +68,11 @@ class Together:
         if len(names) > 1:
             raise BundleInvalid("the bundles are of different models: name those of one run")
         self._all = {scorer.name: scorer for scorer in scorers}
+        if missing := [party for party in scorers[0].split.parties if party not in self._all]:
+            raise BundleInvalid(
+                f"the bundle of {' and '.join(missing)} is missing: name the run's folder, or give "
+                f"the leader --listen HOST:PORT and each follower --connect HOST:PORT"
+            )
         self.leader = self._all[scorers[0].split.leader]
         self._encoded = encoded
         ids = {name: scorer.ids for name, scorer in self._all.items()}
