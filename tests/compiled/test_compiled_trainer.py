@@ -291,6 +291,19 @@ def test_nobody_else_decides_about_a_clients_bytes(momentum: float) -> None:
     np.testing.assert_array_equal(row[0], alone[2])
 
 
+def test_a_trainer_for_another_thread_has_a_model_of_its_own_for_unusual_data() -> None:
+    """The loop keeps these weights, which fill cache lines, in memory of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+    (client,) = signed(clients((16,), 16, (5,)))
+    client.x[3, 2] = 1e20
+    trainer = compiled(model, plan())
+    other = trainer.beside()
+    wanted = by_loop(model, plan(), [client])
+    for each in (trainer, other, trainer):
+        np.testing.assert_array_equal(train(each, model, [client]), wanted)
+
+
 def test_dropout_drops_what_the_clients_own_stream_says() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.4), nn.Linear(50, 3))
@@ -440,10 +453,13 @@ def test_one_row_of_numbers_is_compiled_ahead_too() -> None:
     assert not trainer.compile((5,))
 
 
-def test_a_group_norm_has_its_own_epsilon() -> None:
+def test_a_norm_has_its_own_epsilon_and_maybe_no_weight() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4, eps=0.7), nn.Flatten())
-    model.append(nn.Linear(36, 3))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4, eps=0.7), nn.Conv2d(4, 6, (2, 1)), nn.Tanh(),
+        nn.GroupNorm(3, 6, 0.2, affine=False), nn.Conv2d(6, 5, 1), nn.Flatten(),
+        nn.Linear(30, 9), nn.LayerNorm(9, 0.1, elementwise_affine=False), nn.Linear(9, 3),
+    )  # fmt: skip
     trained_as_torch_trains(model, (2, 5, 5), plan(), signed(clients((2, 5, 5), 3, (7,))))
 
 
@@ -511,6 +527,15 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.Conv2d(2, 4, 3, dilation=2), nn.Flatten()), (2, 5, 5)),
         ((nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Flatten()), (2, 5, 5)),
         ((nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten()), (2, 6, 6)),
+        ((nn.AvgPool2d(2, divisor_override=3), nn.Flatten(), nn.Linear(12, 3)), (2, 6, 5)),
+        ((nn.AvgPool2d(2, 2, 1, count_include_pad=False), nn.Flatten(), nn.Linear(24, 3)),
+         (2, 6, 5)),
+        ((nn.MaxPool2d(2, dilation=(2, 1)), nn.Flatten(), nn.Linear(12, 3)), (2, 7, 5)),
+        ((nn.LayerNorm(5), nn.Flatten(), nn.Linear(60, 3)), (2, 6, 5)),
+        ((nn.LayerNorm((6, 5)), nn.Flatten(), nn.Linear(60, 3)), (2, 6, 5)),
+        # torch takes the batch for a text, and each example for a token
+        ((nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True), nn.Flatten(),
+          nn.Linear(16, 3)), (16,)),
         ((nn.Conv2d(2, 4, 3),), (2, 5, 5)),
         ((nn.Linear(5, 5), nn.Flatten()), (2, 5, 5)),
         ((nn.Linear(6, 3),), (5,)),
@@ -527,8 +552,9 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.LayerNorm(6, bias=False), nn.Linear(6, 3)), (6,)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
         ((nn.Embedding(9, 8),), (3,)),
+        ((nn.Embedding(9, 16), nn.Linear(8, 8), nn.Flatten(), nn.Linear(24, 3)), (3,)),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> None:
     assert not compiled(nn.Sequential(*layers), plan()).serves(shape)
     for other in (plan(loss="own"), plan(corrected=True)):

@@ -39,22 +39,29 @@ def test_a_max_pool_has_its_own_border_on_each_side(
     trained_as_torch_trains(model, shape, plan(lr=0.1, batch_size=3), [client])
 
 
-def test_each_dropout_layer_has_its_own_draws() -> None:
+class Dropped(nn.Module):
+    """Dropout whose random numbers are given: a row for each example of each batch, in order."""
+
+    def __init__(self, draws: np.ndarray, p: float) -> None:
+        super().__init__()
+        self.masks, self.p, self.used = torch.from_numpy(draws >= p), p, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.masks[self.used : self.used + len(x)]
+        self.used += len(x)
+        return x * mask / (1 - self.p)
+
+
+def test_each_value_of_each_dropout_layer_has_its_own_draw_in_every_step() -> None:
+    """The image between the convolutions has a border, which needs no draws."""
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 50), nn.Dropout(0.4), nn.Linear(50, 20), nn.Dropout(0.25)]
-    model = nn.Sequential(*layers, nn.Linear(20, 3))
-    chosen = plan(epochs=1, batch_size=8)
-    (client,) = clients((6,), 3, (8,))
+    layers = [nn.Conv2d(2, 3, (2, 3)), nn.Dropout(0.4), nn.Conv2d(3, 4, 3, padding=(1, 2))]
+    layers += [nn.Flatten(), nn.Linear(4 * 4 * 7, 20), nn.Dropout(0.25), nn.Linear(20, 3)]
+    model, chosen = nn.Sequential(*layers), plan(epochs=2, batch_size=3)
+    (client,) = signed(clients((2, 5, 7), 3, (8,)))
     found = train(compiled(model, chosen), model, [client])[0]
-    draws = client.entropy.stream("dropout").generator().random((8, 50 + 20), np.float32)
-
-    class Dropped(nn.Module):
-        def __init__(self, own: np.ndarray, p: float) -> None:
-            super().__init__()
-            self.mask, self.p = torch.from_numpy(own >= p), p
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.mask / (1 - self.p)
-
-    model[1], model[3] = Dropped(draws[:, :50], 0.4), Dropped(draws[:, 50:], 0.25)
-    np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=1e-6)
+    image = 4 * 5 * 3
+    draws = client.entropy.stream("dropout").generator().random((2 * 8, image + 20), np.float32)
+    of_image = draws[:, :image].reshape(-1, 4, 5, 3).transpose(0, 3, 1, 2)
+    model[1], model[5] = Dropped(of_image, 0.4), Dropped(draws[:, image:], 0.25)
+    np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=2e-6)

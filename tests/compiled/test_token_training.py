@@ -96,6 +96,14 @@ def test_a_transformer_in_front_of_a_single_row_of_scores(kind: int, length: int
 
 
 @natively
+def test_a_norm_of_tokens_without_a_weight() -> None:
+    norm = nn.LayerNorm(WIDTH, eps=0.05, elementwise_affine=False)
+    model = of_layers(nn.Linear(WIDTH, WIDTH), norm)
+    cohort = of_words(clients((LENGTH,), 5, (6,)))
+    trained_as_torch_trains(model, (LENGTH,), plan_of_words(), cohort)
+
+
+@natively
 def test_rows_of_4_kb() -> None:
     wide, narrow = nn.Linear(WIDTH, 1024), nn.Linear(1024, WIDTH)
     model = of_layers(CausalLayer(WIDTH, 2, 1024), wide, nn.ReLU(), narrow)

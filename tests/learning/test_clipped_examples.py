@@ -233,17 +233,18 @@ def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_
     assert 0 < np.linalg.norm(whole - rest) <= 0.05
 
 
-def test_each_block_of_a_batch_has_draws_of_its_own() -> None:
+def test_each_block_and_each_example_of_a_batch_has_draws_of_its_own() -> None:
     """Every example is the same, and 64 are trained at once. Only their dropout differs."""
     model, size = LooksUp(plainly=False), 128
     x, y = torch.ones((size, 3), dtype=torch.int64), torch.ones(size, dtype=torch.int64)
     trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
-    first, second = (
-        train(trainer, model, [ClientData(x, y, Seeded(9), usable=(np.arange(size) < 64) == half)])
-        for half in (True, False)
-    )
-    assert first.tobytes() != second.tobytes()
-    assert first.any()
+    place = np.arange(size)
+    for pair in ((place < 64, place >= 64), (place < 32, (place >= 32) & (place < 64))):
+        first, second = (
+            train(trainer, model, [ClientData(x, y, Seeded(9), usable=part)]) for part in pair
+        )
+        assert first.tobytes() != second.tobytes()
+        assert first.any()
 
 
 def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:
@@ -310,7 +311,7 @@ def test_the_numpy_path_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) ->
     if not hasattr(kernel, "numpy_path"):
         pytest.skip("numba is not here")
     (client,) = clients(ROOM, 4, (60,))
-    client.x[3], client.x[4], client.y[5] = math.nan, 1e30, 9
+    client.x[3], client.x[4], client.y[5], client.y[6] = math.nan, 1e30, 9, -100
     for model in (linear(), linear(bias=False)):
         trainer = ClippedExamplesTrainer(model, plan(), rate=0.8, clip=0.01)
         compiled = train(trainer, model, [client])

@@ -51,13 +51,31 @@ def test_an_oblong_image_fits_the_model_for_gradient_attacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "curves"), [("mlp", [nn.ReLU] * 2), ("purchase_dnn", [nn.Tanh] * 3), ("logistic", [])]
-)
-def test_dense_networks_have_the_activations_of_their_sources(
+    ("name", "curves"),
+    [
+        ("mlp", [nn.ReLU] * 2), ("purchase_dnn", [nn.Tanh] * 3), ("logistic", []),
+        ("lenet", [nn.ReLU] * 4), ("lenet_smooth", [nn.Sigmoid] * 3), ("tanh_cnn", [nn.Tanh] * 3),
+    ],
+)  # fmt: skip
+def test_networks_have_the_activations_of_their_sources(
     name: str, curves: list[type[nn.Module]]
 ) -> None:
-    layers = MODELS[name]((3, 5), 4)
-    assert [type(m) for m in layers if not isinstance(m, nn.Flatten | nn.Linear)] == curves
+    others = nn.Conv2d | nn.Flatten | nn.Linear | nn.MaxPool2d
+    layers = MODELS[name](DIGITS, 4)
+    assert [type(m) for m in layers if not isinstance(m, others)] == curves
+
+
+def test_the_first_weights_are_those_of_their_sources() -> None:
+    """Uniform within sqrt(6 / inputs) for ReLU (He et al.), and within 1/2 for gradient attacks."""
+    for name in ("lenet", "lenet_smooth"):
+        for key, drawn in build(name, DIGITS, 10, Seeded(3)).named_parameters():
+            zero = name == "lenet" and key.endswith("bias")
+            ends = (6 / drawn[0].numel()) ** 0.5 if name == "lenet" else 0.5
+            ends = 0.0 if zero else ends
+            assert drawn.abs().max() <= ends * (1 + 1e-6)
+            assert zero or drawn.numel() < 100 or -drawn.min() > 0.9 * ends < drawn.max()
+    positions = build("transformer", (20,), 11, Seeded(3))[1].weight
+    assert float(positions.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_shorter_text_has_the_positions_of_a_longer_ones_beginning() -> None:

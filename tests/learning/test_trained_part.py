@@ -176,7 +176,14 @@ def test_a_head_that_is_tied_to_what_is_fixed_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("model", [Named(factor=2.0), Named(flattens=True)])
+class Beside(Named):
+    """A model whose input is also added to its scores."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x[:, 3:]
+
+
+@pytest.mark.parametrize("model", [Named(factor=2.0), Named(flattens=True), Beside()])
 def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> None:
     with pytest.raises(ModelInvalid) as told:
         TrainedPart.of(only_head(model)).seen(images(2, 6))

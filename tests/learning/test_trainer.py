@@ -14,6 +14,7 @@ from torch import nn
 from fedveil.base.example_arrays import ragged
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
+from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.learning_task import Classification
 from fedveil.learning.models import lenet, tanh_cnn
 from fedveil.learning.task_trainer import TaskTrainer
@@ -120,6 +121,30 @@ def test_a_client_whose_training_raises_is_reported_and_leaves_no_trace(
     np.testing.assert_array_equal(last, train(trainer, model, [cohort[2]])[0])
 
 
+def by_task(model: nn.Module, plan: TrainingPlan) -> Trainer:
+    return TaskTrainer(model, plan, Classification())
+
+
+def by_example(model: nn.Module, plan: TrainingPlan) -> Trainer:
+    return ClippedExamplesTrainer(model, plan, rate=1.0)
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer, by_task, by_example])
+def test_dropout_works_in_a_model_made_for_evaluation_and_repeats_to_the_byte(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer],
+) -> None:
+    """A user's function may return a model in evaluation mode. All examples are the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 3)).eval()
+    (client,) = clients((6,), 3, (7,))
+    client.x[:], client.y[:] = client.x[0].clone(), 2
+    cohort, chosen = [client, replace(client, entropy=Seeded(5))], plan(epochs=1, batch_size=7)
+    trainer = engine(copy.deepcopy(model), chosen)
+    first, again = train(trainer, model, cohort), train(trainer, model, cohort)
+    assert first.tobytes() == again.tobytes()
+    assert np.abs(first[0] - first[1]).max() > 1e-3
+
+
 def test_frozen_and_unused_parameters_are_left_alone() -> None:
     class Partial(nn.Module):
         def __init__(self) -> None:
@@ -133,15 +158,21 @@ def test_frozen_and_unused_parameters_are_left_alone() -> None:
 
     torch.manual_seed(0)
     model = Partial()
-    cohort = clients((6,), 3, (8,))
-    for engine in (LoopTrainer, VmapTrainer):
-        (update,) = train(engine(copy.deepcopy(model), plan()), model, cohort)
-        used = model.used.weight.numel() + 3
-        np.testing.assert_allclose(
-            update[:used], by_torch(model, plan(), cohort[0])[:used], atol=2e-6
-        )
-        assert update[:used].any()
-        assert not update[used:].any()
+    cohort = clients((6,), 3, (0, 8))
+    used = model.used.weight.numel() + 3
+    for chosen in (
+        plan(),
+        plan(weight_decay=0.1),
+        plan(optimizer="adamw", lr=0.01, weight_decay=0.1),
+    ):
+        for engine in (LoopTrainer, VmapTrainer):
+            empty, update = train(engine(copy.deepcopy(model), chosen), model, cohort)
+            np.testing.assert_allclose(
+                update[:used], by_torch(model, chosen, cohort[1])[:used], atol=2e-6
+            )
+            assert update[:used].any()
+            assert not update[used:].any()
+            assert not empty.any()
 
 
 def test_vmap_refuses_batch_statistics() -> None:

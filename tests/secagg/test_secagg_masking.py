@@ -156,6 +156,9 @@ def test_rounding_up_needs_a_uniform_number_below_the_fraction() -> None:
     half = 1 << 63
     assert fixed.quantise(np.array([2.5, 2.5]), Scripted(half - 2048, half)).tolist() == [3, 2]
     assert fixed.quantise(np.array([7.0, -7.0]), Scripted(0, 0)).tolist() == [7, -7]
+    for kind in (np.float16, np.float32, np.longdouble, np.int8):
+        told = fixed.quantise(np.array([2.5, -3]).astype(kind), Scripted(half - 2048, 0))
+        assert told.tolist() == [2 if kind is np.int8 else 3, -3]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ def flip(array: np.ndarray) -> np.ndarray:
         ("masked", {"refused": as_ids([3, 0])}, "out of order or repeats"),
         ("masked", {"refused": as_ids([3, 3])}, "out of order or repeats"),
         ("masked", {"refused": np.array([3.0])}, "field refused is missing or malformed"),
+        ("masked", {"refused": np.array([[3], [9]])}, "field refused is missing or malformed"),
         ("unmask", {"shares": lambda a: a[:-1]}, "field shares has the wrong length"),
         ("unmask", {"shares": flip}, "a share is not the one that was dealt"),
         ("unmask", {"shares": lambda a: a[::-1].copy()}, "a share is not the one that was dealt"),
@@ -74,12 +76,27 @@ def flip(array: np.ndarray) -> np.ndarray:
     ],
 )
 def test_the_server_refuses(phase: str, fields: dict[str, Any], reason: str) -> None:
-    """Client 6 sends something wrong in one phase; the other four of five have their sum."""
+    """Client 6 sends something wrong in one phase; the other four of five have their sum.
+
+    If it sends the right message after that, all five have it.
+    """
     played = Played().play(up=only(phase, 6, **fields))
     assert reason in played.rejected.pop(6)
     assert played.rejected == played.withheld == {}
     assert played.server.survivors == {0, 3, 9, 12} | ({6} if phase == "unmask" else set())
     assert played.exact
+    corrected = Played()
+
+    def wrong_then_right(at: str, who: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (at, who) == (phase, 6):
+            with pytest.raises(ReportRejected):
+                corrected.server.receive(6, only(phase, 6, **fields)(at, who, dict(message)))
+        return message
+
+    corrected.play(up=wrong_then_right)
+    assert corrected.rejected == corrected.withheld == {}
+    assert corrected.server.survivors == set(corrected.ids)
+    assert corrected.exact
 
 
 @pytest.mark.parametrize("neighbours", [None, 4])
@@ -368,10 +385,11 @@ def test_a_refused_request_is_not_answered_when_it_is_put_right() -> None:
 
 
 def test_the_vector_has_its_length() -> None:
-    played = Played()
-    played.vectors[6] = np.zeros(9, np.int64)
-    assert "the vector does not have 8 entries" in played.play().withheld[6]
-    assert played.exact
+    for shape in (9, (8, 1)):
+        played = Played()
+        played.vectors[6] = np.zeros(shape, np.int64)
+        assert "the vector does not have 8 entries" in played.play().withheld[6]
+        assert played.exact
 
 
 # Active security.
@@ -522,6 +540,18 @@ def test_terms_that_no_round_can_meet_are_refused(change: dict[str, int], reason
         Played(5, **{"threshold": 3, **change})  # type: ignore[arg-type]
     most = {name: value - (name != "neighbours") for name, value in change.items()}
     assert Played(5, **{"threshold": 3, **most}).play().exact  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("round", -1), ("length", 0), ("bits", 0), ("bits", 65), ("sharing", 0),
+        ("sharing", 2**20 + 1), ("threshold", 0), ("least", 0), ("neighbours", 0),
+    ],
+)  # fmt: skip
+def test_terms_outside_their_ranges_are_refused(name: str, value: int) -> None:
+    with pytest.raises(InvalidValue, match=f"{name} = {value} is outside"):
+        replace(Played().terms, **{name: value})  # type: ignore[arg-type]
 
 
 def test_a_client_that_can_open_nothing_sends_no_more_bytes_than_the_server_expects() -> None:

@@ -144,13 +144,23 @@ def test_a_sum_is_of_at_least_as_many_clients_as_its_noise_needs() -> None:
     assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 1, 3)
 
 
+@pytest.mark.parametrize("phase", ["share", "masked", "unmask"])
+def test_a_sparse_round_is_void_as_soon_as_too_few_hold_a_secret(phase: str) -> None:
+    """Five answer, more than the threshold. Only two of them hold the shares of one client."""
+    with pytest.raises(RoundVoid) as void:
+        Played(9, 3, neighbours=4).play({phase: [0, 3, 9, 15]})
+    assert (void.value.phase, void.value.got, void.value.needed) == (phase, 2, 3)
+
+
 def test_clients_are_in_the_order_of_their_numbers() -> None:
     """A set holds small numbers by their remainders: 8 and 64 come before 1."""
     assert list({64, 8, 1, 33, 6}) != sorted({64, 8, 1, 33, 6})
     data = dict(zip((64, 8, 1, 33, 6), vectors(5).values(), strict=True))
-    done = run_round(data, 3, active_security=True)
-    assert done.survivors == set(data)
-    assert done.total.tolist() == sum(data.values()).tolist()
+    of_numpy = {np.int64(client): vector for client, vector in data.items()}
+    for each in (data, of_numpy):
+        done = run_round(each, 3, active_security=True)
+        assert done.survivors == set(data)
+        assert done.total.tolist() == sum(data.values()).tolist()
 
 
 def test_a_silent_client_gets_its_message_and_sends_none() -> None:
@@ -221,6 +231,11 @@ def test_bad_vectors() -> None:
         run_round({1: np.zeros(2), 2: np.array([0, np.nan])}, 1)
     with pytest.raises(InvalidValue, match="one dimension"):
         run_round({1: np.zeros((2, 2)), 2: np.zeros((2, 2))}, 1)
+    with pytest.raises(InvalidValue, match=r"vectors\[1\] has shape \(0,\), one dimension"):
+        run_round({1: np.zeros(0, np.int64), 2: np.zeros(0, np.int64)}, 1)
+    for number in (-1, 2**63):
+        with pytest.raises(InvalidValue, match=f"client = {number} is outside"):
+            run_round({5: np.zeros(3), number: np.ones(3)}, 1)
 
 
 #: 9,600 entries. Each run has its own masks: what repeats in an entry or a run is not uniform.

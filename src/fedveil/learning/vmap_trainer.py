@@ -48,6 +48,8 @@ class VmapTrainer(OneThread):
                 f"Use engine loop"
             )
         self._weights = np.empty(0, np.float32)
+        #: The parameters on which the loss depends, once they are known.
+        self._used: list[str] | None = None
         self._gradients = vmap(grad(self._mean_loss), randomness="different")
 
     def _mean_loss(
@@ -89,10 +91,11 @@ class VmapTrainer(OneThread):
             entry.name: view.expand(len(clients), *view.shape).clone().requires_grad_()
             for entry, view in zip(self._layout.entries, self._layout.views(start), strict=True)
         }
-        seed_torch(clients[0].torch_seed(), self._device)
-        optimizer = make_optimizer(list(rows.values()), self._plan)
         schedules = [list(client.batches(self._plan)) for client in clients]
         data = [(client.x.to(self._device), client.y.to(self._device)) for client in clients]
+        used = self._find_used(start, data) if self._plan.weight_decay else [*rows]
+        seed_torch(clients[0].torch_seed(), self._device)
+        optimizer = make_optimizer([rows[name] for name in used], self._plan)
         for step in range(max(map(len, schedules))):
             x, y, counts = self._step_batch(data, schedules, step)
             detached = {name: row.detach() for name, row in rows.items()}
@@ -103,6 +106,26 @@ class VmapTrainer(OneThread):
             for i, schedule in enumerate(schedules):
                 if len(schedule) == step + 1:
                     self._take_out(rows, i, start, updates[i])
+
+    def _find_used(
+        self, start: torch.Tensor, data: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> list[str]:
+        """Return the names of the parameters on which the loss depends.
+
+        Like torch's optimisers, weight decay must leave the others alone. Their gradients under
+        vmap are zeros, so the first example of `data` finds them.
+        """
+        if self._used is None:
+            names = [entry.name for entry in self._layout.entries]
+            examples = [(x[:1], y[:1]) for x, y in data if len(y)]
+            if not examples:
+                return names
+            views = [view.clone().requires_grad_() for view in self._layout.views(start)]
+            one = torch.ones(1, device=self._device)
+            loss = self._mean_loss(dict(zip(names, views, strict=True)), *examples[0], one)
+            found = torch.autograd.grad(loss, views, allow_unused=True)
+            self._used = [name for name, g in zip(names, found, strict=True) if g is not None]
+        return self._used
 
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor

@@ -37,6 +37,8 @@ class FixedPoint:
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
         """Return the vector clipped, scaled and randomly rounded to whole numbers."""
         vector = finite_vector("vector", vector)
+        if vector.dtype not in (np.float32, np.float64):  # float16, which numba lacks
+            vector = vector.astype(np.float64)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
             part, rounded = vector[start : start + _PART], out[start : start + _PART]

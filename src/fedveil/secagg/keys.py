@@ -23,10 +23,9 @@ from fedveil.secagg.secret import SECRET_BYTES, Secret
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
-_ID_BYTES = 8
 # A `seal_key` encrypts only one message, so the nonce may be constant.
 _NONCE = bytes(12)
-_ENDS = struct.Struct("<qq").pack
+_ID, _ENDS = struct.Struct("<q").pack, struct.Struct("<qq").pack
 
 
 @cache
@@ -159,7 +158,7 @@ def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
 
 
 def _ids(clients: Iterable[int]) -> bytes:
-    return b"".join(client.to_bytes(_ID_BYTES, "little", signed=True) for client in clients)
+    return b"".join(map(_ID, clients))
 
 
 def _derive(shared: bytes, salt: bytes, info: bytes) -> bytes:
