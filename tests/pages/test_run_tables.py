@@ -277,6 +277,9 @@ def test_each_run_has_its_own_job_and_findings_among_several(tmp_path: Path) -> 
     add_finding(opened, Finding("features", "quick", "none", [Measured("ssim", 0.5)]))
     opened.close()
     page = page_of_several(folders)
+    for several, mixed in ((page, True), (page_of_several(folders[:2]), False)):
+        assert ("have separate tables and plots" in str(several.lead[0])) == mixed
+        assert several.sections[0].title == f"Every round{' of federated runs' * mixed}"
     for name, metric in (("one", "mse"), ("two", "psnr"), ("three", "ssim")):
         (found,) = parts(page, f"What attacks found in {name}", Table)
         assert found.rows[0][0] == metric
