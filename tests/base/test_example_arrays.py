@@ -24,6 +24,7 @@ def test_examples_of_different_lengths_keep_their_length_and_the_wider_type() ->
     first = ragged([np.array([1, 2], np.uint8), np.array([300, 4, 5], np.int16)])
     assert [item.tolist() for item in items(first)] == [[1, 2], [300, 4, 5]]
     assert values(first).tolist() == [1, 2, 300, 4, 5]
+    assert values(np.zeros((2, 3))).shape == (2, 3)
     whole = stacked([first, np.array([[7, 8, 9, 6]], np.int32)])
     assert [item.tolist() for item in items(whole)] == [[1, 2], [300, 4, 5], [7, 8, 9, 6]]
     assert shape_of(whole) == (-1,)

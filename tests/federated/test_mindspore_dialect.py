@@ -316,6 +316,8 @@ def test_compression_of_uploads_that_their_server_switches_off(position: str):
     data = changed(("encrypt.encrypt_train_type", position), THRESHOLD, upload)
     assert translate(data).ignored == ["compression.upload_compress_type"]
     assert len(refusals(upload)) == 1
+    download = ("compression.download_compress_type", "QUANT")
+    assert len(refusals(("encrypt.encrypt_train_type", position), THRESHOLD, download)) == 1
 
 
 # --- cohorts ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedveil.errors import InvalidValue
 from fedveil.pages.axis_scale import Scale, scale_of
 from fedveil.pages.chart import MOST_POINTS, draw, fitted, sample
 from fedveil.pages.colours import looks
@@ -154,6 +155,12 @@ def test_the_data_of_a_drawing_are_those_of_its_own_axes(log: bool) -> None:
         {"name": curve.name, "colour": look.colour, "x": curve.x, "y": curve.y}
         for curve, look in zip(curves, looks(curves), strict=True)
     ]
+
+
+def test_a_curve_has_as_many_values_as_points() -> None:
+    for values in ({"y": [1]}, {"low": [1]}, {"high": [1, 2, 3]}):
+        with pytest.raises(InvalidValue, match="the curve own has 2 x and"):
+            Curve(**{"name": "own", "x": [1, 2], "y": [3, 4], **values})
 
 
 def test_a_point_between_gaps_is_marked() -> None:

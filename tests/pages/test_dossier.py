@@ -250,16 +250,19 @@ def test_an_edited_epsilon_is_refused(copy: Path) -> None:
 
 
 def test_an_edited_record_with_a_new_digest_is_refused(copy: Path) -> None:
-    edit_last(copy, epsilon_run_every_round=0.5)
-    metrics = (copy / "metrics.jsonl").read_bytes()
-    folder = RunFolder.reopen(copy)
-    kept = Checkpoint.read(folder)
-    assert kept is not None
-    digest = hashlib.sha256(metrics).hexdigest()
-    replace(kept, metrics_bytes=len(metrics), metrics_digest=digest).write(folder)
-    folder.close()
-    with pytest.raises(RunFolderError, match=r"epsilon_run_every_round is 0\.5 at delta"):
-        Dossier.of(copy)
+    for part, value, said in (
+        ("delta", 1e-9, r"is \d\S* at delta 1e-09"), ("epsilon", 0.5, r"is 0\.5 at delta"),
+    ):  # fmt: skip
+        edit_last(copy, **{f"{part}_run_every_round": value})
+        metrics = (copy / "metrics.jsonl").read_bytes()
+        folder = RunFolder.reopen(copy)
+        kept = Checkpoint.read(folder)
+        assert kept is not None
+        digest = hashlib.sha256(metrics).hexdigest()
+        replace(kept, metrics_bytes=len(metrics), metrics_digest=digest).write(folder)
+        folder.close()
+        with pytest.raises(RunFolderError, match=f"epsilon_run_every_round {said}"):
+            Dossier.of(copy)
 
 
 def test_an_edited_job_is_refused(copy: Path) -> None:

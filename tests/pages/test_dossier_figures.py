@@ -142,6 +142,8 @@ def test_epsilons_are_added_or_composed() -> None:
     assert recompute.recomputed(spent) == (math.inf, 0.0)
     bare = account(release("none", epsilon=math.inf), delta=1e-5)
     assert recompute.recomputed(bare) == (math.inf, 0.0)
+    partly = account(release("none", epsilon=math.inf), release("gaussian", ratio=4.0), delta=1e-5)
+    assert recompute.recomputed(partly) == (math.inf, 0.0)
     noise = [release("gaussian", count, math.inf, ratio=ratio) for count, ratio in
              ((3, 4.0), (5, 6.0))]  # fmt: skip
     together = 1 / math.sqrt(3 / 4.0**2 + 5 / 6.0**2)

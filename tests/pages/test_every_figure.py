@@ -88,6 +88,11 @@ def curves(page: Page) -> dict[tuple[str, str], tuple[list[float], list[float]]]
     }
 
 
+def axes(page: Page) -> dict[str, tuple[str, bool]]:
+    """Return the unit of each plot's y axis, and True if the axis begins at 0."""
+    return {plot.name: (plot.y.unit, plot.y.zero) for plot in page.plots}
+
+
 def total(records: Records, key: str) -> float:
     return math.fsum(record[key] for record in records)
 
@@ -116,7 +121,13 @@ def test_a_page_draws_each_metric_of_each_round(folder: Path, records: Records) 
         ("bytes", "down: models"): "bytes_down",
         **{("seconds", part): f"seconds_{part}" for part in PARTS},
     }  # fmt: skip
-    found = curves(page_of(folder))
+    page = page_of(folder)
+    assert axes(page) == {
+        "accuracy": ("percent", False), "loss": ("", False), "auc": ("", False),
+        **{f"clients_{part}": ("percent", False) for part in ("mean", "worst_tenth", "spread")},
+        "epsilon": ("", False), "bytes": ("bytes", True), "seconds": ("seconds", True),
+    }  # fmt: skip
+    found = curves(page)
     for place, key in drawn.items():
         assert found.pop(place) == ([1, 2, 3], [record[key] for record in records]), place
     assert not found
@@ -294,6 +305,10 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / party / "accounts.jsonl").write_text(text, "utf-8")
     page = page_of(folder)
+    assert axes(page) == {
+        "loss": ("", False), "held-out-loss": ("", False), "held-out-accuracy": ("percent", False),
+        "bytes": ("bytes", True), "waiting": ("seconds", True),
+    }  # fmt: skip
     found = curves(page)
     for party, of_party in parties.items():
         for name, key in (

@@ -128,10 +128,12 @@ def test_only_a_whole_run_without_a_bound_promises_nothing(tmp_path: Path) -> No
 def test_machines_and_repeated_trainings_are_added_up(tmp_path: Path) -> None:
     first, second = federated_records(2, 11)
     first |= {MACHINES: {"b": (7, 3.0, 0.625), "a": (3, 6.0, 0.25)}, RETRAINED: 2}
-    second |= {MACHINES: {"a": (5, 4.0, 0.5)}, RETRAINED: 1}
+    second |= {MACHINES: {"a": (5, 4.0, 0.5), "c": (0, 0.0, 1.0)}, RETRAINED: 1}
     page = run_page(run_of(tmp_path, first, second))
     costs, machines = parts(page, "Bytes and time", Table)
-    assert machines.rows == [["a", "8", "10.0 s", "38%"], ["b", "7", "3.0 s", "62%"]]
+    assert machines.rows == [
+        ["a", "8", "10.0 s", "38%"], ["b", "7", "3.0 s", "62%"], ["c", "0", "0.0 s", "100%"],
+    ]  # fmt: skip
     assert costs.rows[0][0] == "upload of a client in a round"
     assert "3 trainings on a lost machine had to be repeated." in parts(page, "Bytes and time", str)
     assert str(machine_totals([first, second])["a"]) == "8 clients, 10.0 s, idle 38%"
@@ -170,12 +172,14 @@ def test_a_picture_says_what_is_above_what(tmp_path: Path) -> None:
     assert above == "gradient against rr: originals above, reconstructions below"
     assert alone == "features against rr"
     missed = [Measured(f"epsilon at least, {n}", 0.5, unseen=n) for n in (1.5, 2.5)]
-    audit = Finding("audit", "quick", "rr", missed, epsilon=1.0)
+    audit = Finding("audit", "quick", "rr", missed, epsilon=1.0, saw="all sums")
     audited = run_page(run_of(tmp_path, *federated_records(2, 11), findings=[audit]))
     ((unseen,),) = (fold.parts for fold in parts(audited, "What attacks found", Fold))
     assert [*unseen.lines] == [*audit.unseen]
     assert len(audit.unseen) == 2
+    assert ", which saw all sums; " in parts(audited, "What attacks found", Table)[0].caption
     caption = parts(page, "What attacks found", Table)[0].caption
+    assert "which saw" not in caption
     assert f"promised: epsilon {told(1.0, 0.2)}: " in caption
 
 
@@ -252,6 +256,8 @@ def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Pa
     usual = written(tmp_path / "three", small_job(), {".": federated_records(2, 900)})
     mixed = {folder.name: read_run(folder) for folder in (folders[0], usual)}
     assert {plot.note for plot in quality(mixed)} == {"On the test examples."}
+    (noted,) = (plot.note for plot in quality({"three": mixed["three"]}) if plot.name == "loss")
+    assert noted == "Mean cross-entropy on the test examples."
     (end,) = parts(page_of_several(folders), "At the end", Table)
     assert [row["MAE"] for row in end.records()] == ["-", "5.50"]
 
@@ -271,6 +277,9 @@ def test_each_run_has_its_own_job_and_findings_among_several(tmp_path: Path) -> 
     add_finding(opened, Finding("features", "quick", "none", [Measured("ssim", 0.5)]))
     opened.close()
     page = page_of_several(folders)
+    for several, mixed in ((page, True), (page_of_several(folders[:2]), False)):
+        assert ("have separate tables and plots" in str(several.lead[0])) == mixed
+        assert several.sections[0].title == f"Every round{' of federated runs' * mixed}"
     for name, metric in (("one", "mse"), ("two", "psnr"), ("three", "ssim")):
         (found,) = parts(page, f"What attacks found in {name}", Table)
         assert found.rows[0][0] == metric
@@ -367,6 +376,7 @@ def test_each_attack_has_its_effort_and_a_deployed_run_its_command(tmp_path: Pat
     page = attack_page(ReadRun(tmp_path, job.model_dump(), [], found, []))
     facts = [fact for fact in page.lead if isinstance(fact, Fact)]
     assert [fact.text.split(".")[0] for fact in facts] == ["At effort quick", "At effort full"]
+    assert parts(page, "What attacks found", str) == []  # the cards have the conclusions
     apart = ["0 clients are Flower SuperNodes; their reasons stay with them"]
     for events, command in (([], "fedveil run job.yaml"), (apart, "flwr run APP")):
         page = run_page(ReadRun(tmp_path, job.model_dump(), [], [], events))

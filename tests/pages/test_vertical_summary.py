@@ -37,7 +37,9 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     for apart, part in ((False, "fewer epochs"), (True, "`privacy.embedding_dp.reuse: true` in")):
         thin = vertical_ending(run, run, lines, apart=apart).next
         assert (thin.value, part in thin.text) == ("ask for a stronger guarantee", True)
-    assert vertical_ending(run, run, lines[:1], apart=True).next.value == "try to break it"
+    apart = vertical_ending(run, run, lines[:1], apart=True).next
+    assert apart.value == "try to break it"
+    assert "needs a run with all parties" in apart.text
     assert vertical_ending(run, run, [], apart=True).next.value == "protect the activations"
     (tmp_path / "model.safetensors").unlink()  # it was interrupted
     for apart in (False, True):

@@ -72,7 +72,7 @@ def test_a_setting_that_cannot_be_applied(override: str, sentence: str):
 def test_a_setting_mends_what_the_file_has_wrong():
     assert load("training: {lr: fast}", "training.lr=0.1") == Job()
     assert load("protection: sgnds", "protection=not_encrypt") == Job()
-    assert problems("clients: 3", "clients.number=3") == [
+    assert problems("clients: 3", "clients.number=4") == [
         "clients = 3 is not a block of keys; the keys of clients are number, fraction, sampling, "
         "own_layers"
     ]

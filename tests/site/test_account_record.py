@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
     assert sums.of == "one example, job sums"
     assert any("8 releases, 3 without an epsilon" in s for s in record.record()["statements"])
+    mixed = replace(record, limits=replace(record.limits, unit="client")).accounts()[0]
+    assert (mixed.epsilon, mixed.missing) == (
+        math.inf, "losses for one example leave no epsilon for a client",
+    )  # fmt: skip
 
 
 def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) -> None:

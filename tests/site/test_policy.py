@@ -60,9 +60,11 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
         "strength.active_security", "clear.answer_after_s",
     ]  # fmt: skip
     assert of().warnings == []
-    for isolation, warned in (("weak", ["code.isolation"]), ("strong", [])):
+    for isolation, warned in (("strong", []), ("weak", ["code.isolation"])):
         own = of(("code", {"modules": {"net": "ab" * 32}, "isolation": isolation}))
         assert [one.partition(" ")[0] for one in own.warnings] == warned
+    found = reasons(own, job(model="net:net", data={"name": "mnist"}))
+    assert found[-1] == "data.name is mnist, but the policy has: digits"
     signed = of(("jobs.digests", []), ("jobs.signed_by", ["ada"]), ("people", {"ada": "ab" * 32}))
     assert signed.warnings == []
 
