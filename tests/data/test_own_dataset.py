@@ -62,7 +62,8 @@ def test_torch_datasets_with_owners(own):
 
 
 def test_clients_bring_their_own_parts(own):
-    data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2))")
+    data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2), classes=5)")
+    assert data.classes == 5
     assert data.train.x.tolist() == [*np.arange(12.0).reshape(4, 3).tolist(), [1] * 3, [1] * 3]
     assert data.owners.tolist() == [1, 1, 1, 1, 0, 0]
     assert data.train.y.tolist() == [0, 1, 2, 0, 1, 1]
