@@ -90,6 +90,7 @@ def test_next_tokens_are_the_tokens_after_and_need_two():
     for tokens, sentence in (
         (x[:, :1], r"x_train has shape \(2, 1\), but \[examples, tokens\] is needed"),
         ([[4, 2], [7]], "example 1 of x_train has fewer than two tokens"),
+        ([[4, 2, 7], [1, -5]], "x_train holds -5, but a token is a whole number from 0, or -100"),
         (x - 5, "x_train holds -5, but a token is a whole number from 0, or -100"),
     ):
         with pytest.raises(DataInvalid, match=sentence):

@@ -53,6 +53,8 @@ def test_images_are_read_class_by_class(images):
     assert (data.test.y.tolist(), data.classes) == ([0, 1, 2], 3)
     expected = pixels(31).transpose(2, 0, 1).astype(np.float32) / 255 * 2 - 1
     np.testing.assert_allclose(data.train.x[1], expected, atol=1e-6)
+    (images / "test" / "yak").mkdir()  # the test part has no image of it, but clients may
+    assert load("image_folder", folder=str(images)).classes == 4
 
 
 def test_jpeg_and_grey_files_are_images_too(images):

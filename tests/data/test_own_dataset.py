@@ -62,7 +62,8 @@ def test_torch_datasets_with_owners(own):
 
 
 def test_clients_bring_their_own_parts(own):
-    data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2))")
+    data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2), classes=5)")
+    assert data.classes == 5
     assert data.train.x.tolist() == [*np.arange(12.0).reshape(4, 3).tolist(), [1] * 3, [1] * 3]
     assert data.owners.tolist() == [1, 1, 1, 1, 0, 0]
     assert data.train.y.tolist() == [0, 1, 2, 0, 1, 1]
@@ -369,6 +370,8 @@ def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
     data = own("return x + 0.5, y / 4, x2, y2")
     assert (data.targets, data.classes, data.train.x[1].tolist()) == ("numbers", 1, [3.5, 4.5, 5.5])
     assert data.train.y.tolist() == [[0], [0.25], [0.5], [0]]
+    data = own("return Items(([1.5], [0.5, 1.0])), Items(([2.5], [3.0, 4.0]))", ITEMS)
+    assert (data.classes, data.train.y.tolist()) == (2, [[0.5, 1.0]])
     kind[0] = "tokens"
     rows = "x_train=[[1, 2, 3], [4, 1.5, 6], [0, 3, 1]], x_test=[[6, 0, 2]]"
     data = own(f"return dict({rows}, classes=7)")
@@ -379,6 +382,7 @@ def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
     kind[0] = "own"
     data = own("return x, [[1], [2, 3], [4], [5]], x2, [[6], [7, 8]]")
     assert data.train.usable is None
+    assert own("return x, np.ones((4, 2)), x2, np.ones((2, 3))").train.y.shape == (4, 2)
     assert [target.tolist() for target in items(data.train.y)] == [[1], [2, 3], [4], [5]]
 
 

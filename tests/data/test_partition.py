@@ -305,6 +305,11 @@ def test_a_partition_is_restricted_to_chosen_examples():
     chosen = np.array([True, False, False, True, True, False, False])
     some = whole.only(chosen)
     assert [some.of(client).tolist() for client in range(3)] == [[], [0, 3], [4]]
+    for seed in range(5):
+        chosen = Seeded(seed).bernoulli(0.5, 7)
+        some = whole.only(chosen)
+        for client in range(3):
+            assert some.of(client).tolist() == [i for i in whole.of(client) if chosen[i]]
 
 
 def test_alpha_is_handed_on():

@@ -65,11 +65,11 @@ def test_an_instructions_prompt_is_not_learnt(words: Path, tmp_path: Path) -> No
 
 
 def test_the_test_part_decides_the_classes(words: Path, tmp_path: Path) -> None:
-    lines = [{"text": f"rain {i}", "label": label} for i, label in enumerate([3, 0, 3])]
-    data = read(words, tmp_path / "x", lines, lines[:2], task="sequence_classification",
+    lines = [{"text": f"rain {i}", "label": label} for i, label in enumerate(["b", 0, "aa"])]
+    data = read(words, tmp_path / "x", lines, lines, task="sequence_classification",
                 targets="class")  # fmt: skip
-    assert data.train.y.tolist() == [1, 0, 1]
-    assert data.classes == 2
+    assert data.train.y.tolist() == [2, 0, 1]
+    assert data.classes == 3
     with pytest.raises(DataInvalid, match=r"line 1: its label '4' is in no line of test.jsonl"):
         read(words, tmp_path / "y", [{"text": "a", "label": 4}], lines,
              task="sequence_classification", targets="class")  # fmt: skip

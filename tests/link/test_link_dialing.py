@@ -125,7 +125,7 @@ def test_a_stream_that_never_opened_leaves_its_reason_and_sends_nothing_more() -
     sent = list[bytes]()
     sending = threading.Thread(target=lambda: sent.extend(party._call.frames), daemon=True)
     sending.start()
-    sending.join(20)
+    sending.join(5)
     assert not sending.is_alive()
     assert len(sent) == 1, "the greeting"
     with pytest.raises(LinkLost, match=r"did not come for 0\.01 seconds: no route to host$"):

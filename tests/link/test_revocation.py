@@ -111,6 +111,12 @@ CASES: dict[str, tuple[Callable[[Pki], list[Any]], str]] = {
                    p.issuing.crl(extensions=[scope(only_contains_user_certs=True)])],
         "good",
     ),
+    "the newest one is bad and for users only": (
+        lambda p: [p.root.crl(), p.issuing.crl(began=-2),
+                   p.issuing.crl(p.leaf.certificate,
+                                 extensions=[scope(only_contains_user_certs=True)])],
+        "revoked",
+    ),
     "for authorities only": (
         lambda p: [p.root.crl(), p.issuing.crl(extensions=[scope(only_contains_ca_certs=True)])],
         "no list",

@@ -358,7 +358,8 @@ def test_a_cached_cell_has_the_number_that_it_has_anew() -> None:
 def test_columns_of_one_form_are_named_up_to_five() -> None:
     for count, more in ((5, ""), (6, " and 1 more"), (8, " and 3 more")):
         names = [f"d{at}" for at in range(count)]
-        table = table_of(f"id,{','.join(names)}\na{',2024-02-03' * count}\n", *names)
+        dates = ",2024-02-03" * count
+        table = table_of(f"id,n,{','.join(names)}\na,7{dates}\n", "n", *names)
         assert table.said == [
             f"t.csv: UTF-8, separated by comma; dates in d0, d1, d2, d3, d4{more}"
         ]

@@ -337,6 +337,9 @@ def test_a_number_on_a_bound_is_in_the_interval_above_it(bins: int) -> None:
     numbers.encode(values, scaled, intervals)
     assert intervals.tolist() == (values[:, None] >= edges).sum(axis=1).tolist()
     assert scaled.tolist() == values.tolist()
+    frequent = Numbers(scale=Scale(mean=0, deviation=1), edges=(1, 1, 2))
+    sizes = Encoding(columns={"a": frequent, "b": numbers}).features
+    assert sizes == Features(intervals=(4, bins)), "also of intervals without a number"
     write_table("t.csv", {"id": range(700), "x": range(700)})
     made = Numbers.of(read("t.csv", Wanted("id", ("x",))), "x", bins)
     (applied,) = Encoding(columns={"x": made}).applied(read("t.csv", Wanted("id", ("x",))))
@@ -687,6 +690,20 @@ def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sente
     with pytest.raises(DataInvalid) as caught:
         changed({"lead": {"missing": "mean"}}).owned("lead", "train")
     assert str(caught.value).startswith(sentence)
+
+
+def test_cells_may_lack_in_features_of_any_kind_and_never_in_labels() -> None:
+    lead, bank = two_tables().values()
+    city = ["" if row == 4 else name for row, name in enumerate(bank["city"])]
+    write_table("bank.csv", {**bank, "city": city})
+    task = changed({"bank": {"missing": "mean"}})
+    assert sum(len(task.owned("bank", subset)) for subset in SUBSETS) == ROWS - 2
+    with pytest.raises(DataInvalid, match=r"^bank\.csv, line 6: city is empty$"):
+        task_of().owned("bank", "train")
+    write_table("lead.csv", {**lead, "owes": ["", *lead["owes"][1:]]})
+    own = {"missing": "mean", "label": "owes", "without": ["rich"]}
+    with pytest.raises(DataInvalid, match=r"^lead\.csv, line 2: owes is empty$"):
+        changed({"classes": None, "lead": own}).owned("lead", "train")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from fedveil.tasks.mnist_halves import Joint
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.split import Optimizer
 from fedveil.vertical.task import Columns, Task, aligned_by, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 
@@ -182,6 +183,8 @@ def test_a_built_in_task_numbers_its_examples_and_makes_the_parts_of_those_here(
     for here in parties(task):
         made = task.split_model(here={here})
         assert {p.name for p in made.parts if p.module} == {p.name for p in made.owned_by(here)}
+        # Another rate would give all users other models from the same jobs.
+        assert {part.optimizer for part in made.parts} == {Optimizer("adam", lr=0.001)}
 
 
 def test_a_joint_layer_reads_numbers_below_zero_as_bits_that_are_not_set():
