@@ -380,19 +380,19 @@ def test_a_folder_with_a_job_file_is_no_run_to_resume(command: Command, tmp_path
 
 
 def test_a_run_of_the_other_kind_is_told_its_command(command: Command, tmp_path: Path) -> None:
-    for folder, job in (("split", VerticalJob()), ("federated", Job())):
+    for folder, job in (("a split", VerticalJob()), ("of banks", Job())):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "job.yaml").write_text(job.to_yaml())
-    code, _, err = command("run", "--resume", "split")
+    code, _, err = command("run", "--resume", "a split")
     assert code == Exit.WRONG
-    assert err.startswith("error: split/job.yaml is a vertical job. Resume its run with: ")
-    assert err.endswith("fedveil vertical run --resume split\n")
+    assert err.startswith("error: a split/job.yaml is a vertical job. Resume its run with: ")
+    assert err.endswith("fedveil vertical run --resume 'a split'\n")
     assert len(err.splitlines()) == 1
     for words in (("run", "--resume"), ("evaluate",), ("predict",), ("generate",)):
-        code, _, err = command("vertical", *words, "federated")
+        code, _, err = command("vertical", *words, "of banks")
         assert code == Exit.WRONG
-        assert err.startswith("error: federated/job.yaml is a federated job. Resume its run with: ")
-        assert err.endswith("fedveil run --resume federated\n")
+        assert err.startswith("error: of banks/job.yaml is a federated job. Resume its run with: ")
+        assert err.endswith("fedveil run --resume 'of banks'\n")
         assert len(err.splitlines()) == 1
 
 

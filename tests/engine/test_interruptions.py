@@ -176,14 +176,14 @@ def test_killed_in_the_middle_of_writing_the_checkpoint(
 
 
 def test_ctrl_c_says_how_to_resume_and_exits_130(job: Path, whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / "my run"
     process = start(folder, job, **UNHURRIED)
     wait_for(lambda: rounds_of(folder) >= 2)
     assert process.pid is not None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
     code, said = finish(process, folder)
     assert code == 130
-    assert f"interrupted; `fedveil run --resume {folder}` resumes" in said
+    assert f"interrupted; `fedveil run --resume '{folder}'` resumes" in said
     assert "Traceback" not in said
     fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)

@@ -43,7 +43,7 @@ from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
-from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.step_checkpoint import from_last_step, held
 from fedveil.vertical.task import Columns
 
 DEADLINE_S = 120
@@ -372,6 +372,7 @@ def test_an_error_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         f"resume it with `fedveil vertical run --resume {_folders[0] / 'run'}`, from the last step "
         f"that all parties have saved"
     ]
+    assert "`run --resume 'a b'`" in from_last_step("run", Path("a b"))
 
 
 def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from shlex import quote
 
 from fedveil.base.freed_memory import return_freed_memory
 from fedveil.data.datasets import Dataset
@@ -49,7 +50,7 @@ def start(
     folder = open_folder()
     stack.callback(folder.close)
     engine.try_out(job, parts.shape, folder)
-    how = engine.how_to_resume.format(folder=folder.path)
+    how = engine.how_to_resume.format(folder=quote(str(folder.path)))
     stack.enter_context(how_to_resume(lambda: how, RunStopped))
     metrics = state.restore(folder)
     if job.keeps_state and not engine.reports_leave:

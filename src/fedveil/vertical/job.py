@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path as FilePath
+from shlex import quote
 from typing import Any, ClassVar
 
 from fedveil.errors import JobError
@@ -52,6 +53,8 @@ def job_of_run(path: FilePath) -> VerticalJob:
         from fedveil.federated.job import Job
 
         folder = FilePath(path).parent
-        resume = f"is a federated job. Resume its run with: fedveil run --resume {folder}"
+        resume = (
+            f"is a federated job. Resume its run with: fedveil run --resume {quote(str(folder))}"
+        )
         refuse_other_kind(path, VerticalJob, Job, resume)
         raise

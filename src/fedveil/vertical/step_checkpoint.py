@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -108,8 +109,8 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 def from_last_step(command: str, path: Path) -> str:
     """Return a sentence on how to resume the run in `path` with `command`."""
     return (
-        f"resume it with `{command} --resume {path}`, from the last step that all parties "
-        f"have saved"
+        f"resume it with `{command} --resume {quote(str(path))}`, from the last step that all "
+        f"parties have saved"
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ class Machine:
         if not machine._run and machine.folder is not None and held(machine.folder):
             raise RunFolderError(
                 f"{path} contains a run of all parties in one process: resume it with "
-                f"`fedveil vertical run --resume {path}`"
+                f"`fedveil vertical run --resume {quote(str(path))}`"
             )
         machine._name_run()  # a process may be killed before it saves the run's identity
         return machine
