@@ -327,6 +327,12 @@ def test_the_closed_form_is_for_one_dense_layer_and_nothing_random() -> None:
     for more in (nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 6)):
         model = nn.Sequential(nn.Flatten(), more, nn.Linear(6, 3))
         assert clipped_examples._LinearHead.of(model, Layout(model)) is None
+    rows, of_rows = nn.Sequential(nn.Linear(4, 2), nn.Flatten()), (nn.Flatten(2), nn.Linear(4, 2))
+    for model in (rows, nn.Sequential(*of_rows)):  # the layer takes each row by itself
+        assert clipped_examples._LinearHead.of(model, Layout(model)) is None
+    (client,) = clients(ROOM, 4, (30,))
+    (found,) = train(ClippedExamplesTrainer(copy.deepcopy(rows), plan(), rate=0.7), rows, [client])
+    np.testing.assert_allclose(found, by_hand(rows, client, 0.7, math.inf), atol=2e-6)
 
 
 def test_batch_normalisation_is_found_inside_other_modules() -> None:

@@ -68,6 +68,17 @@ def test_every_image_has_features_of_one_norm_and_both_scales_count_alike() -> N
     torch.testing.assert_close(features[5], features[0], rtol=0, atol=2e-2)  # paler and darker
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_each_colour_of_an_image_counts_alike_and_by_itself(twice: bool) -> None:
+    draw, bank = Seeded(4).generator(), FilterBank(twice=twice)
+    x = torch.from_numpy(draw.random((5, 3, 12, 21), dtype=np.float32))
+    found = OrientedFilters((3, 12, 21), bank)(x)
+    alone = OrientedFilters((1, 12, 21), bank)
+    expected = torch.cat([alone(x[:, i : i + 1]) for i in range(3)], 1) / 3**0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-2)
+    torch.testing.assert_close(found.norm(dim=1), torch.full((5,), 10.0))
+
+
 def test_no_direction_is_liked() -> None:
     x = torch.from_numpy(Seeded(1).generator().random((2, 1, 28, 28), dtype=np.float32))
     features = OrientedFilters((1, 28, 28))(x).reshape(2, 2, 8, 49)

@@ -46,6 +46,8 @@ def test_numbers_against_scikit_learn() -> None:
     assert ours.mae(TOLD, TRUE) == pytest.approx(known.mean_absolute_error(TRUE, TOLD))
     assert ours.r2(TOLD, TRUE) == pytest.approx(known.r2_score(TRUE, TOLD))
     assert math.isnan(ours.r2(TOLD, np.ones_like(TRUE)))
+    flat = np.stack([np.ones(200), TRUE[:, 1]], axis=1)  # a column that does not vary
+    assert ours.r2(TOLD, flat) == pytest.approx(known.r2_score(TRUE[:, 1], TOLD[:, 1]))
 
 
 def test_truth_values_against_scikit_learn() -> None:
@@ -54,6 +56,10 @@ def test_truth_values_against_scikit_learn() -> None:
     assert ours.bit_auc(TOLD, BITS) == pytest.approx(known.roc_auc_score(BITS, TOLD))
     assert ours.exact_match(TOLD, BITS) == pytest.approx(known.accuracy_score(BITS, guess))
     assert ours.bit_accuracy(TOLD, BITS) == pytest.approx((guess == BITS).mean())
+    nothing = np.zeros_like(BITS)  # a head that starts from zeros: a score of 0 means no
+    assert ours.bit_accuracy(nothing, BITS) == (BITS == 0).mean()
+    assert ours.exact_match(nothing, BITS) == (BITS == 0).all(1).mean()
+    assert ours.bit_f1(nothing, BITS) == 0
 
 
 def test_perplexity_counts_the_tokens_that_are_there() -> None:
@@ -105,6 +111,10 @@ def test_a_subclass_keeps_its_own_loss() -> None:
 def test_lines_of_different_lengths_are_filled_up() -> None:
     batch = as_tensors([np.array([1, 2, 3]), np.array([4])], padding=-100)
     assert batch.tolist() == [[1, 2, 3], [4, -100, -100]]  # type: ignore[union-attr]
+    steps = [np.array([[0.5, 1.5]], np.float32), np.full((3, 2), 2.5, np.float32)]
+    padded = as_tensors(steps, padding=7)
+    assert padded.shape == (2, 3, 2)  # type: ignore[union-attr]
+    assert padded[0].tolist() == [[0.5, 1.5], [7, 7], [7, 7]]  # type: ignore[index]
     rows = [np.array([1, 2]), np.array([5])]
     x, y = NextToken().collate(rows, [row + 1 for row in rows])
     assert (x.tolist(), y.tolist()) == (  # type: ignore[union-attr]
@@ -119,6 +129,7 @@ def test_ks_compares_whole_groups_of_equal_scores() -> None:
     scores = np.stack([-first, first], axis=1).astype(float)
     distance = abs(known_ks(first, y == 1))
     assert distance == pytest.approx(0.4)
+    assert math.isnan(ours.ks(scores, np.ones_like(y)))
     for order in (np.arange(9), np.arange(9)[::-1], DRAW.permutation(9)):
         assert ours.ks(scores[order], y[order]) == pytest.approx(distance)
 

@@ -59,8 +59,9 @@ def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> Non
 def test_what_is_looked_up_is_never_small() -> None:
     """A table takes whole numbers of 64 bits, which nobody makes floats of."""
     x = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    held = TrainedPart.of(nn.Sequential(nn.Embedding(6, 2), nn.Flatten())).held(x)
-    assert held.dtype == as_floats(held).dtype == np.int64
+    for table in (nn.Embedding(6, 2), nn.EmbeddingBag(6, 2)):
+        held = TrainedPart.of(nn.Sequential(table, nn.Flatten())).held(x)
+        assert held.dtype == as_floats(held).dtype == np.int64
 
 
 def images(count: int, *shape: int) -> np.ndarray:

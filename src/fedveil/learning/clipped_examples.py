@@ -120,12 +120,15 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return a `_LinearHead` for a model of a single dense layer, or None for other models."""
+        """Return a `_LinearHead` for one dense layer over whole examples, or None for others."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
-        layers = [m for m in plain if isinstance(m, nn.Linear)]
-        if len(layers) != 1:
+        layers = [m for m in plain if not isinstance(m, nn.Identity)]
+        whole = all(
+            isinstance(m, nn.Flatten) and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
+        )
+        layer = layers[-1] if layers and whole else None
+        if not isinstance(layer, nn.Linear):
             return None
-        (layer,) = layers
         places = {id(entry.tensor): slice(entry.start, entry.stop) for entry in layout.entries}
         bias = None if layer.bias is None else places[id(layer.bias)]
         return cls(places[id(layer.weight)], bias, layer.out_features)
