@@ -119,7 +119,8 @@ def run_of(folder: Path, name: str) -> Any:
     root = RunFolder(folder / name, None)  # type: ignore[arg-type]
     root.path.mkdir()
     setting = SimpleNamespace(split=split, job=job_of(Path("tables")), folder=root)
-    log = SimpleNamespace(event=lambda text: None)
+    events: list[str] = []
+    log = SimpleNamespace(event=events.append, events=events)
     digest = bytes([len(name)]) * 32
     return SimpleNamespace(
         name=name, setting=setting, contents=digest, done=12, stopped=None, log=log
@@ -164,6 +165,8 @@ def test_parties_sign_one_manifest_whatever_settings_are_their_own(
         name="ours", threads=3, privacy={"max_epsilon": 2.5}, alignment={"most_ids": 999}
     )  # fmt: skip
     drive_together({name: agree(side, RUN, keys[name]) for name, side in sides.items()})
+    said = ["the model bundle is complete, signed by all parties"]
+    assert [side.log.events for side in sides.values()] == [said, said]
     manifests = {(tmp_path / name / "bundle/manifest.json").read_bytes() for name in PARTIES}
     assert len(manifests) == 1
 

@@ -206,6 +206,34 @@ def test_parts_of_one_shape_begin_with_weights_of_their_own() -> None:
     assert torch.equal(torch.get_rng_state(), before), "a user's own numbers are not drawn"
 
 
+@pytest.mark.parametrize("own_seed", [None, 9])
+def test_a_run_says_at_its_first_start_what_it_sends_and_how_far_it_gets(
+    own_seed: int | None,
+) -> None:
+    """Only a party on a machine of its own sends ids."""
+    told: list[str] = []
+    noted: list[str] = []
+    job = VerticalJob(task="vertical_parts:bottoms", epochs=7)
+    log = SimpleNamespace(
+        show_records=lambda: told.append("records"), say=told.append, event=noted.append
+    )
+    rows = {"train": SimpleNamespace(count=50), "test": SimpleNamespace(count=23)}
+    setting = SimpleNamespace(
+        job=job, split=Bottoms().split_model(), rows=rows, own_seed=own_seed, task=Bottoms()
+    )
+    limit = SimpleNamespace(forecast=lambda epochs: f"not all of {epochs} epochs")
+    run: Any = SimpleNamespace(
+        setting=setting, name="bank", log=log, _has_told=False, _watch_labels=lambda: None, done=0,
+        total=0, _parts=SimpleNamespace(order=Order(0, 50, 9), limit=limit),
+    )  # fmt: skip
+    for _ in range(2):  # the second time, a peer has restarted
+        assert not list(PartyRun._train(run))
+    bare = "The output of left leaves bank without protection."
+    assert told == ["records", bare, "not all of 7 epochs"]
+    assert sum("23 held-out examples" in line for line in noted) == 2
+    assert sum("ids, blinded" in line for line in noted) == (0 if own_seed is None else 2)
+
+
 def test_a_calibration_is_charged_only_if_every_example_that_it_sends_allows_it() -> None:
     order = Order(4, 50, 9, aside=7)
     times, asked = np.zeros(50, np.int64), list[Any]()
@@ -224,6 +252,34 @@ def test_a_calibration_is_charged_only_if_every_example_that_it_sends_allows_it(
     with pytest.raises(LimitReached):
         next(PartyRun._calibrate(run, 3))
     assert asked == [("calibration", 5, True)]
+
+
+def test_a_calibration_sends_each_example_that_is_set_aside_once_as_no_other_report() -> None:
+    order, looks, told = Order(4, 50, 3, aside=7), list[Any](), list[Any]()
+
+    def look(number: int, batch: list[int], *, subset: str) -> Exchange[None]:
+        looks.append((number, batch, subset))
+        yield from ()
+
+    run: Any = SimpleNamespace(
+        _parts=SimpleNamespace(
+            order=order, limit=SimpleNamespace(check=lambda *given, **named: None),
+            releases=SimpleNamespace(
+                train=np.zeros(50, np.int64), begin_calibration=lambda: looks.append("charged")
+            ),
+        ),
+        setting=SimpleNamespace(rows={"train": SimpleNamespace(batch=np.ndarray.tolist)}),
+        party=SimpleNamespace(look=look), done=18,
+        log=SimpleNamespace(record=lambda **named: told.append(named)),
+        _window=SimpleNamespace(look_away=lambda: told.append("looked away")),
+    )  # fmt: skip
+    assert not list(PartyRun._calibrate(run, 5))
+    aside = order.set_aside.tolist()
+    assert looks == [
+        "charged", (1, aside[:3], "calibration"), (2, aside[3:6], "calibration"),
+        (3, aside[6:], "calibration"),
+    ]  # fmt: skip
+    assert told == [{"epoch": 5, "calibration": 18, "examples": 7}, "looked away"]
 
 
 @pytest.mark.parametrize(

@@ -636,6 +636,28 @@ def test_a_bundle_has_the_limits_of_its_job_and_says_what_is_new(
     assert [opened(most) for most in (None, 5)] == [17, 5]
 
 
+def test_each_alignment_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers to an earlier one are on their way when a follower restarts."""
+    began: list[Any] = []
+    used: list[Any] = []
+    apart: Any = object.__new__(Apart)
+    apart.leader = SimpleNamespace(use=used.append, ids=np.arange(5))
+    apart._links = {
+        name: SimpleNamespace(begin=lambda name=name: began.append(name))
+        for name in ("bank", "shop")
+    }
+    apart._attempt, apart._agreed = 0, False
+    monkeypatch.setattr(row_alignment, "lead", lambda leader, attempt: began.append(attempt))
+    found = iter([np.array([0, 3, 4]), np.array([1, 4])])
+    monkeypatch.setattr(sources, "drive", lambda exchange, links: next(found))
+    for place in ([0, -1, -1, 1, 2], [-1, 0, -1, -1, 1]):
+        apart._align()
+        assert apart._agreed
+        assert apart._place.tolist() == place
+        assert used[-1] is apart.common
+    assert began == ["bank", "shop", 1, "bank", "shop", 2]
+
+
 def test_a_leader_refuses_who_is_unfit_and_waits_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,7 +18,7 @@ from fedveil.errors import PeerRefused, PeerRestarted
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.vertical.remote.sessions import Meeting, StartOver
+from fedveil.vertical.remote.sessions import Meeting
 from fedveil.vertical.scoring import sources
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Apart, follow
@@ -170,19 +170,24 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first: dict[str, Any] = {"kind": "begin", "attempt": 2}
-    ends = iter([StartOver(first), PeerRestarted("lead is a new process"), Killed()])
+    steps = iter([np.arange(2), "requests", PeerRestarted("lead is a new process"), Killed()])
     begun: list[Any] = []
 
-    def drive(exchange: object, links: object) -> None:
-        raise next(ends)
+    def drive(exchange: object, links: Any) -> Any:
+        step = next(steps)
+        if isinstance(step, BaseException):
+            raise step
+        return links["lead"].receive() if isinstance(step, str) else step
 
-    link = SimpleNamespace(peer="lead", begin=print, send=print, close=lambda reason: None)
+    link = SimpleNamespace(
+        peer="lead", begin=print, send=print, close=lambda reason: None, receive=lambda: first
+    )
     monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
     monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
     monkeypatch.setattr(sources, "drive", drive)
     monkeypatch.setattr(sources.row_alignment, "follow", lambda scorer, begin: begun.append(begin))
     party: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), name="bank", use=print, keep_account=list
+        split=SimpleNamespace(leader="lead"), name="bank", use=list, keep_account=list, answer=list
     )
     with pytest.raises(Killed):
         follow(party, meeting(1, None))

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from fedveil.errors import (
     PeerRestarted,
     RightMissing,
     RunFolderError,
+    Unfit,
 )
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.link.streams import Address
@@ -43,7 +45,7 @@ from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
-from fedveil.vertical.remote.sessions import Meeting, StartOver, _noting, _tell, _told_of
+from fedveil.vertical.remote.sessions import Meeting, _noting, _tell, _told_of
 from fedveil.vertical.split import EmbeddingPrivacy, module_of
 from fedveil.vertical.step_checkpoint import last_common
 from vertical_parts import Bottoms
@@ -210,19 +212,31 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: Message = {"kind": "begin", "attempt": 2}
-    ends = iter([StartOver(first), PeerRestarted("lead is a new process"), Reached("the third")])
+    examples: Any = None
+    agreed = Agreement(bytes(16), "train", 0, 1, examples, ())
+    steps = iter([agreed, PeerRestarted("lead is a new process"), Reached("the third")])
     begun: list[Message | None] = []
     said: list[str] = []
 
-    def drive(exchange: object, links: object) -> None:
-        raise next(ends)
+    def drive(exchange: object, links: object) -> Agreement:
+        step = next(steps)
+        if isinstance(step, BaseException):
+            raise step
+        return step
 
+    def play(agreement: Agreement, channels: Any, *given: object, **named: object) -> None:
+        channels["lead"].receive()
+
+    link = SimpleNamespace(
+        peer="lead", begin=print, send=print, close=lambda reason: None, receive=lambda: first
+    )
+    monkeypatch.setattr(sessions, "Link", lambda *given, **named: link)
     monkeypatch.setattr(sessions, "drive", drive)
     monkeypatch.setattr(
         sessions.handshake, "follow", lambda standing, leader, begin: begun.append(begin)
     )
     machine: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), party="bank", folder=None,
+        split=SimpleNamespace(leader="lead"), party="bank", folder=None, play=play,
         standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     with pytest.raises(Reached):
@@ -230,6 +244,42 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     assert begun == [None, first, None]
     back = ": back to the last step that all parties have saved"
     assert said == [f"the leader starts over{back}", f"lead is a new process{back}"]
+
+
+def test_a_leader_numbers_its_attempts_and_waits_for_another_in_place_of_who_is_unfit(
+    handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([PeerRestarted("bank is a new process"), Unfit("shop", "it lies"), Reached("3")])
+    numbers: list[int] = []
+    did: list[Any] = []
+
+    def drive(exchange: object, links: object) -> None:
+        raise next(ends)
+
+    def link(peer: str, **named: object) -> Any:
+        return SimpleNamespace(
+            begin=lambda: did.append(peer), close=lambda reason: None,
+            refuse=lambda why: did.append((peer, why)),
+            await_another=lambda: did.append((peer, "another")),
+        )  # fmt: skip
+
+    monkeypatch.setattr(sessions, "Link", link)
+    monkeypatch.setattr(sessions, "drive", drive)
+    monkeypatch.setattr(
+        sessions.handshake, "lead", lambda *given, **named: numbers.append(named["attempt"])
+    )
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(followers=("bank", "shop")), job=SimpleNamespace(seed=0),
+        party="lead", folder=None, standing=print, keep_run=print,
+    )  # fmt: skip
+    with pytest.raises(Reached):
+        sessions.lead(machine, Meeting(Address("127.0.0.1", 1), None, report=did.append))
+    assert numbers == [1, 2, 3]
+    both = ["bank", "shop"]  # both begin anew
+    assert did == [
+        *both, "bank is a new process: back to the last step that all parties have saved",
+        *both, "refused: it lies", ("shop", "it lies"), ("shop", "another"), *both,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("party", ["lead", "bank"])
@@ -467,8 +517,14 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
         run_here.log.say("hello")
         run_here.log.record(epoch=0)
     assert (heard, records) == (["hello"], [{"party": "bank", "epoch": 0}])
+    newer = FoundExamples(bytes(range(32, 48)), rows)  # the leader had lost the old ones
     with ExitStack() as stack:
-        standing = Machine.reopened(path, lambda task: "bank", stack).standing()
+        second = Machine.reopened(path, lambda task: "bank", stack)
+        standing = second.standing()
+        second._run_for(replace(agreed, examples=newer), None)
+    with ExitStack() as stack:
+        again = Machine.reopened(path, lambda task: "bank", stack).standing()
+    assert again.known_by(newer.name) is not None
     assert (standing.run, standing.steps) == (run, (0,))
     known = standing.known_by(examples.name)
     assert known is not None
