@@ -128,13 +128,12 @@ def _solved(
     position = changed.protection.position
     block = f"protection.{position.block}"
     key = position.cost_key(changed.protection.settings)
-    solved = solve(changed, make_protection(changed, dimension), target)
-    found = {k: "null" if v is None else v for k, v in solved.keys.items()}
-    exact = [*settings, *(f"{k}={v}" for k, v in found.items())]
-    final = Job.read(data, exact)
-    written = exact
-    if key is not None and "target_epsilon" in key.instead:  # easier to read than its noise
+    if key is not None and "target_epsilon" in key.instead:  # the protection computes its noise
         own = changed.protection.settings.model_dump()
         noise = [f"{block}.{key.parameter}=null"] if own[key.parameter] is not None else []
-        written = [*settings, *noise, f"{block}.target_epsilon={target:g}"]
-    return Candidate(tuple(written), final, make_protection(final, dimension))
+        found = [*noise, f"{block}.target_epsilon={target:g}"]
+    else:
+        solved = solve(changed, make_protection(changed, dimension), target)
+        found = [f"{k}={'null' if v is None else v}" for k, v in solved.keys.items()]
+    final = Job.read(data, [*settings, *found])
+    return Candidate((*settings, *found), final, make_protection(final, dimension))
