@@ -159,6 +159,20 @@ def test_an_impossible_report_has_a_large_score_but_a_finite_one() -> None:
     assert seen.scores.tolist() == pytest.approx([-1e6, 1e6, 1e6, 0, 0])
 
 
+def test_a_state_keeps_its_values_in_the_next_round() -> None:
+    """A thread saves it while canaries report again."""
+    seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, ())
+    seen.read(0, Reading(V[0], np.ones(D)), V[0], V[0].astype(np.float32))
+    seen.close(1)
+    state = seen.state()
+    now = {name: np.copy(value) for name, value in state.items()}
+    for scaled in (True, False):
+        seen.read(0, Reading(V[0], np.ones(D), scaled), V[0], V[0].astype(np.float32))
+        seen.close(-1)
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, now[name], name)
+
+
 def test_a_choice_is_truthful_to_what_the_canary_sent() -> None:
     """And that is the reverse of its update if its coin shows 0."""
     seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, [Choice("signs", 1.0, told_true, D)])

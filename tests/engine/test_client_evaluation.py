@@ -16,7 +16,7 @@ import parts
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition, held_out, iid
 from fedveil.engine.assembly import load_data, make_partition, make_shares
-from fedveil.engine.client_evaluation import ClientTest, HeldOut, summary
+from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut, summary
 from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, InvalidValue, TaskInvalid
@@ -65,6 +65,17 @@ def test_the_worst_tenth_is_that_of_the_figure() -> None:
     assert summary(each, "higher")["clients_mean"] == pytest.approx(9.1 / 11)
     assert summary(each, "higher")["clients_spread"] == pytest.approx(np.std(each[:11]))
     assert math.isnan(summary(each[11:], "higher")["clients_mean"])
+
+
+def test_without_a_usable_held_out_example_the_figures_are_undefined() -> None:
+    """One invalid record may make this true, and must not end the run."""
+    data = load_data(job()).train
+    none = Partition(np.zeros(0, np.int64), np.zeros(4, np.int64))
+    held = HeldOut(replace(data, usable=np.zeros(len(data), np.bool_)), none)
+    part = TrainedPart.of(nn.Linear(parts.FEATURES, parts.CLASSES))
+    found = ClientTest(part, find("classification"), held, "cpu").quality()
+    assert list(found) == [*CLIENTS]
+    assert all(map(math.isnan, found.values()))
 
 
 def test_a_client_without_held_out_examples_has_no_figure() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import fedveil
 from fedveil.engine.budget import admit
-from fedveil.errors import LimitReached, RunFailed
+from fedveil.errors import LimitReached, RunFailed, RunStopped
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.base import Spending
@@ -68,5 +68,20 @@ def test_a_training_that_protects_examples_charges_the_account_of_a_row(tmp_path
         privacy={"account": str(tmp_path / "a"), "unit": "example", "delta": DELTA},
         protection={"name": "dp_encrypt"}, training={"epochs": 1, "sampling_rate": 0.5},
     )  # fmt: skip
-    admit(job, Ledger(), [Spending(PrivacyLoss(0.25), 3)], [0, 4], 6)
+    admit(job, Ledger(), [Spending(PrivacyLoss(0.25), 3)], [0, 4], 1)
     assert DataAccount(tmp_path / "a", "row").figure(DELTA).epsilon == pytest.approx(0.75, rel=1e-3)
+
+
+def test_a_run_resumed_in_another_folder_begins_no_second_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path in the job is relative to the folder in which the run was started."""
+    job, spent = small_job().with_(privacy={"account": "a"}), [Spending(PrivacyLoss(0.25), 1)]
+    monkeypatch.chdir(tmp_path)
+    admit(job, Ledger(), spent, [0, 4], 1)
+    admit(job, Ledger(), spent, [0, 4], 2)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(RunStopped, match=r"privacy\.account = a is missing, but earlier rounds"):
+        admit(job, Ledger(), spent, [0, 4], 3)
+    assert not list(Path().iterdir())

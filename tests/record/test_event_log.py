@@ -56,6 +56,17 @@ def test_a_change_shows(tmp_path: Path, change, why: str) -> None:  # type: igno
         assert faults(path)
 
 
+@pytest.mark.parametrize("lost", [1, 20, DIGEST_LETTERS])
+def test_a_digest_that_a_full_disk_cut_is_no_edit(tmp_path: Path, lost: int) -> None:
+    path, chain = written(tmp_path), tmp_path / CHAIN
+    whole = chain.read_bytes()
+    chain.write_bytes(whole[:-lost])
+    assert faults(path) == [f"{path}, line 5: it is not in {CHAIN}"]
+    EventLog(path).close()
+    assert chain.read_bytes() == whole
+    assert faults(path) == []
+
+
 def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
     path = written(tmp_path)
     log = EventLog(path)

@@ -91,6 +91,13 @@ def finding(*lows: float) -> Finding:
     return Finding("guesses", "quick", "rr", figures, epsilon=1.5, **saw)
 
 
+def test_long_texts_of_many_prompts_are_read_back(tmp_path: Path) -> None:
+    """A job may have many prompts, and each is continued by up to 1,024 tokens."""
+    folder, text = RunFolder.create(tmp_path / "run"), "日本語" * 700
+    keep_before_after(folder, lines := [BeforeAfter("prompt", "p", text, text)] * 50)
+    assert read_before_after(tmp_path / "run") == lines
+
+
 def test_findings_are_kept_once_and_those_that_refute_are_counted(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     sound, refuting = finding(0.5, 1.25), finding(0.75, 2.25, 3.5)

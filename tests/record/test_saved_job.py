@@ -6,6 +6,7 @@ import importlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,13 @@ import parts
 from fedveil.errors import JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
-from fedveil.record.saved_job import keep_job, look_beside, look_where_a_run_looked, reopen
+from fedveil.record.saved_job import (
+    keep_imports,
+    keep_job,
+    look_beside,
+    look_where_a_run_looked,
+    reopen,
+)
 from folders import SUPPORT
 
 
@@ -124,3 +131,19 @@ def test_a_function_of_a_package_is_found_from_elsewhere(
     keep_job(folder, Job(), [f"{module}:f", "parts:data", f"{module}:g"])
     folder.close()
     assert (tmp_path / "run" / "imports.txt").read_text() == f"{code}\n{SUPPORT}\n"
+
+
+@pytest.mark.parametrize("name", ["bytes \udcff", "line\u2028separator", "tabs\x0b\x85"])
+def test_a_module_is_found_again_whatever_its_folder_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("own_module")
+    module.__file__ = str(tmp_path / name / "own_module.py")
+    monkeypatch.setitem(sys.modules, "own_module", module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = RunFolder.create(tmp_path / "run")
+    keep_imports(folder, ["own_module:f"])
+    folder.close()
+    before = [*sys.path]
+    assert look_where_a_run_looked(tmp_path / "run")
+    assert sys.path == [*before, str(tmp_path / name)]

@@ -11,7 +11,7 @@ from fedveil.base.quantity import all_of
 from fedveil.engine.job_protection import in_clear, make_protection, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
-from fedveil.errors import InvalidValue, LimitReached
+from fedveil.errors import InvalidValue, LimitReached, RunStopped
 from fedveil.federated.job import Job
 from fedveil.privacy.ledger import Ledger, Line, project
 from fedveil.protections.base import Protection, Spending
@@ -84,8 +84,9 @@ def admit(
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
     `spending` is the cost of one report. The account is the one that `privacy.account` names, if
-    any. Raises `LimitReached` if the run or the account would exceed the limit. A round that is
-    repeated after an interruption is charged again.
+    any. Raises `LimitReached` if the run or the account would exceed the limit, and `RunStopped` if
+    the account of earlier rounds is missing. A round that is repeated after an interruption is
+    charged again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy
@@ -93,6 +94,11 @@ def admit(
         return
     unit = "row" if privacy.unit == "example" else "client"
     what = f"round {number} of {job.name}"
+    if number > 1 and not Path(privacy.account).exists():  # a new one would omit earlier charges
+        raise RunStopped(
+            f"privacy.account = {privacy.account} is missing, but earlier rounds are charged to "
+            f"it: restore it from a copy, or resume the run in the folder in which it was started"
+        )
     account = DataAccount(Path(privacy.account), unit)
     account.charge(spending, privacy.max_epsilon, privacy.delta, what)
 

@@ -224,7 +224,7 @@ class ReportEvidence:
 
     def state(self) -> Message:
         return {
-            "scores": self.scores,
+            "scores": self.scores.copy(),  # the next round changes them while a thread saves these
             "told": self.told,
             "rests": self._last,
             "first": self._first,

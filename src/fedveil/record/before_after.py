@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
+from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
 from fedveil.record.run_folder import RunFolder
 
 BEFORE_AFTER = "before-after.jsonl"
@@ -36,6 +36,6 @@ def read_before_after(path: Path) -> list[BeforeAfter]:
     file = path / BEFORE_AFTER
     if not file.exists():
         return []
-    found = map(json.loads, read_text(file, MOST_JOB_BYTES).splitlines())
+    found = map(json.loads, read_text(file, MOST_LINES_BYTES).splitlines())
     names = ("kind", "what", "before", "after")
     return [BeforeAfter(*(str(line[name]) for name in names)) for line in found]

@@ -29,12 +29,13 @@ _ANCHOR = re.compile(r" the log of (\S+) has ([0-9,]+) lines? and ends in ([0-9a
 class EventLog:
     def __init__(self, path: Path) -> None:
         chain = path.with_name(CHAIN)
-        lines, digests = _lines(path), _lines(chain)
+        lines, whole = _lines(path), _whole_digests(chain)
+        digests = whole.splitlines()
         self._log: IO[bytes] = open_to_append(path)
         self._chain: IO[bytes] = open_to_append(chain)
-        for file, held in ((path, self._log), (chain, self._chain)):
-            if not ends_whole(file, MOST_LINES_BYTES):
-                _append(held, b"\n")
+        self._chain.truncate(len(whole))
+        if not ends_whole(path, MOST_LINES_BYTES):
+            _append(self._log, b"\n")
         self._count = len(digests)
         self._head = digests[-1].decode("ascii", "replace") if digests else _START
         # A log without a chain is of an earlier version. A killed process may lack the last digest.
@@ -80,7 +81,8 @@ def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
 
     `said` has (number of lines, last digest) of this log, each as another party saved it once.
     """
-    lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
+    lines, saved = _lines(path), _whole_digests(_of(path)).splitlines()
+    digests = [one.decode("ascii", "replace") for one in saved]
     head, heads = _START, [_START]
     for line in lines:
         head = _linked(head, line)
@@ -112,6 +114,12 @@ def _linked(head: str, line: bytes) -> str:
 
 def _lines(path: Path) -> list[bytes]:
     return read_bytes(path, MOST_LINES_BYTES).splitlines() if path.exists() else []
+
+
+def _whole_digests(chain: Path) -> bytes:
+    """Return the complete lines of a chain. A full disk may have cut off the last digest."""
+    data = read_bytes(chain, MOST_LINES_BYTES) if chain.exists() else b""
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _append(file: IO[bytes], data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
     """Save the paths from which the modules in `names` (`module:function`) were imported."""
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
-    folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
+    folder.write_atomically(IMPORTS, os.fsencode("".join(f"{root}\n" for root in roots)))
 
 
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
@@ -93,7 +94,8 @@ def look_where_a_run_looked(path: Path) -> bool:
     if not imports.exists():
         return False
     with intact(imports):
-        roots = read_text(imports, MOST_JOB_BYTES).splitlines()
+        lines = os.fsdecode(read_bytes(imports, MOST_JOB_BYTES)).split("\n")
+        roots = [line for line in lines if line]
     sys.path += [root for root in roots if root not in sys.path]
     return True
 
