@@ -103,6 +103,25 @@ def test_a_job_of_nvflare_is_accepted_by_its_digest(command: Command) -> None:
     assert (code, json.loads(out)) == (0, {"digest": digest})
 
 
+def test_a_job_of_nvflare_that_the_filter_refuses_is_not_accepted(command: Command) -> None:
+    from fedveil.site.one_report import config_digest
+
+    command("site", "init", "north")
+    Path("job", "config").mkdir(parents=True)
+    Path("job", "custom").mkdir()
+    jobs = {"digests": [config_digest(Path("job", "config"))]}
+    write_policy(Path("north"), policy_of(jobs=jobs))
+    assert command("site", "check", "north", "job")[0] == 0
+    Path("job", "custom", "net.py").write_text("")
+    code, _, err = command("site", "check", "north", "job")
+    assert (code, "it brings its own code in custom" in err) == (1, True)
+    Path("job", "custom", "net.py").unlink()
+    ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
+    write_policy(Path("north"), policy_of(**ada))
+    code, _, err = command("site", "check", "north", "job")
+    assert (code, "no one in people can sign a job of NVFlare" in err) == (1, True)
+
+
 def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> None:
     command("site", "init", "north")
     shown = json.loads(command("site", "show", "north", "--json")[1])

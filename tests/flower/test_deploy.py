@@ -103,6 +103,18 @@ def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sys.modules.pop("travelling.deep.nets", None)
 
 
+def test_an_own_module_takes_the_place_of_no_file_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "client_app.py").write_text("def net(*args): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "client_app", raising=False)
+    with pytest.raises(DeploymentError, match=r"own module client_app\.py has the name"):
+        write_app(tmp_path / "app", deployable(job(model="client_app:net")))
+    monkeypatch.delitem(sys.modules, "client_app")
+    assert not (tmp_path / "app").exists()
+
+
 def test_the_command(tmp_path: Path):
     target = tmp_path / "app"
     (tmp_path / "job.yaml").write_text("rounds: 2")

@@ -563,8 +563,12 @@ def test_identities(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "line", ["client-1: '00'", f"client-x: '{'ab' * 32}'", "1.5: x", "client-1: [1]"]
-)
+    "line",
+    [
+        "client-1: '00'", "1.5: x", "client-1: [1]",
+        *(f"{name}: '{'ab' * 32}'" for name in ("client-x", "client-01", "'1'", "client-\u0663")),
+    ],
+)  # fmt: skip
 def test_a_line_of_a_roster_that_is_none(tmp_path: Path, line: str):
     (tmp_path / "roster.yaml").write_text(line)
     with pytest.raises(DeploymentError):

@@ -136,6 +136,23 @@ def test_a_node_keeps_the_clients_that_another_does_not_claim() -> None:
     assert here.node_of == {0: 8}
 
 
+def test_a_node_that_returns_with_one_client_is_asked_as_one() -> None:
+    grid = Introductions({9: encode({"client": np.array([0, 1], np.int64)})})
+    job = Job(clients={"number": 2}, deployment={"clients_per_node": 2})
+    here = Members(grid, job, [].append)  # type: ignore[arg-type]
+    here.look()
+    assert here.shared == {9}
+    words = grid.words.pop(9)
+    here.look()
+    grid.words[9] = encode({"client": 0})
+    here.look()
+    assert (here.node_of, here.shared) == ({0: 9}, set())
+    here.doubt(0)
+    grid.words[9] = words
+    here.look()
+    assert here.shared == {9}
+
+
 def test_a_node_is_met_on_a_machine_that_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_mapping.time, "monotonic", lambda: 3.0)
     here, _ = met({9: encode({"client": 2})}, 3)

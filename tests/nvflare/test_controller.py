@@ -175,6 +175,17 @@ def test_a_sum_needs_the_names_of_its_sites(sites: list[str] | None) -> None:
         ProtectedController(KEYS, 2, sites)
 
 
+def test_a_sum_needs_a_key_of_each_site_and_each_site_once() -> None:
+    signed = {**KEYS, "active_security": True}
+    for keys in (None, ["ab" * 32] * 2, ["ab" * 32] * 2 + ["ab"]):
+        with pytest.raises(InvalidValue, match="64 hexadecimal digits for each of the 3 sites"):
+            ProtectedController(signed, 2, list(NAMES), keys)
+    ProtectedController(signed, 2, list(NAMES), ["ab" * 32] * 3)
+    for sites in (["north", "south", "north"], [*NAMES, "west"]):
+        with pytest.raises(InvalidValue, match="a name twice, or more than clients = 3"):
+            ProtectedController(KEYS, 2, sites)
+
+
 def test_a_site_keeps_its_number_while_others_are_away(tmp_path: Path) -> None:
     federation = Federation(tmp_path, keys=["00ff", "a0", "b1"])
     federation.engine = SimpleNamespace(

@@ -130,6 +130,16 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert found.startswith("training.lr_schedule is 'cosine'")
 
 
+def test_a_template_is_a_job_as_its_author_wrote_it(tmp_path: Path) -> None:
+    """`fedveil deploy` gives every job secure randomness, and a job's author none."""
+    seeded = job(privacy={**job().privacy.model_dump(exclude_unset=True), "randomness": "seeded"})
+    (tmp_path / "study.yaml").write_text(seeded.to_yaml())
+    template = (("jobs.digests", []), ("jobs.template", "study.yaml"))
+    assert job().privacy.randomness == "secure"
+    assert reasons(of(*template), job(), tmp_path) == []
+    assert reasons(of(*template), seeded, tmp_path)
+
+
 def test_a_signature_permits_what_its_person_may_and_no_more() -> None:
     keys = {name: Ed25519PrivateKey.generate() for name in ("ada", "bob", "cy")}
     people = {name: key.public_key().public_bytes_raw().hex() for name, key in keys.items()}

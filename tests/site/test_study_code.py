@@ -214,6 +214,9 @@ def test_every_module_of_a_job_must_be_the_permitted_one(tmp_path: Path, stack: 
     order, admission = read_app(app_of_job(good)), house.site.admission
     assert admission.modules(order) == [read(house.folder, name) for name in ("heart_net", "rates")]
     assert "rates/all/slow.py" in admission.modules(order)[1].files
+    (house.folder / "code" / "rates" / "__pycache__").mkdir()
+    (house.folder / "code" / "rates" / "__pycache__" / "slow.pyc").write_bytes(b"")
+    assert len(admission.modules(order)[1].files) == 2
     (house.folder / "code" / "rates" / "all" / "slow.py").write_text(f"{NET}\n")
     with pytest.raises(SiteRefused, match="the module rates has the digest"):
         admission.modules(order)

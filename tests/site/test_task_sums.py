@@ -266,6 +266,11 @@ def test_a_job_of_another_configuration_is_refused(tmp_path: Path) -> None:
     (config / "config_fed_client.json").write_text("{} ")
     with pytest.raises(SiteRefused):
         SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
+    (config / "config_fed_client.json").write_text("{}")
+    (config / "__pycache__").mkdir()  # NVFlare searches all subfolders
+    (config / "__pycache__" / "config_fed_client.json").write_text("{}")
+    with pytest.raises(SiteRefused):
+        SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
     ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
     started = SiteReports(site_in(tmp_path / "c", **ada).folder, "heart", NOISE, "NVFlare")
     with pytest.raises(SiteRefused, match="no one in people can sign a job"):

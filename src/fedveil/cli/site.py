@@ -85,6 +85,13 @@ def _check_nvflare(site: Site, job: Path) -> object:
     say(f"digest {digest}")
     if digest not in site.policy.jobs.digests:
         raise SiteRefused(f"{site.policy.name} refuses {job}: it is not in jobs.digests")
+    if site.policy.starters:
+        raise SiteRefused(
+            f"{site.policy.name} refuses {job}: starters is set, but no one in people can sign a "
+            "job of NVFlare"
+        )
+    if (job / "custom").is_dir() and any((job / "custom").iterdir()):
+        raise SiteRefused(f"{site.policy.name} refuses {job}: it brings its own code in custom")
     say(f"{site.policy.name} accepts {job}")
     return {"digest": digest}
 

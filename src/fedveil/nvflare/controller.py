@@ -29,6 +29,7 @@ from fedveil.protections.base import RoundContext
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier, drive, shared
 from fedveil.rounds.outcomes import Answer, ClientId
+from fedveil.secagg.keys import KEY_BYTES
 from fedveil.site.task_terms import Terms, number_of, shaped
 
 _LOOK_S = 0.05
@@ -56,6 +57,17 @@ class ProtectedController(ModelController):  # type: ignore[misc]
         self._terms, self._rounds, self._timeout_s = Terms.read(protection), rounds, timeout_s
         if self._terms.summed and not sites:
             raise InvalidValue("sites is missing: list the sites' names in the order of a sum")
+        options, names, named = self._terms.options, sites or [], keys or []
+        if self._terms.summed and not len(set(names)) == len(names) <= (options.clients or 0):
+            raise InvalidValue(
+                f"sites = {names} has a name twice, or more than clients = {options.clients} names"
+            )
+        signed = getattr(options.parameters, "active_security", False)
+        if signed and [len(key) for key in named] != [2 * KEY_BYTES] * len(names):
+            raise InvalidValue(
+                f"active_security needs keys, a public key of {2 * KEY_BYTES} hexadecimal digits "
+                f"for each of the {len(names)} sites"
+            )
         self._sites = sites
         self._roster = {n: bytes.fromhex(key) for n, key in enumerate(keys or [])}
 

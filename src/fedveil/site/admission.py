@@ -29,9 +29,14 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Load the template job that `policy` names, if any. Raises `JobError` if it is invalid."""
-        file = policy.jobs.template
-        return cls(policy, folder, None if file is None else Job.load(folder / file))
+        """Load the template job that `policy` names, if any. Raises `JobError` if it is invalid.
+
+        The template gets secure randomness, because `fedveil deploy` gives it to every job.
+        """
+        if (file := policy.jobs.template) is None:
+            return cls(policy, folder, None)
+        template = Job.load(folder / file)
+        return cls(policy, folder, template.with_({"privacy.randomness": "secure"}))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
         """Return the policy's name and settings for the job's data set, or None if unlisted."""

@@ -54,21 +54,22 @@ def read(site: Path, name: str) -> Module:
     """
     folder = site / FOLDER
     single, package = folder / f"{name}.py", folder / name
-    module = files_of(folder, [single] if single.is_file() else sorted(package.rglob("*")))
+    inside = (p for p in package.rglob("*") if _CACHE not in p.relative_to(folder).parts)
+    module = files_of(folder, [single] if single.is_file() else sorted(inside))
     if not module.files:
         raise SiteRefused(f"the module {name} is neither {single} nor in {package}: copy it there")
     return module
 
 
 def files_of(folder: Path, paths: Sequence[Path]) -> Module:
-    """Read the files in `paths`, and name them relative to `folder`. Skips folders and caches.
+    """Read the files in `paths`, and name them relative to `folder`. Skips folders.
 
     Raises `SiteRefused` if a file cannot be read, or if the files are too many or too large.
     """
     files: dict[str, bytes] = {}
     left = _MOST_BYTES
     for path in paths:
-        if path.is_dir() or _CACHE in path.parts:
+        if path.is_dir():
             continue
         try:
             data = read_bytes(path, left)

@@ -283,6 +283,9 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of a job's configuration folder, without NVFlare's signature files."""
+    """Return the digest of a job's configuration folder, without NVFlare's signature files.
+
+    It covers all subfolders, because NVFlare searches them for configuration files.
+    """
     found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
     return files_of(config, list(found)).digest

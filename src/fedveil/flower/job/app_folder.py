@@ -18,6 +18,7 @@ ROSTER = "roster.yaml"
 #: Limits under which reading a roster takes at most some ten seconds. A line has about 85 bytes.
 _MOST_CLIENTS = 100_000
 _MOST_ROSTER_BYTES = 100 * _MOST_CLIENTS
+_CLIENT = re.compile(r"client-(0|[1-9][0-9]{0,8})")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -72,13 +73,13 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
         raise DeploymentError(str(error)) from None
     roster = {}
     for client, key in data.items():
-        number = str(client).removeprefix("client-")
-        if not number.isdecimal() or not isinstance(key, str) or not _PUBLIC_KEY.fullmatch(key):
+        found = _CLIENT.fullmatch(client)
+        if not found or not isinstance(key, str) or not _PUBLIC_KEY.fullmatch(key):
             raise DeploymentError(
                 f"{path}: the line {client}: {key} is not of the form client-N: KEY, KEY being "
                 f"the 64 digits that `fedveil identity` shows"
             )
-        roster[int(number)] = bytes.fromhex(key)
+        roster[int(found[1])] = bytes.fromhex(key)
     return roster
 
 

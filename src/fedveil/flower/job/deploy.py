@@ -50,8 +50,13 @@ def write_app(folder: Path, job: Job) -> list[Path]:
     }
     if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = EMPTY_ROSTER
-    files |= _own_modules(job.own_names)
-    return write_files(folder, files)
+    own = _own_modules(job.own_names)
+    if taken := sorted(files.keys() & own.keys()):
+        raise DeploymentError(
+            f"the job's own module {taken[0]} has the name of a file of every app: rename the "
+            f"module"
+        )
+    return write_files(folder, files | own)
 
 
 def _node_configuration(job: Job) -> str:
