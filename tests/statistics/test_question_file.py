@@ -368,6 +368,34 @@ def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
             Filter(wrong)
 
 
+def test_a_column_has_the_letters_that_the_condition_writes() -> None:
+    """Python reads nº as no, and the micro sign as the Greek letter."""
+    table = ArrayTable("t", {"nº": [4.0, 5.0], "no": [1.0, 9.0], "\u00b5g": [1.0, 2.0]})
+    assert Filter("nº > 4").mask(table).tolist() == [False, True]
+    assert Filter("é == 3 or (no < 5 and \u00b5g <= 1)").columns == ["no", "\u00b5g", "é"]
+
+
+def test_backticks_within_a_text_are_a_part_of_it() -> None:
+    table = ArrayTable("t", {"a b": ["`x` y", "z"], "q": ["`", "\"`'`"], "it's": [1.0, 1.0]})
+    assert Filter("`a b` == '`x` y'").mask(table).tolist() == [True, False]
+    condition = Filter("q in ['`'] and \"`\" == q and `a b` != 'x'")
+    assert condition.mask(table).tolist() == [True, False]
+    assert Filter("q == '\"`\\'`' and `it's` == 1").mask(table).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x in {[1]}", "is not a condition"),
+        ("x == {[1]: 2}", "is not a condition"),
+        ("x == " + "9" * 400, "is too large to be compared as a number"),
+    ],
+)
+def test_a_condition_that_python_cannot_compute_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        Filter(text)
+
+
 def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:
     columns = people()
     names = ["age", "sex", "income", "town"]
