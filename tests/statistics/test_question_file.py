@@ -302,10 +302,11 @@ def test_a_row_without_a_client_is_refused() -> None:
         clients_of(table, "who", 1)
 
 
-def test_too_few_clients_for_the_rounds_of_rr() -> None:
-    questions = {"a": AGES, "b": MEAN, "c": COUNT}
+def test_too_few_clients_for_the_rounds_of_rr_are_refused_before_a_charge(tmp_path: Path) -> None:
+    questions, account = {"a": AGES, "b": MEAN, "c": COUNT}, tmp_path / "account"
     with pytest.raises(RunFailed, match="2 clients are too few for 3 rounds"):
-        asked(questions, {"age": [30.0, 40.0]}, "rr", epsilon=1.0)
+        asked(questions, {"age": [30.0, 40.0]}, "rr", epsilon=1.0, account=str(account))
+    assert not account.exists()
 
 
 def test_secure_aggregation_needs_three_clients() -> None:
