@@ -200,6 +200,7 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [0.0, 1e-320]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [0.0, 1e78]}}}, "is too narrow or too wide"),
         (
             {"questions": {"a": {**MEAN, "ask": "quantiles", "at": [0.5, 0.5]}}},
             "questions.a.at = [0.5, 0.5] has an entry twice",
@@ -484,6 +485,14 @@ def test_a_data_frame_is_not_changed() -> None:
     frame = pandas.DataFrame({"s": np.array(["u", np.nan, "v"], object)})
     assert as_table(frame).words("s").tolist() == ["u", "", "v"]
     assert np.isnan(frame["s"][1])
+
+
+@pytest.mark.parametrize("kind", ["not_encrypt", "oue"])
+def test_the_widest_range_has_a_variance(kind: str) -> None:
+    question = {"ask": "variance", "column": "x", "range": [0.0, 9e69]}
+    rows, epsilon = {"x": [0.0, 9e69] * 40}, {} if kind == "not_encrypt" else {"epsilon": 4.0}
+    (found,) = asked({"a": question}, rows, kind, **epsilon)["a"].estimates
+    assert 0 <= found.low <= found.value <= found.high <= 4.5e69**2
 
 
 def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:
