@@ -289,6 +289,8 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {"age": [1.0, 2.0, -np.inf]}, "row 3: age = -inf is not a finite number"),
         (AGES, "text", "text cannot be read: No such file or directory"),
         (AGES, [[1.0, 2.0], [3.0]], "data is no table: a file, columns by name or rows"),
+        (AGES, {"age": [[1.0], [2.0, 3.0]]}, "data: 'age' is not a list of numbers or texts"),
+        (AGES, ([], []), "data has no rows"),
     ],
 )
 def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:
@@ -462,6 +464,12 @@ def test_a_column_of_mixed_cells_is_read_as_numbers_and_as_words() -> None:
     texts = ArrayTable("t", {"x": ["41", " NA ", "NaN", "", None, " 2.5"]})
     expected = [41.0, *[np.nan] * 4, 2.5]
     assert np.array_equal(texts.numbers("x"), expected, equal_nan=True)
+
+
+def test_a_missing_number_in_a_list_of_texts_is_missing() -> None:
+    table = ArrayTable("t", {"x": ["a", float("nan"), " nan"]})
+    assert table.words("x").tolist() == ["a", "", "nan"]
+    assert Filter("x != 'a'").mask(table).tolist() == [False, False, True]
 
 
 def test_dates_are_words() -> None:
