@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.cli.ask import _print
-from fedveil.errors import DeploymentError, RunStopped
+from fedveil.errors import DeploymentError, RunFolderError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
 from fedveil.statistics.flower_app import client_app, deployable, run_app, write_app
@@ -159,6 +159,18 @@ def test_an_app_that_flwr_has_run_has_an_answer_or_is_an_error(
     given = ["run", str(app), "--stream", "--run-config", f'folder="{out}"']
     assert (tmp_path / "given").read_text().splitlines() == given
     assert QuestionFile.load(app / QUESTION).questions.keys() == {"old", "ages"}
+
+
+def test_answers_of_an_earlier_run_are_not_those_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`flwr run` exits with 0 even if the app has failed, for example because of these answers."""
+    old = tmp_path / "app" / "answer" / ANSWERS
+    old.parent.mkdir(parents=True)
+    old.write_text('{"reports": 5}')
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/true")
+    with pytest.raises(RunFolderError, match="answer is not empty: name another folder"):
+        run_app(file_of("not_encrypt"), tmp_path / "app", None)
 
 
 @pytest.mark.parametrize("changes", [{"randomness": "seeded"}, {"fidelity": "aggregate"}])

@@ -136,6 +136,18 @@ def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
     assert list(fold.parts) == [Code(made().file.to_yaml(), "question.yaml")]
 
 
+@pytest.mark.parametrize(
+    ("confidence", "said"), [(0.57, "57%"), (0.975, "97.5%"), (0.999999, "99.9999%")]
+)
+def test_a_confidence_level_is_not_rounded(confidence: float, said: str) -> None:
+    page = page_of(replace(made(), file=made().file.with_(confidence=confidence)))
+    assert [part.value for part in page.lead if isinstance(part, Fact)][-1] == said
+    notes = [plot.note for plot in pictures(made()["ages"], confidence)]
+    notes += [plot.note for plot in pictures(made()["parts"], confidence)]
+    shaded = f"Shaded: {said} intervals."
+    assert notes == [f"Error bars: {said} intervals.", shaded, shaded]
+
+
 def test_answers_survive_json() -> None:
     answers = made()
     data = answers.data()

@@ -200,6 +200,7 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [0.0, 1e-320]}}}, "is too narrow or too wide"),
+        ({"questions": {"a": {**MEAN, "range": [0.0, 1e78]}}}, "is too narrow or too wide"),
         (
             {"questions": {"a": {**MEAN, "ask": "quantiles", "at": [0.5, 0.5]}}},
             "questions.a.at = [0.5, 0.5] has an entry twice",
@@ -288,6 +289,8 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {"age": [1.0, 2.0, -np.inf]}, "row 3: age = -inf is not a finite number"),
         (AGES, "text", "text cannot be read: No such file or directory"),
         (AGES, [[1.0, 2.0], [3.0]], "data is no table: a file, columns by name or rows"),
+        (AGES, {"age": [[1.0], [2.0, 3.0]]}, "data: 'age' is not a list of numbers or texts"),
+        (AGES, ([], []), "data has no rows"),
     ],
 )
 def test_unusable_data_is_one_sentence(question: Any, data: Any, said: str) -> None:
@@ -302,10 +305,11 @@ def test_a_row_without_a_client_is_refused() -> None:
         clients_of(table, "who", 1)
 
 
-def test_too_few_clients_for_the_rounds_of_rr() -> None:
-    questions = {"a": AGES, "b": MEAN, "c": COUNT}
+def test_too_few_clients_for_the_rounds_of_rr_are_refused_before_a_charge(tmp_path: Path) -> None:
+    questions, account = {"a": AGES, "b": MEAN, "c": COUNT}, tmp_path / "account"
     with pytest.raises(RunFailed, match="2 clients are too few for 3 rounds"):
-        asked(questions, {"age": [30.0, 40.0]}, "rr", epsilon=1.0)
+        asked(questions, {"age": [30.0, 40.0]}, "rr", epsilon=1.0, account=str(account))
+    assert not account.exists()
 
 
 def test_secure_aggregation_needs_three_clients() -> None:
@@ -366,6 +370,34 @@ def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
     for wrong in ("`` == 1", "`a == 1", "`a` `b` == 1"):
         with pytest.raises(JobError, match="is not a condition"):
             Filter(wrong)
+
+
+def test_a_column_has_the_letters_that_the_condition_writes() -> None:
+    """Python reads nº as no, and the micro sign as the Greek letter."""
+    table = ArrayTable("t", {"nº": [4.0, 5.0], "no": [1.0, 9.0], "\u00b5g": [1.0, 2.0]})
+    assert Filter("nº > 4").mask(table).tolist() == [False, True]
+    assert Filter("é == 3 or (no < 5 and \u00b5g <= 1)").columns == ["no", "\u00b5g", "é"]
+
+
+def test_backticks_within_a_text_are_a_part_of_it() -> None:
+    table = ArrayTable("t", {"a b": ["`x` y", "z"], "q": ["`", "\"`'`"], "it's": [1.0, 1.0]})
+    assert Filter("`a b` == '`x` y'").mask(table).tolist() == [True, False]
+    condition = Filter("q in ['`'] and \"`\" == q and `a b` != 'x'")
+    assert condition.mask(table).tolist() == [True, False]
+    assert Filter("q == '\"`\\'`' and `it's` == 1").mask(table).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x in {[1]}", "is not a condition"),
+        ("x == {[1]: 2}", "is not a condition"),
+        ("x == " + "9" * 400, "is too large to be compared as a number"),
+    ],
+)
+def test_a_condition_that_python_cannot_compute_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        Filter(text)
 
 
 def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:
@@ -434,6 +466,12 @@ def test_a_column_of_mixed_cells_is_read_as_numbers_and_as_words() -> None:
     assert np.array_equal(texts.numbers("x"), expected, equal_nan=True)
 
 
+def test_a_missing_number_in_a_list_of_texts_is_missing() -> None:
+    table = ArrayTable("t", {"x": ["a", float("nan"), " nan"]})
+    assert table.words("x").tolist() == ["a", "", "nan"]
+    assert Filter("x != 'a'").mask(table).tolist() == [False, False, True]
+
+
 def test_dates_are_words() -> None:
     days = np.array(["2024-01-31", "NaT", "2024-02-01"], "M8[D]")
     for column in (days, days.astype("M8[ns]")):
@@ -455,6 +493,14 @@ def test_a_data_frame_is_not_changed() -> None:
     frame = pandas.DataFrame({"s": np.array(["u", np.nan, "v"], object)})
     assert as_table(frame).words("s").tolist() == ["u", "", "v"]
     assert np.isnan(frame["s"][1])
+
+
+@pytest.mark.parametrize("kind", ["not_encrypt", "oue"])
+def test_the_widest_range_has_a_variance(kind: str) -> None:
+    question = {"ask": "variance", "column": "x", "range": [0.0, 9e69]}
+    rows, epsilon = {"x": [0.0, 9e69] * 40}, {} if kind == "not_encrypt" else {"epsilon": 4.0}
+    (found,) = asked({"a": question}, rows, kind, **epsilon)["a"].estimates
+    assert 0 <= found.low <= found.value <= found.high <= 4.5e69**2
 
 
 def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:

@@ -33,6 +33,11 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def _percent(confidence: float) -> str:
+    """Format a confidence level with all its digits: 99.9% is not shown as 100%."""
+    return f"{100 * confidence:.8g}%"
+
+
 def table(answer: Answer, most: int) -> Table:
     """Return a table of the answer's first `most` estimates, for the page."""
     estimates = answer.estimates[:most]
@@ -76,7 +81,7 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     yield Fact("What did it cost?", str(line.figure), f"For {line.what}.", tone)  # type: ignore[arg-type]
     yield Fact(
         "How sure are the answers?",
-        f"{file.confidence:.0%}",
+        _percent(file.confidence),
         "Each interval holds the true value with this probability. It covers the protection's "
         "noise and the choice of the clients. Beside it stand the standard deviations of both.",
     )
@@ -96,7 +101,7 @@ def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:
         return
-    note = f"Error bars: {confidence:.0%} intervals."
+    note = f"Error bars: {_percent(confidence)} intervals."
     if answer.ask == "quantiles":
         for group, own in _by_group(estimates, "quantile"):
             at = [float(e.label["quantile"]) for e in own]
@@ -108,7 +113,7 @@ def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
                 Axis("share of rows"),
                 Axis("value"),
                 [curve],
-                f"Shaded: {confidence:.0%} intervals.",
+                f"Shaded: {_percent(confidence)} intervals.",
             )
         return
     labels = [", ".join(e.label.values()) for e in estimates]

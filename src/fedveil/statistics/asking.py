@@ -101,7 +101,15 @@ class Asking:
         self._against = ""
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Answers:
-        """Run all rounds, and return the answers. Raises `RunFailed` if a round is void."""
+        """Run all rounds, and return the answers. Raises `RunFailed` if a round is void.
+
+        If there are too few clients, raises `RunFailed` before the account is charged.
+        """
+        if self._schedule.too_few(self._clients):
+            raise RunFailed(
+                f"{self._clients} clients are too few for {self._schedule.rounds} rounds, of which "
+                "each asks others"
+            )
         done = 0
         while (step := self._schedule.next(done)) is not None:
             progress(f"round {step.round} of at most {self._schedule.rounds}")
@@ -125,11 +133,6 @@ class Asking:
     def _round(self, step: Step) -> None:
         layout = self._schedule.layout(step)
         cohort = self._schedule.cohort(step, self._clients)
-        if not cohort:
-            raise RunFailed(
-                f"{self._clients} clients are too few for {self._schedule.rounds} rounds, of which "
-                "each asks others"
-            )
         rounds = 1 if self.file.local else self._schedule.rounds
         protection = make_protection(self.file, layout.dimension, rounds, self._engine.who)
         carriage = Carriage(protection)

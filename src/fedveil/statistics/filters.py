@@ -6,6 +6,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +31,8 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _LONGEST = 1000
 #: 64-bit floats represent every whole number below this exactly, and round no larger one below it.
 _EXACT = 1 << 53
-_QUOTED = re.compile(r"`([^`]+)`")
+#: A column's name in backticks, or a text, in which backticks have no meaning.
+_QUOTED = re.compile(r"""`([^`]+)`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 
 
@@ -60,26 +62,20 @@ class Filter:
         try:
             if len(text) > _LONGEST:
                 raise ValueError
-            for number, name in enumerate(_QUOTED.findall(text)):
-                quoted[f"_quoted_{number}"] = name
-            names = iter(quoted)
-            plain = _QUOTED.sub(lambda _: next(names), text)
-            tree = ast.parse(plain.strip(), mode="eval").body
+            plain = _QUOTED.sub(partial(_named, quoted), text).strip()
+            tree = ast.parse(plain, mode="eval").body
+            _check_exact(tree, text, place)
             list(_columns(tree))
             for node in ast.walk(tree):
                 if isinstance(node, ast.Name):
-                    node.id = quoted.get(node.id, node.id)
+                    # `node.id` is normalised (NFKC), which turns the column nº into no.
+                    written = ast.get_source_segment(plain, node) or node.id
+                    node.id = quoted.get(written, written)
             self._tree = tree
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except JobError:
+            raise
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             raise JobError([f"{place} = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _EXACT:
-                raise JobError(
-                    [
-                        f"{place} = {shown(text)}: {node.value} is too large to be compared as a "
-                        f"number, which has 53 bits. Compare it as a text: '{node.value}'"
-                    ]
-                )
 
     @property
     def columns(self) -> list[str]:
@@ -88,6 +84,27 @@ class Filter:
     def mask(self, table: Named) -> Bools:
         """Return an array that is True for each row of `table` that meets the condition."""
         return _mask(self._tree, table)
+
+
+def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
+    """Return a word for a name in backticks, and add both to `quoted`. Keeps a text unchanged."""
+    if found[1] is None:
+        return found[0]
+    word = f"_quoted_{len(quoted)}"
+    quoted[word] = found[1]
+    return word
+
+
+def _check_exact(tree: ast.expr, text: str, place: str) -> None:
+    """Raise `JobError` for a whole number that a 64-bit float does not represent exactly."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _EXACT:
+            raise JobError(
+                [
+                    f"{place} = {shown(text)}: {node.value} is too large to be compared as a "
+                    f"number, which has 53 bits. Compare it as a text: '{node.value}'"
+                ]
+            )
 
 
 def _columns(node: ast.expr) -> Iterator[str]:

@@ -26,6 +26,8 @@ READ = {
 _ALWAYS = ("ask", "where", "weight")
 #: The smallest width of a range, relative to its larger end.
 _NARROW = 1e-9
+#: The largest width of a range: the variance of a variance has its fourth power.
+_WIDE = 1e70
 #: Keys that are required for every kind of question that uses them.
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
@@ -94,7 +96,7 @@ def _ranges(place: str, question: QuestionSettings) -> Iterator[str]:
         ends = getattr(question, key)
         if ends and (len(ends) != 2 or ends[0] >= ends[1]):
             yield f"{place}.{key} = {shown(ends)} is not a lowest and a highest value"
-        elif ends and not _NARROW * max(1e-100, *map(abs, ends)) < ends[1] - ends[0] < 1e100:
+        elif ends and not _NARROW * max(1e-100, *map(abs, ends)) < ends[1] - ends[0] < _WIDE:
             yield f"{place}.{key} = {shown(ends)} is too narrow or too wide for 64-bit numbers"
     if any(not 0 < share < 1 for share in question.at):
         yield f"{place}.at = {shown(question.at)} has a share outside (0, 1)"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, take
 from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
@@ -201,6 +202,15 @@ class Schedule:
         if not self.file.local:
             return list(range(clients))
         order = Seeded(self.file.seed, "cohorts").permutation(clients)
+        first, last = self._ends(clients)[step.round - 1 : step.round + 1]
+        return sorted(int(client) for client in order[first:last])
+
+    def too_few(self, clients: int) -> bool:
+        """Return True if one of rr's or oue's rounds would ask none of this number of clients."""
+        return self.file.local and not np.diff(self._ends(clients)).all()
+
+    def _ends(self, clients: int) -> Int64s:
+        """Return 0 and, for each of rr's and oue's rounds, the number of clients asked by then."""
         ends = np.cumsum([0.0, *(turn.share for turn in self.turns)])
-        first, last = np.round(ends[step.round - 1 : step.round + 1] / ends[-1] * clients)
-        return sorted(int(client) for client in order[int(first) : int(last)])
+        rounded: Int64s = np.round(ends / ends[-1] * clients).astype(np.int64)
+        return rounded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -102,7 +103,7 @@ class ArrayTable(Table):
     def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
         super().__init__()
         self.name = name
-        self._held = {str(key): _texts(np.asarray(value)) for key, value in columns.items()}
+        self._held = {str(key): _column(name, key, value) for key, value in columns.items()}
         self.columns = list(self._held)
         lengths = {key: value.shape for key, value in self._held.items()}
         if not lengths:
@@ -147,6 +148,16 @@ class ArrayTable(Table):
         if held.dtype.kind == "f":
             return np.array([_text_of(cell) for cell in held.tolist()], np.str_)
         return np.array(["" if c is None else _text_of(c) for c in held.tolist()], np.str_)
+
+
+def _column(name: str, key: object, value: Any) -> Array:
+    try:
+        column = np.asarray(value)
+        if column.dtype.kind == "U" and not hasattr(value, "dtype"):
+            column = np.asarray(value, object)  # NumPy makes a missing number the text nan
+    except ValueError:  # lists of different lengths
+        raise DataInvalid(f"{name}: {shown(str(key))} is not a list of numbers or texts") from None
+    return _texts(column)
 
 
 def _texts(column: Array) -> Array:
@@ -217,5 +228,5 @@ def _of_frame(column: Any) -> Array:
 
 def _of_pair(x: Any, y: Any) -> dict[str, Array]:
     rows = np.asarray(x)
-    flat = rows.reshape(len(rows), -1)
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return {**{str(i): flat[:, i] for i in range(flat.shape[1])}, "y": np.asarray(y)}
