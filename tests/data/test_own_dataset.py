@@ -195,6 +195,11 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
         ("return dict(clients={}, test=(x2, y2))", "clients is an object of type dict, but a part"),
         ("return dict(clients=[(x, y)])", "lacks test; the keys are clients, test and opt"),
         (
+            "return dict(clients=[(x, y), (x[:0], y[:0]), (x, y)], test=(x2, y2))",
+            "client 1 has no examples: leave it out",
+        ),
+        ("return dict(clients=[(3, 4)], test=(x2, y2))", "client 0 has no examples"),
+        (
             "return dict(clients=[(x, y), (x2[:, :2], y2)], test=(x2, y2))",
             "clients' parts do not fit together: ",
         ),

@@ -472,6 +472,13 @@ def test_a_missing_number_in_a_list_of_texts_is_missing() -> None:
     assert Filter("x != 'a'").mask(table).tolist() == [False, False, True]
 
 
+def test_a_masked_cell_is_missing() -> None:
+    hidden = np.ma.masked_array([1, 999, 3], mask=[False, True, False])  # type: ignore[no-untyped-call]
+    table = ArrayTable("t", {"x": hidden})
+    assert table.words("x").tolist() == ["1", "", "3"]
+    assert Filter("x > 0").mask(table).tolist() == [True, False, True]
+
+
 def test_dates_are_words() -> None:
     days = np.array(["2024-01-31", "NaT", "2024-02-01"], "M8[D]")
     for column in (days, days.astype("M8[ns]")):

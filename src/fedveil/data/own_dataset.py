@@ -183,6 +183,8 @@ def _of_clients(name: str, result: Mapping[str, Any], targets: Targets) -> dict[
         x.append(as_array(name, f"x of client {client}", own_x))
         if own_y is not None:
             y.append(as_array(name, f"y of client {client}", own_y))
+        if not x[-1].shape or not len(x[-1]):
+            raise DataInvalid(f"data {name}: client {client} has no examples: leave it out")
         owners += [client] * len(x[-1])
     try:
         parts = {"x_train": stacked(x), "y_train": stacked(y) if y else None}

@@ -151,6 +151,8 @@ class ArrayTable(Table):
 
 
 def _column(name: str, key: object, value: Any) -> Array:
+    if isinstance(value, np.ma.MaskedArray):  # NumPy would read the hidden cells
+        value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
     try:
         column = np.asarray(value)
         if column.dtype.kind == "U" and not hasattr(value, "dtype"):
