@@ -339,6 +339,17 @@ def test_an_example_costs_every_bit_of_every_part_each_time(runs: dict[str, Path
     assert spent({**lines, bare: Line(math.inf, 0.0, bare)}) == math.inf
 
 
+def test_a_part_with_its_own_protection_costs_its_own_epsilon(runs: dict[str, Path]) -> None:
+    run = read_run(runs["vertical"])
+    dp = {"eps": 1.0, "reuse": True}
+    parts = {"left": {"privacy": {"embedding_dp": dp}}, "right": {"privacy": None}}
+    job = run.job | {"privacy": {"embedding_dp": dp | {"eps": 4.0, "reuse": False}}, "parts": parts}
+    lines = {f"an example's 5 bits of {part}, sent once": Line(1.0, 0.0, "") for part in parts}
+    charges = _charges_of_example(lines, 3, replace(run, job=job))
+    spent = sum(loss.epsilon * count for loss, count in charges)
+    assert spent == pytest.approx(5 * 0.5 + 3 * 5 * 2.0)
+
+
 def test_releases_and_their_composition_are_counted() -> None:
     gaussian = PrivacyLoss.of_release(Gaussian(3.0), "update")
     (composed,) = releases_of([(gaussian, 1438)], [], adaptive=False)

@@ -18,6 +18,12 @@ from fedveil.errors import FedveilError, InvalidValue
 from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import Calibrator, _threshold
 from fedveil.vertical.predictions import PredictionFile, Predictions, told_classes, told_scores
+from fedveil.errors import InvalidValue
+from fedveil.record.run_folder import RunFolder
+from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
+from fedveil.vertical.calibrator import CALIBRATOR, Calibrator, _threshold
+from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.predictions import PredictionFile, told_scores
 from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
@@ -154,3 +160,20 @@ def test_a_fingerprint_is_of_the_rows_that_are_used_and_their_labels() -> None:
     assert len({one.fingerprint() for one in (rows, *others)}) == 5
     again = Rows(3, {"age": column[[0, 2, 4]]}, labels, np.arange(3))
     assert again.fingerprint() == rows.fingerprint()
+
+
+@pytest.mark.parametrize(("done", "stays"), [(7, False), (8, True)])
+def test_a_run_that_goes_back_forgets_the_calibrator_of_its_last_step(
+    done: int, stays: bool, tmp_path: Path
+) -> None:
+    """A limit may end the repeated steps earlier. The calibrator fits another model then."""
+    folder = RunFolder.create(tmp_path / "run", "run", "fedveil vertical run")
+    folder.write_atomically(CALIBRATOR, b"of step 8")
+    run: Any = PartyRun.__new__(PartyRun)
+    run.setting = SimpleNamespace(folder=folder, job=SimpleNamespace(epochs=2))
+    run.log, run._metrics, run.done = SimpleNamespace(open=lambda metrics: None), None, done
+    releases = SimpleNamespace(settle=lambda step: None)
+    run._parts = SimpleNamespace(order=SimpleNamespace(steps=4), releases=releases)
+    run.settle()
+    assert (folder.path / CALIBRATOR).exists() == stays
+    folder.close()

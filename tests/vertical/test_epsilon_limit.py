@@ -13,6 +13,7 @@ import pytest
 
 from fedveil.errors import LimitReached, PeerAtLimit
 from fedveil.mechanisms.label_dp import LabelDP
+from fedveil.record.account_lines import read_accounts
 from fedveil.vertical import VerticalJob, evaluate, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.epsilon_limit import Limit
@@ -207,3 +208,14 @@ def test_restored_counts_are_those_of_the_steps_and_of_the_calibrations() -> Non
         releases.begin_calibration()
         expected[order.set_aside] += 1
         assert releases.train.tolist() == expected.tolist()
+
+
+def test_an_evaluation_after_training_is_in_the_account_that_is_kept(tmp_path: Path) -> None:
+    settings = job(randomness="secure").with_(epochs=1, evaluation={"every_epochs": None})
+    train(settings, tmp_path / "run")
+    for times in (1, 2, 3):
+        _, figures = evaluate(tmp_path / "run")
+        (*_, last) = read_accounts(tmp_path / "run" / "bank")
+        assert (last.epsilon, last.what) == (figures["bank"][-1].epsilon, figures["bank"][-1].what)
+        rows = csv.DictReader((tmp_path / "run" / "bank" / "sent.csv").open(newline=""))
+        assert {row["times"] for row in rows if row["subset"] == "test"} == {str(times)}

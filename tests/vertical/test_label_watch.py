@@ -162,6 +162,29 @@ def test_sums_are_of_as_many_examples_as_their_memory_holds() -> None:
     assert sums.of(["left"])[0].shape == (8, 5)
 
 
+def test_parts_with_outputs_of_different_lengths_are_summed_together() -> None:
+    """The memory holds 2 examples of the long part, and 8 of the short one."""
+    sums = GradientSums(9, 8)
+    for step in (1, 2, 3, 4):
+        places = np.array([0, 1]) if step % 2 else np.array([2, 3])
+        labels, occasion = torch.from_numpy(places), Occasion("train", 0, step, 0, places)
+        for part, values in (("short", 1), ("long", 4)):
+            sums.add(part, torch.ones(2, values), labels, occasion)
+    assert [found.shape for found in sums.of(["short"])] == [(4, 1)]
+    assert [found.tolist() for found in sums.of(["short", "long"])] == [[[2]] * 2, [[1] * 4] * 2]
+
+
+def test_a_part_whose_gradients_are_all_zero_is_summed_too() -> None:
+    """The leader's part may ignore a follower's output."""
+    sums, places = GradientSums(9, 40), np.arange(3)
+    for factor in (0.0, 1.0, 1.0):
+        for part in ("left", "ignored"):
+            rows = torch.full((3, 2), 0.0 if part == "ignored" else factor)
+            sums.add(part, rows, torch.from_numpy(places), Occasion("train", 0, 1, 0, places))
+    assert sums.repeated
+    assert not sums.of(["left", "ignored"])[1].any()
+
+
 def test_every_part_is_read_however_long_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_watch, "_VALUES", 2 * VALUES)
     assert len(heard(by_sign, [0.6, 0.4], 2)) == 1

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import re
 import socket
 import ssl
 import threading
@@ -353,6 +354,22 @@ def test_a_long_body_arrives_whole() -> None:
     assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
         "path": "/predict", "body": hashlib.sha256(body).hexdigest()
     }  # fmt: skip
+
+
+def test_a_head_request_is_answered_without_data() -> None:
+    found = asyncio.run(answered([b"HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"]))
+    head, _, data = found.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"content-length: " in head
+    assert not data
+
+
+def test_a_client_that_waits_before_it_sends_a_body_is_told_to_send_it() -> None:
+    """Curl waits a second, and a stricter client until the request is refused as too slow."""
+    head, data = posted(b"abc").split(b"\r\n\r\n")
+    waiting = head + b"\r\nexpect: 100-continue\r\n\r\n"
+    found = asyncio.run(answered([waiting, data], pause=0.02))
+    assert re.match(rb"HTTP/1.1 100 \r\n\r\nHTTP/1.1 200", found)
 
 
 @pytest.mark.parametrize("slow", ["head", "body"])

@@ -137,7 +137,8 @@ class LabelWatch:
 
     def _of_sums(self, sums: GradientSums) -> Iterator[str]:
         for where, group in self._groups():
-            told = self._read(where, sums.of(group), sums.labels)
+            looks = sums.of(group)
+            told = self._read(where, looks, sums.labels[: len(looks[0])])
             yield f"labels: {told}, added up over steps {self._began} to {self._end}"
 
     @property
@@ -293,16 +294,17 @@ class GradientSums:
                     self._row_of[place] = len(self._labels)
                     self._labels.append(label)
         to = self._row_of[places]
-        chosen = np.flatnonzero(to >= 0)
+        # Another part with fewer values may follow more examples than this one has room for.
+        chosen = np.flatnonzero((to >= 0) & (to < most))
         if not len(chosen):  # most steps of an epoch contain no followed example
             return
+        if part not in self._sums:
+            self._sums[part] = np.zeros((most, rows[0].numel()))
+            self._times[part] = np.zeros(most, np.int64)
         gradients = rows_of(rows).astype(np.float64)
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))
         if not scale:
             return
-        if part not in self._sums:
-            self._sums[part] = np.zeros((most, gradients.shape[1]))
-            self._times[part] = np.zeros(most, np.int64)
         self._sums[part][to[chosen]] += gradients[chosen] / scale
         self._times[part][to[chosen]] += 1
 
@@ -315,4 +317,6 @@ class GradientSums:
         return np.array(self._labels)
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        return [self._sums[part][: len(self._labels)] for part in parts]
+        """Return the sums of each of `parts`, for the first examples that all of them follow."""
+        count = min(len(self._labels), *(len(self._sums[part]) for part in parts))
+        return [self._sums[part][:count] for part in parts]

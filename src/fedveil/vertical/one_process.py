@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.entropy import Seeded
 from fedveil.errors import FewCommon
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
@@ -218,7 +219,12 @@ class Parties:
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
         """Run `how` at every party, from the last saved step, and return the leader's result."""
         self._restore(self.last_common_step())
-        return self._together(how)[self.split.leader]
+        try:
+            return self._together(how)[self.split.leader]
+        finally:
+            for run in self.runs.values():
+                if not isinstance(run.setting.entropy, Seeded):  # a seed's reports are the same
+                    run.keep_account()
 
     def figures(self) -> dict[str, list[Line]]:
         return {name: run.figures() for name, run in self.runs.items()}

@@ -110,6 +110,8 @@ class PartyRun:
     def settle(self) -> None:
         """Remove from the run folder everything that was saved after the loaded step."""
         forget_after(self.setting.folder, self.done)
+        if self.done < self.total:  # a calibrator is of the last step
+            self.setting.folder.remove(CALIBRATOR)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)
 

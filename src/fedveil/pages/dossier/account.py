@@ -156,13 +156,13 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
-    settings = run.job["privacy"]["embedding_dp"] or {}
-    if settings.get("reuse"):
-        times = 1
     charges: list[Charge] = []
     for what in lines:
         if (bits := _BITS.fullmatch(what)) is not None:
-            charges += EmbeddingDP(settings.get("eps")).loss.charges(int(bits[1]) * times)
+            own = run.job["parts"].get(bits[2], {}).get("privacy")
+            settings = (own or run.job["privacy"])["embedding_dp"] or {}
+            count = int(bits[1]) * (1 if settings.get("reuse") else times)
+            charges += EmbeddingDP(settings.get("eps")).loss.charges(count)
     return [(loss.resolved(), count) for loss, count in charges]
 
 

@@ -121,7 +121,7 @@ class HttpServer:
         client: Sequence[str] | None,
     ) -> bool:
         try:
-            request = await self._request(connection, reader, client)
+            request = await self._request(connection, reader, writer, client)
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint
             return await _send(connection, writer, Answer(status, {"error": str(error)}))
@@ -132,11 +132,16 @@ class HttpServer:
             return False
         if isinstance(request, Answer):
             return await _send(connection, writer, request)
-        await _send(connection, writer, await self._handle(request))
+        answer = await self._handle(request)
+        await _send(connection, writer, answer, is_head=request.method == "HEAD")
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
     async def _request(
-        self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        client: Sequence[str] | None,
     ) -> Request | Answer | None:
         """Return the next request, an Answer that refuses it, or None at the connection's end."""
         head: h11.Request | None = None
@@ -146,6 +151,9 @@ class HttpServer:
             while True:
                 event = connection.next_event()
                 if event is h11.NEED_DATA:
+                    if connection.they_are_waiting_for_100_continue:
+                        going = h11.InformationalResponse(status_code=100, headers=[])
+                        writer.write(connection.send(going) or b"")
                     data = await reader.read(_READ_BYTES)
                     if data and not has_begun:  # a request's time starts with its first byte
                         has_begun = True
@@ -178,15 +186,24 @@ def _head_bytes(head: h11.Request) -> int:
     return first + rest + len("\r\n")
 
 
-async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Always returns False, which means that the connection is to be closed."""
+async def _send(
+    connection: h11.Connection,
+    writer: asyncio.StreamWriter,
+    answer: Answer,
+    *,
+    is_head: bool = False,
+) -> bool:
+    """Send a response. Always returns False, which means that the connection is to be closed.
+
+    The response to a HEAD request states the length of the data, and has no data.
+    """
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:
         headers.append(("retry-after", str(answer.retry_s)))
     if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
         response = h11.Response(status_code=answer.status, headers=headers)
-        parts = [response, h11.Data(data=data), h11.EndOfMessage()]
+        parts = [response, h11.Data(data=b"" if is_head else data), h11.EndOfMessage()]
         writer.write(b"".join(connection.send(part) or b"" for part in parts))
         async with asyncio.timeout(REQUEST_S):
             await writer.drain()
