@@ -15,15 +15,11 @@ from sklearn import metrics as known
 
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilError, InvalidValue
-from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
-from fedveil.vertical.calibrator import Calibrator, _threshold
-from fedveil.vertical.predictions import PredictionFile, Predictions, told_classes, told_scores
-from fedveil.errors import InvalidValue
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator, _threshold
 from fedveil.vertical.party_run import PartyRun
-from fedveil.vertical.predictions import PredictionFile, told_scores
+from fedveil.vertical.predictions import PredictionFile, Predictions, told_classes, told_scores
 from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
