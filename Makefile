@@ -21,9 +21,9 @@ run: $(VENV)/installed
 	$(BIN)/fedveil run
 
 test: $(VENV)/installed
-	@# Three on two cores: many tests wait for processes. Plain asserts save each of the three the
+	@# Four on two cores: many tests wait for processes. Plain asserts save each of the four the
 	@# rewriting of every file. What failed runs once more, to show the values.
-	$(BIN)/python -m pytest -n 3 --dist worksteal --assert=plain || \
+	$(BIN)/python -m pytest -n 4 --dist worksteal --assert=plain || \
 	  { $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; exit 1; }
 
 # The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
