@@ -149,6 +149,6 @@ def test_one_share_too_few_says_nothing() -> None:
     """The top bits of two of three shares, jointly, over many sharings of one secret."""
     secrets = [Secret(b"\xff" * 32)] * 20_000
     one, other = shamir.split(secrets, 3, 3, Seeded(0, "too few"))[1:, :, 4] >> np.uint64(57)
-    counts = np.bincount(16 * one + other, minlength=256)
+    counts = np.bincount((16 * one + other).astype(np.int64), minlength=256)
     statistic = float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
     assert statistic < chi2.isf(1e-6, 255)
