@@ -349,8 +349,9 @@ def _merged(charges: Iterable[Charge], held: Kind = ()) -> Kind:
     """Return `held` with more `charges` of the same report. Counts of equal losses are added."""
     total = list(held)
     for loss, count in charges:
-        at = next((i for i, (one, _) in enumerate(total) if one == loss), len(total))
-        total[at : at + 1] = [(loss, count + sum(n for _, n in total[at : at + 1]))]
+        place = next((i for i, (one, _) in enumerate(total) if one == loss), len(total))
+        before = total.pop(place)[1] if place < len(total) else 0
+        total.insert(place, (loss, before + count))
     return tuple(total)
 
 

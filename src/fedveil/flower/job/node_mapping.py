@@ -109,7 +109,10 @@ class Members:
                 del self._clients_of[old]
         if here:
             self._event(f"{_named(here)} here{more}")
-        (self.shared.add if len(clients) > 1 else self.shared.discard)(node)
+        if len(clients) > 1:
+            self.shared.add(node)
+        else:
+            self.shared.discard(node)
         self._clients_of[node] = clients
         self._node_of.update(dict.fromkeys(clients, node))
 

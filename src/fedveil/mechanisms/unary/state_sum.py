@@ -104,7 +104,7 @@ def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high
 
 
 def _chances(probability: Fraction) -> _Chances:
-    # `1 - one` would round a small zero away.
+    """Return the probabilities of 0 and 1, each rounded once, so that a small one stays above 0."""
     return float(1 - probability), float(probability)
 
 

@@ -59,11 +59,12 @@ class _Batch(Piece):
         kind = self._kind(column)
         if _is_text(kind):
             return None
-        stated = KINDS["number"]
-        if types.is_temporal(kind) or types.is_boolean(kind):
-            own = ("iso",) if types.is_temporal(kind) else ("boolean",)
-            stated = own if own[0] in forms else stated
-        return PlainNumbers(self._values(column), [form for form in forms if form in stated])
+        own: Sequence[str] = KINDS["number"]
+        if types.is_temporal(kind) and "iso" in forms:
+            own = ("iso",)
+        elif types.is_boolean(kind) and "boolean" in forms:
+            own = ("boolean",)
+        return PlainNumbers(self._values(column), [form for form in forms if form in own])
 
     def dates(self, column: str) -> Float64s | None:
         from pyarrow import types
