@@ -54,7 +54,7 @@ def test_rows_at_a_limit_are_left_out_of_the_file_and_counted(
     assert [line[0] for line in lines[1:]] == lead.ids[left].tolist()
     assert said == [Decision(lead).note]
     (line,) = bank.keep_account()
-    assert line.what == "an example, scored 9 times and sent 0 times in training"
+    assert line.what == "an example, scored 9 times and sent 0 times in training and evaluations"
     assert line.epsilon == bank.scored._limit.figure(0, labelled=False, scored=9).epsilon
 
 

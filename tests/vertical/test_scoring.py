@@ -34,13 +34,14 @@ from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import bundle as bundle_module
+from fedveil.vertical import evaluate, train
 from fedveil.vertical.bundle import Bundle, sent_file
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
-from fedveil.vertical.scoring import predicted, row_alignment, sources
+from fedveil.vertical.scoring import predicted, row_alignment, scored_examples, sources
 from fedveil.vertical.scoring import scorer as scorer_module
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
 from fedveil.vertical.scoring.scored_examples import SCORED, ScoredExamples
@@ -53,6 +54,7 @@ from scoring_parts import (
     LEADERS,
     NEW,
     follow_once,
+    job_of,
     lead_once,
     played,
     scorers,
@@ -213,10 +215,66 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
     assert times[1] == math.floor(13 / one + 1e-9) < 9
     totals = zip(times.tolist(), (2, 0), strict=True)  # the first was sent twice in training
     assert line.what in {
-        f"an example, scored {scored} times and sent {sent} times in training"
+        f"an example, scored {scored} times and sent {sent} times in training and evaluations"
         for scored, sent in totals
     }
     assert source._all["lead"].keep_account() == []
+
+
+def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:
+    """A follower answers either command of a leader that asks for the same rows again and again."""
+    folder = trained(tmp_path)
+    privacy = {"embedding_dp": {"eps": 0.5}, "max_epsilon": 13.0, "delta": 0.0}
+    job = job_of(folder, privacy={**privacy, "randomness": "secure"})
+    run = train(job, folder / "secure")
+    held_out = [row["id"] for row in csv.DictReader((folder / "secure/bank/sent.csv").open())
+                if row["subset"] == "test"][:3]  # fmt: skip
+    write_table(folder / "lead-again.csv", {"id": held_out, "x0": [1, 2, 3], "x1": [0, 1, 0]})
+    bank = {"key": held_out, "z0": [1, 2, 3], "z1": [0, 1, 0], "kind": ["red"] * 3}
+    write_table(folder / "bank-again.csv", bank)
+    assert run.figures["bank"][-1].what == "an example in the run, sent 2 times"
+    one = run.figures["bank"][-1].epsilon / 2
+    most = math.floor(13 / one + 1e-9)
+    with ExitStack() as stack:
+        files = {"lead": str(folder / "lead-again.csv"), "bank": str(folder / "bank-again.csv")}
+        scorer = {
+            party: Scorer(folder / "secure" / party / "bundle", file, stack)
+            for party, file in files.items()
+        }
+        source = Together(list(scorer.values()))
+        assert source.scores(source.common).allowed.all()
+        for _ in range(3, most):  # two are of the training
+            evaluate(folder / "secure")
+        with pytest.raises(LimitReached, match=f"evaluation {most} of the held-out examples would"):
+            evaluate(folder / "secure")
+        assert not source.scores(source.common).allowed.any()
+        (line,) = scorer["bank"].keep_account()
+    assert line.epsilon == pytest.approx(most * one)
+    assert line.epsilon <= 13
+    assert line.what == (
+        f"an example, scored 1 time and sent {most - 1} times in training and evaluations"
+    )
+
+
+def test_evaluations_are_charged_to_held_out_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_examples, "looks_begun", {tmp_path: 6}.__getitem__)
+    bundle = RunFolder(tmp_path / "bundle", None)  # type: ignore[arg-type]
+    (bundle.path / "state").mkdir(parents=True)
+    ids = [np.array(["u3", "u1"]), np.array(["t1", "t2", "t4"])]
+    sent = sent_file(ids, [np.array([5, 2]), np.array([4, 0, 9])], [True, False])
+    (bundle.path / "sent").write_bytes(sent)
+    split = SplitModel(
+        [Part("low", "bank", ("data.x",), (3,)), Part("top", "lead", ("low",), (2,))], leader="lead"
+    )
+    state = bundle.within("state")
+    scored = ScoredExamples(bundle, state, split, "bank", SimpleNamespace())  # type: ignore[arg-type]
+    scored.load(np.array(["t2", "u1", "new", "t1", "u3", "t4"]))
+    times, has_label = scored._sent(scored._own)
+    assert times.tolist() == [6, 2, 0, 6, 5, 9]
+    assert has_label.tolist() == [0, 1, 0, 0, 1, 0]
+    scored.close()
 
 
 def test_nothing_unprotected_is_sent_under_a_limit(tmp_path: Path) -> None:

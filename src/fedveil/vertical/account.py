@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -164,11 +165,8 @@ class Releases:
             integer("train", int(self.train.min(initial=0)), 0)
             integer("train", int(self.train.max(initial=0)), 0, _MOST)
         with intact(begun):
-            noted = read_bytes(begun, MOST_KEY_BYTES)
-            step, looks = np.frombuffer(noted[:16], "<i8").tolist()
-            if noted != _noted(step, looks):
-                raise MessageInvalid("its digest does not match")
-            return base, integer("step", step, 0, self._last), integer("looks", looks, 0, _MOST)
+            step, looks = _begun(begun)
+            return base, integer("step", step, 0, self._last), looks
 
 
 def _fields(names: Iterable[str | int]) -> list[str]:
@@ -181,6 +179,27 @@ def _fields(names: Iterable[str | int]) -> list[str]:
         '"' + field.replace('"', '""') + '"' if any(map(field.count, _SPECIAL)) else field
         for field in fields
     ]
+
+
+def looks_begun(run: Path) -> int:
+    """Return the number of evaluations that were begun with fresh randomness in the run's folder.
+
+    Returns 0 if `run` is no run's folder, or the run's randomness comes from a seed.
+    """
+    path = run / _BEGUN
+    if not path.exists():
+        return 0
+    with intact(path):
+        return _begun(path)[1]
+
+
+def _begun(path: Path) -> tuple[int, int]:
+    """Read the last begun step and the number of begun evaluations."""
+    noted = read_bytes(path, MOST_KEY_BYTES)
+    step, looks = np.frombuffer(noted[:16], "<i8").tolist()
+    if noted != _noted(step, looks):
+        raise MessageInvalid("its digest does not match")
+    return step, integer("looks", looks, 0, _MOST)
 
 
 def _noted(step: int, looks: int) -> bytes:

@@ -19,18 +19,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import Field, ValidationError
 from torch import nn
 
 from fedveil import __version__
+from fedveil.base.array_types import row_values
 from fedveil.base.text_digests import text_digests
-from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened
+from fedveil.base.untrusted import (
+    MOST_JOB_BYTES,
+    MOST_STATE_BYTES,
+    MOST_STREAMED_BYTES,
+    opened,
+    read_bytes,
+)
 from fedveil.errors import BundleInvalid, MessageInvalid
 from fedveil.record.model_file import write_model
 from fedveil.record.run_folder import IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
 from fedveil.record.saved_job import BEGAN, keep_job
-from fedveil.record.sealed_message import sealed
+from fedveil.record.sealed_message import intact, sealed
 from fedveil.settings.settings import Settings
 from fedveil.vertical.calibrator import CALIBRATOR
 from fedveil.vertical.job import VerticalJob
@@ -41,6 +49,8 @@ from fedveil.vertical.signatures import Signatures
 BUNDLE = "bundle"
 CONTENTS, MANIFEST, SIGNATURES = "contents.json", "manifest.json", "signatures.json"
 SENT = "sent"
+#: A digest of an example's id for each time that the example was scored.
+SCORED = "scored"
 #: The folder of a bundle whose files scoring changes.
 STATE = "state"
 DIGEST_BYTES = 16
@@ -203,6 +213,39 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 def id_digests(ids: Ids) -> np.ndarray:
     """Return a digest of each id, one per row."""
     return text_digests(ids.astype(np.str_), DIGEST_BYTES)
+
+
+def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+    """Read the digests of the ids that the bundle at `path` has scored, and how often.
+
+    The digests are in ascending order. An incomplete digest at the end of the file is ignored.
+    """
+    file, raw = path / STATE / SCORED, b""
+    if file.exists():
+        with intact(file):
+            raw = read_bytes(file, MOST_STATE_BYTES)
+    whole = len(raw) - len(raw) % DIGEST_BYTES
+    digests = np.frombuffer(raw[:whole], np.uint8).reshape(-1, DIGEST_BYTES)
+    keys, counts = np.unique(row_values(digests), return_counts=True)
+    return keys, counts
+
+
+def most_scored(path: Path, ids: Ids) -> int:
+    """Return how often the bundle at `path` has scored the most often scored of the `ids`."""
+    known, counts = scored_times(path)
+    if not len(known):
+        return 0
+    return int(looked_up(row_values(id_digests(ids)), known, counts).max(initial=0))
+
+
+def looked_up(
+    keys: npt.NDArray[np.bytes_], known: npt.NDArray[np.bytes_], values: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the value of each key, and 0 for a key that is not known. `known` ascends."""
+    if not len(known):
+        return np.zeros(len(keys), np.int64)
+    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[place] == keys, values[place], 0)
 
 
 def digest(data: bytes) -> str:

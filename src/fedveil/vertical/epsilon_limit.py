@@ -32,11 +32,12 @@ class Limit:
         self._sends_unprotected = bool(sends_unprotected(split, party))
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
-    def check(self, what: str, times: int, *, labelled: bool) -> None:
+    def check(self, what: str, times: int, *, labelled: bool, scored: int = 0) -> None:
         """Raise `LimitReached` if sending an example `times` times in total would exceed the limit.
 
-        `labelled` is True for a training example, whose label is charged too. `what` describes, for
-        the error, the step or the evaluation that would send the example.
+        `labelled` is True for a training example, whose label is charged too. The example was also
+        scored `scored` times. `what` describes, for the error, the step or the evaluation that
+        would send the example.
         """
         if self._epsilon is None:
             return
@@ -45,7 +46,7 @@ class Limit:
                 f"{what} would send {self._party}'s values unprotected, which no "
                 f"privacy.max_epsilon allows: set privacy.embedding_dp, or max_epsilon to null"
             )
-        figure = self.figure(times, labelled=labelled)
+        figure = self.figure(times, labelled=labelled, scored=scored)
         if figure.epsilon > self._epsilon:
             raise LimitReached(
                 f"{what} would bring an example of {self._party} to {figure}, above "

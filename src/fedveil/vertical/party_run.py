@@ -239,7 +239,9 @@ class PartyRun:
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         parts, held_out = self._parts, self._parts.rows["test"]
         looks = parts.releases.looks + 1
-        parts.limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
+        what = f"evaluation {looks} of the held-out examples"
+        scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, held_out.ids)
+        parts.limit.check(what, looks, labelled=False, scored=scored)
         parts.releases.begin_look()
         order = replace(parts.order, count=held_out.count, aside=0)
         for number, positions in enumerate(order.in_turn(), start=1):

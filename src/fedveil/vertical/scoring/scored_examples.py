@@ -1,7 +1,8 @@
 """Counts how often each example was sent to be scored, and limits the example's privacy cost.
 
 A digest of an example's id is saved in the bundle before each sending, so a restarted process
-continues the count. An id that occurs in several files is one example.
+continues the count. An id that occurs in several files is one example. Evaluations of the run
+after training are counted too, as long as the bundle is in the run's folder.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, unsealed
-from fedveil.vertical.account import sends_unprotected
-from fedveil.vertical.bundle import DIGEST_BYTES, SENT, id_digests
+from fedveil.vertical.account import looks_begun, sends_unprotected
+from fedveil.vertical.bundle import DIGEST_BYTES, SCORED, SENT, id_digests, looked_up, scored_times
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
 
-SCORED = "scored"
 _Keys = npt.NDArray[np.bytes_]
 
 
@@ -40,19 +40,11 @@ class ScoredExamples:
     ) -> None:
         self._split, self._party, self._limit = split, party, limit
         self._sends = any(crossing.sender == party for crossing in split.crossings)
+        self._run = bundle.path.parent
         self._before, self._times, self._labelled = _trained(bundle)
-        path = state.path / SCORED
-        raw = b""
-        if path.exists():
-            with intact(path):
-                raw = read_bytes(path, MOST_STATE_BYTES)
-        whole = len(raw) - len(raw) % DIGEST_BYTES  # the last may be incomplete
-        self._known, self._counts = np.unique(
-            row_values(np.frombuffer(raw[:whole], np.uint8).reshape(-1, DIGEST_BYTES)),
-            return_counts=True,
-        )
-        self._file = open_to_append(path)
-        self._file.truncate(whole)
+        self._known, self._counts = scored_times(bundle.path)
+        self._file = open_to_append(state.path / SCORED)
+        self._file.truncate(int(self._counts.sum()) * DIGEST_BYTES)  # the last may be incomplete
         self._own = row_values(np.zeros((0, DIGEST_BYTES), np.uint8))
         self._scored = np.zeros(0, np.int64)
 
@@ -62,17 +54,14 @@ class ScoredExamples:
             return
         self._merge()
         self._own = row_values(id_digests(ids))
-        self._scored = _looked_up(self._own, self._known, self._counts)
-        self._trained = _looked_up(self._own, self._before, self._times)
-        self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
+        self._scored = looked_up(self._own, self._known, self._counts)
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
         """Return a mask: True where one more send of the example stays within the privacy limit."""
         if not self._sends:
             return np.ones(len(positions), bool)
-        states = np.stack(
-            [self._trained[positions], self._has_label[positions], self._scored[positions] + 1]
-        )
+        times, has_label = self._sent(self._own[positions])
+        states = np.stack([times, has_label, self._scored[positions] + 1])
         found, which = np.unique(states, axis=1, return_inverse=True)
         allows = [
             self._limit.allows(int(times), labelled=bool(label), scored=int(scored))
@@ -98,18 +87,23 @@ class ScoredExamples:
             return []
         bare = sends_unprotected(self._split, self._party)
         lines = [Line(math.inf, 0.0, f"a scored example's {name}, {UNPROTECTED}") for name in bare]
-        trained = _looked_up(self._known, self._before, self._times)
-        label = _looked_up(self._known, self._before, self._labelled) > 0
-        states = np.unique(np.stack([trained, label, self._counts]), axis=1).T
+        states = np.unique(np.stack([*self._sent(self._known), self._counts]), axis=1).T
         for times, has_label, scored in [] if bare else self._most(states.tolist()):
             figure = self._limit.figure(times, labelled=bool(has_label), scored=scored)
             often, before = quantity(scored, "time"), quantity(times, "time")
-            what = f"an example, scored {often} and sent {before} in training"
+            what = f"an example, scored {often} and sent {before} in training and evaluations"
             lines.append(Line(figure.epsilon, figure.delta, what))
         return lines
 
     def close(self) -> None:
         self._file.close()
+
+    def _sent(self, keys: _Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return how often the run sent each example, and 1 for training examples, else 0."""
+        times = looked_up(keys, self._before, self._times)
+        labelled = looked_up(keys, self._before, self._labelled)
+        is_held_out = looked_up(keys, self._before, 1 - self._labelled) > 0
+        return np.where(is_held_out, np.maximum(times, looks_begun(self._run)), times), labelled
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
         """Return [[times sent, 1 if labelled else 0, times scored]] of the costliest state."""
@@ -143,10 +137,3 @@ def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[An
     keys = row_values(digests)
     order = np.argsort(keys, kind="stable")
     return keys[order], times[order], labelled[order].astype(np.int64)
-
-
-def _looked_up(keys: _Keys, known: _Keys, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    if not len(known):
-        return np.zeros(len(keys), np.int64)
-    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    return np.where(known[place] == keys, values[place], 0)
