@@ -118,16 +118,19 @@ def test_only_accuracies_are_in_the_order_of_accuracy() -> None:
 def test_each_fact_of_a_run_is_under_its_own_key() -> None:
     began = datetime(2026, 3, 4, 10, 20, 30, tzinfo=UTC)
     run = ListedRun(
-        Path("runs/a"), "a", "rr", "finished", "rmse", 31.5, Figure(2.5, 1e-6), began, 41.25
-    )
+        Path("runs/a"), "a", "rr", "finished", "rmse", 31.5, Figure(2.5, 1e-6), began, 41.25,
+        "client",
+    )  # fmt: skip
     assert as_data(run) == {
         "folder": Path("runs/a"), "name": "a", "protection": "rr", "metric": "rmse",
         "quality": 31.5, "epsilon": 2.5, "delta": 1e-6, "promise": "meaningful",
-        "began": "2026-03-04T10:20:30+00:00", "seconds": 41.25, "state": "finished",
+        "began": "2026-03-04T10:20:30+00:00", "seconds": 41.25, "unit": "client",
+        "state": "finished",
     }  # fmt: skip
     unknown = as_data(ListedRun(Path("b"), "b", "rr", "attack"))
     assert {key for key, value in unknown.items() if value is None} == {
         "metric", "quality", "epsilon", "delta", "promise", "began", "seconds",
+        "unit",
     }  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Picture, Points, Table
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
+from fedveil.pages.run_list import run_list
+from fedveil.pages.run_list_page import runs_table
 from fedveil.pages.run_page import attack_page, duration, run_page
 from fedveil.pages.vertical_page import vertical_page
 from fedveil.privacy.finding import Finding, Measured
@@ -381,3 +383,24 @@ def test_each_attack_has_its_effort_and_a_deployed_run_its_command(tmp_path: Pat
     for events, command in (([], "fedveil run job.yaml"), (apart, "flwr run APP")):
         page = run_page(ReadRun(tmp_path, job.model_dump(), [], [], events))
         assert parts(page, "Repeat this run", Code)[0].text == command
+
+
+def test_an_epsilon_of_one_example_is_never_shown_as_one_of_a_client(tmp_path: Path) -> None:
+    """The second of two runs protects an example, and has the smaller epsilon."""
+    folders = []
+    for name, unit, epsilon in (("one", "client", 9.0), ("two", "example", 0.5)):
+        *records, last = federated_records(2, 100)
+        own = [{**r, "unit": unit, "epsilon_run_every_round": epsilon} for r in (*records, last)]
+        job = small_job(rounds=2, protection={"name": "dp_encrypt"})
+        folders.append(written(tmp_path / name, job, {".": own}))
+    page = page_of_several(folders)
+    least = cards(page)["Smallest epsilon"]
+    assert "for one example of a client that takes part in every round" in least.text
+    (shown,) = [[row[-3] for row in part.rows] for part in parts(page, "At the end", Table)]
+    assert shown == ["9 (next to none)", "0.5 (strong) for one example"]
+    listed = [row[3] for row in runs_table(run_list(tmp_path, "name")).rows]
+    assert listed == shown
+    (mixed,) = [plot.note for plot in page.plots if plot.name == "epsilon"]
+    assert mixed.endswith("for a client drawn in every round, in two for one example of it.")
+    (alone,) = [plot.note for plot in page_of(folders[1]).plots if plot.name == "epsilon"]
+    assert alone.endswith("for one example of a client drawn in every round.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fedveil.pages.guarantee_text import listed
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.record.metric_names import (
@@ -56,7 +57,13 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     """Yield a plot of the epsilon spent so far, if it is finite for any run."""
-    note = "Of the whole run so far, for a client drawn in every round."
+    whose = "a client drawn in every round"
+    lone = [name for name, run in runs.items() if run.last.get("unit") == "example"]
+    if len(lone) == len(runs):
+        whose = f"one example of {whose}"
+    elif lone:
+        whose += f", in {listed(lone)} for one example of it"
+    note = f"Of the whole run so far, for {whose}."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
         yield from _together("epsilon", "Epsilon", runs, key, axis, note)

@@ -13,6 +13,8 @@ from fedveil.record.recorder import Record
 
 #: The epsilon that summarises a whole run.
 RUN = "run_every_round"
+#: A part of a sentence about the epsilons of several runs. `cell` marks the others.
+FOR_A_CLIENT = "for a client in every round, or for one example of it where the table says so"
 
 
 class Says(NamedTuple):
@@ -50,6 +52,16 @@ _OF_AN_EXAMPLE = {
 def figures(record: Record) -> Mapping[str, Says]:
     """Return texts that explain each epsilon in a record, by the epsilon's key in the record."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
+
+
+def whose(record: Record) -> str:
+    """Return whose data the epsilons in a record cover: a client's, or those of one example."""
+    return "one example of a client" if record["unit"] == "example" else "a client"
+
+
+def cell(figure: Figure, unit: str | None) -> str:
+    """Format an epsilon for a table of several runs, whose `unit` may differ."""
+    return f"{told(*figure)} for one example" if unit == "example" else told(*figure)
 
 
 def figure_of(record: Record, key: str) -> Figure:

@@ -31,7 +31,8 @@ class ListedRun:
     """A run in a list of runs. Unknown values are None.
 
     `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client that
-    takes part in every round. In a vertical run, it is the largest epsilon of any party.
+    takes part in every round, or for one example of it if `unit` is "example". In a vertical run,
+    it is the largest epsilon of any party.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class ListedRun:
     epsilon: Figure | None = None
     began: datetime | None = None
     seconds: float | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def _listed(path: Path, name: str) -> ListedRun:
     return ListedRun(
         path, name, protection, _state(run, run), metric, _number(last.get(metric)),
         Figure(*map(float, figure_of(last, RUN))), _began(run), seconds(run.records),
+        str(last["unit"]),
     )  # fmt: skip
 
 

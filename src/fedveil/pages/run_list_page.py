@@ -7,12 +7,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedveil.base.quantity import quantity
+from fedveil.pages.guarantee_text import FOR_A_CLIENT, cell
 from fedveil.pages.page import Page, Part, Section
 from fedveil.pages.run_folder_page import PAGE
 from fedveil.pages.run_list import ListedRun, RunList
 from fedveil.pages.run_page import duration
 from fedveil.pages.table import Link, Table
-from fedveil.privacy.guarantee_strength import told
 from fedveil.record.metric_names import digits, word
 
 _NOTHING = "-"
@@ -25,7 +25,7 @@ def runs_table(found: RunList, file: Path | None = None) -> Table:
             run.name if file is None else _linked(run, file),
             run.protection,
             _quality(run),
-            _NOTHING if run.epsilon is None else told(*run.epsilon),
+            _NOTHING if run.epsilon is None else cell(run.epsilon, run.unit),
             _NOTHING if run.began is None else f"{run.began:%Y-%m-%d %H:%M}",
             _NOTHING if run.seconds is None else duration(run.seconds),
             run.state,
@@ -44,8 +44,8 @@ def run_list_page(found: RunList, file: Path) -> Page:
     """Return the page of a list of runs. Its links are relative to `file`."""
     number = quantity(len(found.runs), "run")
     lead = (
-        f"{number} below this folder. Epsilon is for a client in every round; of a vertical run it "
-        f"is the largest figure in any party's account. A click on a column's name sorts by it."
+        f"{number} below this folder. Epsilon is {FOR_A_CLIENT}; of a vertical run it is the "
+        "largest figure in any party's account. A click on a column's name sorts by it."
     )
     parts: list[Part] = [runs_table(found, file)] if found.runs else ["There are no runs here."]
     sections = [Section("Runs", parts)]
@@ -81,6 +81,7 @@ def as_data(run: ListedRun) -> dict[str, object]:
         "epsilon": None if figure is None else figure.epsilon,
         "delta": None if figure is None else figure.delta,
         "promise": None if figure is None else figure.promise,
+        "unit": run.unit,
         "began": None if run.began is None else run.began.isoformat(),
         "seconds": run.seconds,
         "state": run.state,

@@ -15,7 +15,7 @@ from fedveil.engine.run_records import RETRAINED
 from fedveil.pages import curves
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.finding_text import figures as figures_of
-from fedveil.pages.guarantee_text import figure_of, figures, right
+from fedveil.pages.guarantee_text import figure_of, figures, right, whose
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.read_run import ReadRun
@@ -80,9 +80,8 @@ def _language(run: ReadRun, last: Record) -> Iterator[Section]:
     figure = figure_of(last, "run_every_round")
     promise = (
         f"After {quantity(len(run.records), 'round')} under {run.job['protection']['name']}: "
-        "epsilon "
-        f"{told(*figure)} at delta {format_delta(figure.delta)} ({figure.promise}) for a client in "
-        "every round. The model before is the one in the folder, which no client has changed."
+        f"{figure} for {whose(last)} in every round. The model before is the one in the folder, "
+        "which no client has changed."
     )
     figures = [[c.what, c.before, c.after] for c in run.compared if c.kind == "figure"]
     texts = [[c.what, c.before, c.after] for c in run.compared if c.kind == "prompt"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, returned
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, returned, whose
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
@@ -156,12 +156,12 @@ def _promise(job: Mapping[str, Any], last: Record) -> Fact:
         return Fact(_PROMISED, "no client has sent anything yet")
     figure = figure_of(last, RUN)
     seen = attackers(job)
-    whose = "one example of a client" if last["unit"] == "example" else "a client"
     if figure.promise == "none":
-        said = f"For {whose} that takes part in every round. {meaning(last)}"
+        said = f"For {whose(last)} that takes part in every round. {meaning(last)}"
         hidden = _protection(job["protection"]["name"]).hides.format(seen)
         return Fact(_PROMISED, str(figure), f"{said} {hidden}".strip(), TONES["none"])
-    holds = f"For {whose} that takes part in every round{f', against {seen}' if seen else ''}."
+    against = f", against {seen}" if seen else ""
+    holds = f"For {whose(last)} that takes part in every round{against}."
     return Fact(_PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of
+from fedveil.pages.guarantee_text import FOR_A_CLIENT, RUN, attackers, cell, figure_of, whose
 from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
@@ -84,7 +84,7 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
     spent = {name: figure_of(run.last, RUN) for name, run in known.items()}
     least = min(spent, key=lambda name: spent[name].epsilon)
     if spent[least].epsilon < math.inf:
-        text = f"{spent[least]}, for a client that takes part in every round"
+        text = f"{spent[least]}, for {whose(known[least].last)} that takes part in every round"
         holds = attackers(known[least].job)
         text += f", against {holds}" if holds else ""
         named = _equal({name: str(one) for name, one in spent.items()}, least, len(known))
@@ -108,8 +108,8 @@ def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     table = Table(
         ["run", "protection", "rounds", first, "best", *others, "epsilon", "upload", "time"],
         [[name, *_row(run, keys)] for name, run in runs.items()],
-        "After the last round; epsilon for a client drawn in every round; upload of a client in a "
-        "round. A click on a column's name sorts by it.",
+        f"After the last round; epsilon {FOR_A_CLIENT}; upload of a client in a round. A click on "
+        "a column's name sorts by it.",
     )
     plots = [
         *curves.quality(runs),
@@ -168,7 +168,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
         str(run.job["protection"]["name"]),
         f"{len(run.records)} of {run.job['rounds']}",
         *metrics,
-        told(*figure_of(last, RUN)) if last else _NOTHING,
+        cell(figure_of(last, RUN), last["unit"]) if last else _NOTHING,
         shown_bytes(last["bytes_up_per_client"]) if last else _NOTHING,
         duration(seconds(run.records)),
     ]

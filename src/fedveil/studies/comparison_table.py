@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedveil.pages.curves import axis_of
-from fedveil.pages.guarantee_text import figure_of
+from fedveil.pages.guarantee_text import FOR_A_CLIENT, cell, figure_of
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import LOSS, as_asked, digits, figures, title, word
@@ -163,14 +163,12 @@ def _privacy(found: Sequence[Line]) -> Table:
                 row.append(_NOTHING if line.runs else _NO_RESULT)
             else:
                 whole = what == "run_every_round"
-                row.append(told(*spent) if whole else format_epsilon(spent.epsilon))
+                unit = line.runs[0].last.get("unit")
+                row.append(cell(spent, unit) if whole else format_epsilon(spent.epsilon))
         if attacked:
             row.append(_success(line.success))
         rows.append(row)
-    caption = (
-        "What the ledger states, never rounded down; the whole run is for a client that is drawn "
-        "in every round"
-    )
+    caption = f"What the ledger states, never rounded down; the whole run is {FOR_A_CLIENT}"
     if attacked:
         caption += (
             ". The last column is the area under the curve of the best of the membership attacks "
