@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from shlex import quote
 
 from experiments.catalog import about, find
 from experiments.experiment import Outcome, Scale, Tell
@@ -29,7 +30,8 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
     experiment = find(name)
     experiment.check(scale)
     path = out or Path("runs", f"reproduce-{name}-{scale}")
-    how = f"fedveil reproduce {name} --scale {scale}{'' if out is None else f' --out {out}'}"
+    where = "" if out is None else f" --out {quote(str(out))}"
+    how = f"fedveil reproduce {name} --scale {scale}{where}"
     with ExitStack() as stack:
         folder = RunFolder.of_many(path)
         stack.callback(folder.close)

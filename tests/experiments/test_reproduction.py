@@ -104,28 +104,28 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     toy: type[Toy], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toy, "cut_off", True)
-    arguments = ("reproduce", "toy", "--out", "here")
+    arguments = ("reproduce", "toy", "--out", "in here")
     code, _, err = command(*arguments)
     assert code == Exit.INTERRUPTED
     assert err.endswith(
-        "\ninterrupted; `fedveil reproduce toy --scale full --out here` goes on from here\n"
+        "\ninterrupted; `fedveil reproduce toy --scale full --out 'in here'` goes on from here\n"
     ), err
-    assert not (tmp_path / "here" / "toy.md").exists()
-    begun = json.loads((tmp_path / "here" / BEGUN).read_text())
+    assert not (tmp_path / "in here" / "toy.md").exists()
+    begun = json.loads((tmp_path / "in here" / BEGUN).read_text())
     assert begun["seconds"] >= 0
     begun["seconds"] = 5000.0
-    (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
+    (tmp_path / "in here" / BEGUN).write_text(json.dumps(begun))
     monkeypatch.setattr(toy, "cut_off", False)
     code, out, _ = command(*arguments)
     assert code == Exit.DONE
     assert "0 of 2 results agree with the source." in out
-    page = (tmp_path / "here" / "toy.md").read_text()
+    page = (tmp_path / "in here" / "toy.md").read_text()
     assert "| attempts | 1 | 2 | equal | differs | more |" in page
     assert re.search(r"\nIt took 5,00\d s on ", page)  # what was spent before counts
     begun["seconds"] = 7000.0
-    (tmp_path / "here" / BEGUN).write_text(json.dumps(begun))
+    (tmp_path / "in here" / BEGUN).write_text(json.dumps(begun))
     assert command(*arguments)[0] == Exit.DONE
-    assert json.loads((tmp_path / "here" / BEGUN).read_text()) == begun  # it was finished before
+    assert json.loads((tmp_path / "in here" / BEGUN).read_text()) == begun  # it was finished before
 
 
 def test_the_table_has_every_experiment(command: Command) -> None:

@@ -133,6 +133,24 @@ def test_another_job_is_refused_by_what_changed(tmp_path: Path) -> None:
     )
 
 
+def test_another_weighting_is_refused_before_the_folder_changes(tmp_path: Path) -> None:
+    def opened(weighting: str) -> None:
+        comparison = Comparison(small_job(server={"weighting": weighting}), asked)
+        with ExitStack() as stack:
+            ComparisonFolder.open(tmp_path / "c", comparison, stack).cells(lambda text: None)
+
+    asked = Asked(protections=["not_encrypt"])
+    with ExitStack() as stack:  # the runs of a job without a weighting have the equal one
+        folder = ComparisonFolder.open(tmp_path / "c", Comparison(small_job(), asked), stack)
+        folder.cells(lambda text: None)
+    kept = (tmp_path / "c" / COMPARISON).read_bytes()
+    with pytest.raises(RunFolderError) as refused:
+        opened("by_size")
+    assert "server.weighting = 'by_size' where the run has 'equal'" in str(refused.value)
+    assert (tmp_path / "c" / COMPARISON).read_bytes() == kept
+    opened("equal")
+
+
 def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
     job = small_job(model="logistic")
     asked = Asked(protections=["not_encrypt", "dp_encrypt"], epsilons=[4.0], target="loss=1")

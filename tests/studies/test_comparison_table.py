@@ -262,5 +262,6 @@ def test_a_loss_without_bounds_has_few_digits() -> None:
 
 
 def test_epsilons_that_differ_a_little_have_folders_of_their_own() -> None:
-    names = {Setting("rr", epsilon=epsilon).name for epsilon in (2.0, 2.25, 2.3)}
-    assert names == {"rr,epsilon=2", "rr,epsilon=2.25", "rr,epsilon=2.3"}
+    names = {Setting("rr", epsilon=epsilon).name for epsilon in (2.0, 2.25, 2.3, 2.0000001)}
+    assert {"rr,epsilon=2", "rr,epsilon=2.25", "rr,epsilon=2.3"} < names
+    assert len(names) == 4  # otherwise the settings for the larger epsilon are taken for both

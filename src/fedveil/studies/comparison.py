@@ -83,7 +83,7 @@ class Setting:
     def name(self) -> str:
         parts = [self.position, *(f"{key}={value}" for key, value in self.changes.items())]
         if self.epsilon is not None:
-            parts.append(f"epsilon={self.epsilon:g}")
+            parts.append(f"epsilon={str(self.epsilon).removesuffix('.0')}")
         return quote(",".join(parts), safe=",=")
 
     def __str__(self) -> str:
@@ -220,6 +220,11 @@ class Comparison:
             data["server"]["weighting"] = "equal"
         data["protection"]["name"] = position
         return Job.read(data, [f"{key}={value}" for key, value in changes.items()])
+
+    @cached_property
+    def job_of_runs(self) -> Job:
+        """The job with the weighting of its runs, which is equal if the job does not set it."""
+        return self.job if self.says_weighting else self.job.with_({"server.weighting": "equal"})
 
     @property
     def says_weighting(self) -> bool:

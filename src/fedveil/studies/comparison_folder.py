@@ -63,7 +63,7 @@ class ComparisonFolder:
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
-            changes = comparison.job.changes(before.comparison.job)
+            changes = comparison.job_of_runs.changes(before.comparison.job_of_runs)
             if changes:
                 raise RunFolderError(
                     f"{path} compares another job: {'; '.join(changes)}: put that back, or name "

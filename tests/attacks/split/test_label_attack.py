@@ -82,21 +82,44 @@ def test_the_halves_of_digits_are_read() -> None:
     assert reached.figure("no label known").value > 0.85
 
 
-def test_tables_of_the_parties_own_are_read(tmp_path: Path) -> None:
-    values = Seeded(1, "table").generator().standard_normal((160, 4)).round(3)
+def own_tables(folder: Path, rows: int) -> dict[str, Any]:
+    """Return the task of two parties' tables, whose `rows` rows have a label of two classes."""
+    values = Seeded(1, "table").generator().standard_normal((rows, 4)).round(3)
     files = {}
     for party, columns in (("leader", values[:, :2]), ("bank", values[:, 2:])):
-        rows = [f"{i},{a},{b},{int(values[i].sum() > 0)}" for i, (a, b) in enumerate(columns)]
+        lines = [f"{i},{a},{b},{int(values[i].sum() > 0)}" for i, (a, b) in enumerate(columns)]
         head = "id,a,b,label" if party == "leader" else "id,a,b,c"
-        (tmp_path / party).write_text("\n".join([head, *rows]) + "\n")
-        files[party] = {
-            "path": str(tmp_path / party),
-            "without": [] if party == "leader" else ["c"],
-        }
+        (folder / party).write_text("\n".join([head, *lines]) + "\n")
+        files[party] = {"path": str(folder / party), "without": [] if party == "leader" else ["c"]}
     files["leader"]["label"] = "label"
-    reached = found({}, task={"name": "tables", "tables": {"files": files}})
+    return {"name": "tables", "tables": {"files": files}}
+
+
+def test_tables_of_the_parties_own_are_read(tmp_path: Path) -> None:
+    reached = found({}, task=own_tables(tmp_path, 160))
     for name in ("step 1", "10 labels known", "no label known"):
         assert reached.figure(name).value == 1
+
+
+def test_directions_tell_two_equally_common_classes_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labels._Follower, "shares", np.array([0.5, 0.5]))
+    monkeypatch.setattr(labels, "by_effort", lambda effort, quick, *more: 2)
+    assert found({}, task=own_tables(tmp_path, 160)).figure("direction AUC").value == 1
+
+
+def test_a_share_of_no_examples_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All labels of so small a table, and of so small a batch, are known to the attacker."""
+    monkeypatch.setattr(labels, "by_effort", lambda effort, quick, *more: 6)
+    reached = found({}, task=own_tables(tmp_path, 12), batch_size=2)
+    for name in ("step 1", "10 labels known"):
+        figure = reached.figure(name)
+        assert np.isnan(figure.value)
+        assert (figure.low, figure.high) == (0, 1)
+    assert reached.figure("no label known").cases == 10
 
 
 def test_a_follower_reads_its_own_gradients_alone() -> None:

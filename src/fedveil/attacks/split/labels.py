@@ -58,9 +58,10 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     blind = follower.blind(run, everywhere)
     figures.append(follower.share("no label known", blind, run.true, everywhere))
     if follower.classes == 2:
-        rare = run.true == follower.shares.argmin()
+        rarer = int(follower.shares.argmin())
+        rare = run.true == rarer
         scores = by_known(run.windows, len(rare), known, run.true[known], 2)
-        sides = scores[:, follower.shares.argmin()] - scores[:, follower.shares.argmax()]
+        sides = scores[:, rarer] - scores[:, 1 - rarer]
         asked, rare_asked = sides[others], rare[others]
         figures.append(area("direction AUC", asked[rare_asked], asked[~rare_asked]))
         figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
@@ -180,6 +181,9 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
+        """Return the share of right guesses among the examples at indices `of`. NaN without any."""
+        if not len(of):
+            return Measured(name, math.nan, 0.0, 1.0)
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
