@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from fedveil.errors import RunFolderError
+from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
 from fedveil.vertical.account import Releases, figures, ledger_of
+from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
@@ -89,3 +91,17 @@ def test_an_output_of_several_dimensions_costs_all_of_its_values() -> None:
     assert lines[2].what == "an example's 15 bits of left, sent once"
     assert lines[2].epsilon == pytest.approx(15 * 0.25)
     assert lines[-1].epsilon == pytest.approx(2 * 15 * 0.25)
+
+
+def test_the_cost_of_an_example_includes_its_label() -> None:
+    parts = [
+        Part("embedding", "lead", ("data.x",), (3,), privacy=EmbeddingPrivacy(1.0)),
+        Part("middle", "bank", ("embedding",), (2,)),
+        Part("head", "lead", ("middle",), (2,)),
+    ]
+    split, label = SplitModel(parts, leader="lead"), LabelDP(2.0).loss
+    sent = Releases(None, Order(0, 10, 5), fresh=False, epochs=1)
+    sent.train += 1
+    last = figures(split, "lead", sent, 0.0, label)[-1]
+    assert last.epsilon == 3 * 0.5 + 2.0
+    assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(1, labelled=True).epsilon

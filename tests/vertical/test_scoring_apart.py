@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fedveil.errors import PeerRefused, PeerRestarted
+from fedveil.link.channel import Receive
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
@@ -192,6 +193,35 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     with pytest.raises(Killed):
         follow(party, meeting(1, None))
     assert begun == [None, first, None]
+
+
+def test_a_follower_aligns_again_if_another_one_ends_the_first_alignment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader begins again, for example because another follower has the wrong bundle."""
+    messages = [{"kind": "begin", "attempt": 1}, {"kind": "begin", "attempt": 2}]
+    begun: list[Any] = []
+
+    def receive() -> Any:
+        if not messages:
+            raise Killed
+        return messages.pop(0)
+
+    def aligning(scorer: Any, begin: Any) -> Any:
+        message = begin or (yield Receive("lead"))
+        begun.append(message["attempt"])
+        return (yield Receive("lead"))
+
+    link = SimpleNamespace(peer="lead", begin=print, send=print, close=print, receive=receive)
+    monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
+    monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
+    monkeypatch.setattr(sources.row_alignment, "follow", aligning)
+    party: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead"), name="bank", use=list, keep_account=list, answer=list
+    )
+    with pytest.raises(Killed):
+        follow(party, meeting(1, None))
+    assert begun == [1, 2]
 
 
 def test_a_party_waits_as_long_as_it_was_told(

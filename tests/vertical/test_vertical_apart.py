@@ -37,7 +37,7 @@ from fedveil.errors import (
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, train
+from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, evaluate, resume, train
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.remote import intersection, sessions
@@ -563,6 +563,24 @@ def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_pa
     train(job, tmp_path / "apart" / "bank")
     with pytest.raises(RunFolderError, match=r"all parties in one process: .*vertical run"):
         parties().follow(job, "bank", port=1)
+    assert not (tmp_path / "apart" / "bank" / "own-seed").exists()
+
+
+@pytest.mark.parametrize("use", [evaluate, resume])
+def test_a_partys_folder_is_not_used_in_one_process(
+    use: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Otherwise the leader would forget its steps, and the others would be untrained."""
+    rows = {"train": np.arange(50), "test": np.arange(20)}
+    found = FoundExamples(bytes(16), rows)
+    agreed = Agreement(bytes(16), "train", step=0, order_seed=0, examples=found, notes=())
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        machine = Machine.new(job_of(), lambda task: "lead", path, "command", stack)
+        machine._run_for(agreed, None)
+    with pytest.raises(RunFolderError, match=r"several machines.* --resume .*run`.* --listen"):
+        use(path)
+    assert not (path / "bank").exists()
 
 
 def test_a_folder_without_the_party(parties: Any, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def figures(
     in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
     own data unprotected has one line, with an infinite epsilon. `label`, a label's privacy loss
     under LabelDP, adds a line for it. The last line is the epsilon, at `delta`, of the example that
-    was sent most often. It is missing if the party sends no outputs of its own data.
+    costs most, with its label. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -270,7 +270,7 @@ def figures(
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0
         if not bare:
-            ledger = ledger_of(split, party, releases, None)
+            ledger = ledger_of(split, party, releases, label)
             epsilon, at = ledger.figures(delta)["run_most_drawn"]
         often = "once" if most == 1 else f"{most} times"
         found.append(Line(epsilon, at, f"an example in the run, sent {often}"))

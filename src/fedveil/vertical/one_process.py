@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.entropy import Seeded
-from fedveil.errors import FewCommon
+from fedveil.errors import FewCommon, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger, Line
@@ -30,7 +31,7 @@ from fedveil.vertical.job_split import make_split, make_task, report_entropy, th
 from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
-from fedveil.vertical.party_run import PartyRun, begin, keep_run
+from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
 from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
 from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Joined, SplitModel
@@ -116,6 +117,12 @@ def reopened(
     `encoded` is True, messages are encoded as between machines.
     """
     folder, job = reopen(path, job_of_run, stack)
+    if (folder.path / OWN_SEED).exists():
+        raise RunFolderError(
+            f"{folder.path} contains one party of a run on several machines. Its leader resumes it "
+            f"with `fedveil vertical leader --resume {quote(str(folder.path))}`, and evaluates "
+            f"and predicts with --listen HOST:PORT"
+        )
     stack.enter_context(threads(job.threads))
     parties = Parties(job, folder.path, encoded)
     parties.enter(folder, stack, progress, say)

@@ -38,6 +38,9 @@ from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_af
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import SUBSETS, Measured, Task, aligned_by, files_of
 
+#: The file in a run's folder with the secret seed of a party on a machine of its own.
+OWN_SEED = "own-seed"
+
 
 def begin(
     setting: Setting, progress: Progress | None = None, say: Callable[[str], None] | None = None

@@ -35,7 +35,7 @@ from fedveil.vertical.job_split import make_split, make_task, threads
 from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
-from fedveil.vertical.party_run import PartyRun, begin, keep_run
+from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
 from fedveil.vertical.remote import bundle_agreement, handshake
 from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
@@ -55,7 +55,6 @@ from fedveil.vertical.task import (
 )  # fmt: skip
 
 RUN = "run"
-OWN_SEED = "own-seed"
 SEED_BYTES = 16
 EXAMPLES = "examples"
 GUESSES = "guesses"
@@ -143,17 +142,17 @@ class Machine:
             raise RunFolderError(f"{path} has no folder of the party {machine.party}")
         machine._take_up_brought(path / GUESSES)
         own = path / machine.party
-        has_begun = (own / RUN).exists() and any((own / CHECKPOINT).glob("*"))
-        if has_begun and not (path / OWN_SEED).exists():
-            raise RunFolderError(
-                f"{path / OWN_SEED} is missing: this party's randomness is drawn from it"
-            )
-        machine._write()
-        if not machine._run and machine.folder is not None and held(machine.folder):
+        if (own / RUN).exists():
+            if any((own / CHECKPOINT).glob("*")) and not (path / OWN_SEED).exists():
+                raise RunFolderError(
+                    f"{path / OWN_SEED} is missing: this party's randomness is drawn from it"
+                )
+        elif held(root.within(machine.party)):
             raise RunFolderError(
                 f"{path} contains a run of all parties in one process: resume it with "
                 f"`fedveil vertical run --resume {quote(str(path))}`"
             )
+        machine._write()
         machine._name_run()  # a process may be killed before it saves the run's identity
         return machine
 

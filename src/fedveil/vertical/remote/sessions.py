@@ -120,17 +120,22 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins."""
+    """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins.
 
-    def __init__(self, link: Link) -> None:
+    If `has_begun` is False, the first message may begin one.
+    """
+
+    def __init__(self, link: Link, *, has_begun: bool = True) -> None:
         self.peer = link.peer
         self.send = link.send
         self._link = link
+        self._has_begun = has_begun
 
     def receive(self) -> dict[str, Value]:
         message = self._link.receive()
-        if message.get("kind") == "begin":
+        if message.get("kind") == "begin" and self._has_begun:
             raise StartOver(message)
+        self._has_begun = True
         return message
 
 

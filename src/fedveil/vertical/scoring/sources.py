@@ -168,10 +168,9 @@ def follow(scorer: Scorer, meeting: Meeting) -> None:
         while True:
             link.begin()
             try:
-                channels = {leader: Attentive(link)}
-                first = row_alignment.follow(scorer, begin)
-                scorer.use(drive(first, {leader: link}))
-                drive(scorer.answer(), channels)
+                aligning = Attentive(link, has_begun=begin is not None)
+                scorer.use(drive(row_alignment.follow(scorer, begin), {leader: aligning}))
+                drive(scorer.answer(), {leader: Attentive(link)})
                 return
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, StartOver) else None
