@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 import vertical_parts
-from fedveil.errors import InvalidValue, JobError
+from fedveil.errors import InvalidValue, JobError, LimitReached
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
+from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.job_reference import reference
 from fedveil.vertical.job_split import make_split, own_functions, threads
 from fedveil.vertical.remote.machine import follower_of
@@ -306,6 +308,40 @@ def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:
     split = UShape().split_model()
     assert account.sends_unprotected(split, "lead") == ["embedding"]
     assert account.sends_unprotected(split, "bank") == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_gradients_that_depend_on_a_followers_own_columns_have_an_infinite_epsilon(
+    late: bool,
+) -> None:
+    """The bank's columns enter beside the leader's output, or in a part of its own after it."""
+    private = EmbeddingPrivacy(0.5)
+    middle = Part("middle", "bank", ("words", "data.x"), (4,), privacy=private)
+    if late:
+        middle = Part("middle", "bank", ("turned", "data.x"), (4,), privacy=private)
+    parts = [
+        Part("words", "lead", ("data.z",), (3,)),
+        *([Part("turned", "bank", ("words",), (3,))] if late else []),
+        middle,
+        Part("other", "shop", ("data.y",), (2,), privacy=private),
+        Part("top", "lead", ("middle", "other"), (2,)),
+    ]
+    split = SplitModel(parts, leader="lead")
+    sent: Any = SimpleNamespace(train=np.array([2, 1]), looks=0)
+    by_what = {line.what: line.epsilon for line in account.figures(split, "bank", sent, 0.0, None)}
+    assert by_what["an example's gradients of words, sent unprotected"] == math.inf
+    assert by_what["an example in the run, sent 2 times"] == math.inf
+    assert account.opening(split, "bank")[-1] == (
+        "The gradients of words, computed from bank's own columns, leave bank without protection."
+    )
+    with pytest.raises(LimitReached, match="step 1 would return gradients of words that are comp"):
+        Limit(split, "bank", 99.0, 0.0, None).check("step 1", 1, labelled=True)
+    Limit(split, "shop", 99.0, 0.0, None).check("step 1", 1, labelled=True)
+    for party in ("lead", "shop"):
+        assert account.unprotected_gradients(split, party) == []
+    frozen = SplitModel([replace(parts[0], frozen=True), *parts[1:]], leader="lead")
+    assert account.unprotected_gradients(frozen, "bank") == []
+    assert account.unprotected_gradients(UShape().split_model(), "bank") == []
 
 
 def test_the_number_of_threads_is_that_of_before() -> None:

@@ -246,10 +246,11 @@ def figures(
     """Return lines that state a party's epsilons.
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
-    own data unprotected has one line, with an infinite epsilon. `label`, a label's privacy loss
-    under LabelDP, adds a line for it. The last line is the epsilon, at `delta`, of the example that
-    costs most, with its label. It is missing if the party sends no outputs of its own data.
+    in two bits), and for all bits of an example that is sent once. Outputs of a party's own data
+    that it sends unprotected have one line for each part, with an infinite epsilon. So have the
+    gradients of `unprotected_gradients`. `label`, a label's privacy loss under LabelDP, adds a line
+    for it. The last line is the epsilon, at `delta`, of the example that costs most, with its
+    label. It is missing if the party sends nothing that is computed from its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -266,10 +267,14 @@ def figures(
         found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
     bare = sends_unprotected(split, party)
     found += [Line(math.inf, 0.0, f"an example's values of {name}, {UNPROTECTED}") for name in bare]
-    if parts or bare:
+    returned = unprotected_gradients(split, party)
+    found += [
+        Line(math.inf, 0.0, f"an example's gradients of {name}, {UNPROTECTED}") for name in returned
+    ]
+    if parts or bare or returned:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0
-        if not bare:
+        if not (bare or returned):
             ledger = ledger_of(split, party, releases, label)
             epsilon, at = ledger.figures(delta)["run_most_drawn"]
         often = "once" if most == 1 else f"{most} times"
@@ -289,6 +294,11 @@ def opening(split: SplitModel, party: str) -> list[str]:
         f"The output of {name} leaves {party} without protection."
         for name in sends_unprotected(split, party)
     ]
+    bare += [
+        f"The gradients of {name}, computed from {party}'s own columns, leave {party} without "
+        f"protection."
+        for name in unprotected_gradients(split, party)
+    ]
     if len(found) == 1 and not bare:
         return [f"The embedding is protected by EmbeddingDP with {next(iter(found))}."]
     return [
@@ -306,6 +316,26 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
         for part in split.owned_by(party)
         if part.name in leaves and part.name in own and part.privacy is None
     ]
+
+
+def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
+    """Return the other parties' parts whose gradients `party` computes from its own columns.
+
+    A follower returns such gradients if its own columns enter between the received output and the
+    output that it sends. What a leader's gradients reveal is not included: see `label_protection`.
+    """
+    if party == split.leader:
+        return []
+    own, found = of_own_data(split.parts), []
+    for crossing in split.crossings:
+        if crossing.receiver == party and crossing.gradient:
+            reached = set(crossing.consumers)
+            for part in split.owned_by(party):  # sources come before the parts that read them
+                if not reached.isdisjoint(part.sources):
+                    reached.add(part.name)
+            if not reached.isdisjoint(own):
+                found.append(crossing.part)
+    return found
 
 
 def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:

@@ -6,7 +6,7 @@ from fedveil.errors import LimitReached
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.vertical.account import repeated_spending, sends_unprotected
+from fedveil.vertical.account import repeated_spending, sends_unprotected, unprotected_gradients
 from fedveil.vertical.split import SplitModel
 
 
@@ -30,6 +30,7 @@ class Limit:
         self._epsilon, self._delta = epsilon, delta
         self._label = label
         self._sends_unprotected = bool(sends_unprotected(split, party))
+        self._returned = unprotected_gradients(split, party)
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool, scored: int = 0) -> None:
@@ -45,6 +46,12 @@ class Limit:
             raise LimitReached(
                 f"{what} would send {self._party}'s values unprotected, which no "
                 f"privacy.max_epsilon allows: set privacy.embedding_dp, or max_epsilon to null"
+            )
+        if self._returned:
+            raise LimitReached(
+                f"{what} would return gradients of {', '.join(self._returned)} that are computed "
+                f"from {self._party}'s own columns, which no privacy.max_epsilon allows: set "
+                f"max_epsilon to null, or let another part read these columns"
             )
         figure = self.figure(times, labelled=labelled, scored=scored)
         if figure.epsilon > self._epsilon:
