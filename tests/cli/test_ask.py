@@ -157,3 +157,16 @@ def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None
     code, _, err = command("deploy", "app", question, "--set", "epsilon=3")
     assert code == 1
     assert "app holds question.yaml already" in err
+
+
+def test_the_keys_are_explained_in_words_and_as_json(command: Any) -> None:
+    code, words, _ = command("ask", "--keys")
+    assert code == 0
+    assert words.startswith("name: question\n")
+    code, said, _ = command("ask", "--keys", "--json")
+    assert code == 0
+    explained = json.loads(said)
+    assert explained["name"]["default"] == "question"
+    assert all(f"\n{key}" in f"\n{words}" for key in explained if "." not in key)
+    code, _, error = command("ask", "--json")
+    assert (code, "Missing argument 'QUESTION'" in error) == (2, True)

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 _MOST_ROWS = 100
 
 
-def _keys(wanted: bool) -> None:
-    if wanted:
-        from fedveil.settings.reference import keys
-        from fedveil.statistics.question_reference import reference
+def _explain_keys(*, as_json: bool) -> None:
+    from fedveil.settings.reference import keys, told_keys
+    from fedveil.statistics.question_reference import reference
 
+    if as_json:
+        answer(told_keys(reference(), None))
+    else:
         document(keys(reference(), None))
-        raise typer.Exit
 
 
 def _needed(context: typer.Context, question: Path | None) -> Path | None:
-    if question is None:  # --keys is eager, and has ended the command already
+    if question is None and not context.params["keys"]:  # it is eager, so it is known here
         raise missing_argument("QUESTION", context)
     return question
 
@@ -59,16 +60,16 @@ def ask(
     ] = None,
     json: AsJson = False,
     keys: Annotated[
-        bool,
-        typer.Option(
-            "--keys", is_eager=True, callback=_keys, help="Explain every key of a question file."
-        ),
+        bool, typer.Option("--keys", is_eager=True, help="Explain every key of a question file.")
     ] = False,
 ) -> None:
     """Ask clients for statistics about their rows: counts, means, quantiles, frequent words."""
     from fedveil.record.run_folder import refuse_taken
     from fedveil.statistics.question import QuestionFile
 
+    if keys:
+        _explain_keys(as_json=json)
+        return
     assert question is not None, "the callback has checked it"
     try:
         file = QuestionFile.load(question, overrides or [])
