@@ -13,8 +13,10 @@ from test_simulation import TWO_PHASES, job, timeless
 
 import fedveil
 from fedveil.engine.budget import check_limit, prepared
+from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
+from fedveil.engine.simulation import Simulator
 from fedveil.errors import JobError, LimitReached, RoundVoid, RunFailed
 from fedveil.federated.training_blocks import ServerSettings
 from fedveil.privacy.ledger import Ledger
@@ -23,6 +25,8 @@ from fedveil.protections.base import Spending
 
 Command = Callable[..., tuple[int, str, str]]
 ROUNDS = ("--set", "rounds=5")
+#: A report costs an epsilon of 2.
+SIGNS = {"name": "signds", "signds": {"sign_eps": 1.0}}
 
 
 def written(path: Path, **changes: Any) -> Path:
@@ -56,6 +60,34 @@ def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:
     more = fedveil.resume(tmp_path / "run", rounds=9)
     assert len(more.metrics) == 4
     assert "round 5 would bring the most-drawn client to epsilon 2.5 at" in str(more.stopped)
+
+
+def test_a_cut_off_round_that_may_not_be_repeated_is_recorded_with_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last record states what all reports have cost, and a further start charges nothing."""
+    monkeypatch.setattr(Simulator, "reports_leave", True)
+    sent, calls = InProcess.fold, iter(range(9))
+
+    def fold(*arguments: Any) -> Any:
+        if next(calls) == 1:  # the second round's reports may have been sent
+            raise KeyboardInterrupt
+        return sent(*arguments)
+
+    monkeypatch.setattr(InProcess, "fold", fold)
+    limited: dict[str, Any] = {
+        "clients": {"fraction": 1.0}, "model": "parts:plain", "protection": SIGNS,
+        "privacy": {"max_epsilon": 5.5, "delta": 0.0, "randomness": "secure"},
+        "record": {"page": False},
+    }  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(job(**limited), tmp_path / "run")
+    for refused in (2, 3):
+        run = fedveil.resume(tmp_path / "run")
+        assert f"round {refused} would bring" in str(run.stopped)
+        assert run.ledger.epsilon("run") == run.metrics[-1]["epsilon_run_every_round"] == 4
+        assert [record["reports"] for record in run.metrics] == [8, 0]
+        assert "interrupted" in run.metrics[-1]["void"]
 
 
 def test_the_limit_is_about_the_client_that_was_drawn_most() -> None:

@@ -25,9 +25,9 @@ from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
 from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, without_result
 from fedveil.engine.run_state import RunState
-from fedveil.errors import LimitReached, RunFailed, RunFolderError, RunStopped
+from fedveil.errors import LimitReached, RoundVoid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
-from fedveil.protections.base import RoundContext, Spending
+from fedveil.protections.base import RoundContext, Spending, State
 from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.before_after import keep_before_after
@@ -57,6 +57,8 @@ class Federation:
     reports_leave: bool
     presentation: Presentation | None = None
     saving: BackgroundSave = field(default_factory=BackgroundSave)
+    #: True if the ledger has charges of interrupted rounds that no record states yet.
+    unstated: bool = False
 
     @property
     def job(self) -> Job:
@@ -89,6 +91,9 @@ class Federation:
                     stopped = self.parts.callbacks.round(record)
         except LimitReached as limit:
             stopped = str(limit)
+            if self.unstated:
+                tell(record := self._cut_off(self.state.done + 1))
+                self.parts.callbacks.round(record)
         except (RunStopped, KeyboardInterrupt) as end:
             with suppress(RunFolderError):  # losing the log line is fine, losing the error is not
                 why = str(end) or "interrupted"
@@ -171,6 +176,36 @@ class Federation:
             state.protection = parts.protection.cut_off(state.protection, cost)
         paid = spending if applied is None else parts.protection.spent(before, applied)
         state.ledger.record_many(paid, round=number, clients=sorted(outcome.charged))
+        return self._recorded(number, cohort, applied, before, outcome, began)
+
+    def _cut_off(self, number: int) -> Record:
+        """Record round `number` as void: it was interrupted, and a limit forbids its repetition.
+
+        Its record states the charges of interrupted rounds, which are already in the ledger. A
+        later start does not charge them again.
+        """
+        began = time.perf_counter()
+        why = "it was interrupted, and a limit on the privacy cost forbids its repetition"
+        outcome = Outcome(void=RoundVoid(self.parts.protection.trains, 0, 0, why))
+        cohort = self.parts.cohorts.begun(number)
+        outcome.dropped.update(cohort)
+        return self._recorded(number, cohort, None, self.state.protection, outcome, began)
+
+    def _recorded(
+        self,
+        number: int,
+        cohort: Sequence[ClientId],
+        applied: int | None,
+        before: State,
+        outcome: Outcome,
+        began: float,
+    ) -> Record:
+        """Evaluate the model after round `number`, and return the round's record, which is saved.
+
+        `applied` is the number of reports in the aggregate, or None if the round is void. `before`
+        is the protection's state at the round's start, at the time `began`.
+        """
+        parts = self.parts
         evaluation = time.perf_counter()
         quality = self._evaluate(number)
         outcome.seconds["evaluation"] = time.perf_counter() - evaluation
@@ -216,6 +251,7 @@ class Federation:
         for number, cost in sorted(self.attempts.begun, key=itemgetter(0)):
             cohort = self.parts.cohorts.begun(number)
             self.state.ledger.record_many(cost, round=number, clients=cohort, ahead=True)
+            self.unstated = True
             self.state.protection = self.parts.protection.cut_off(self.state.protection, cost)
         for number, times in Counter(number for number, _ in self.attempts.begun).items():
             yield (
@@ -251,7 +287,7 @@ class Federation:
             if outcome.void is not None:
                 self.recorder.event(f"round {number}: {outcome.void}")
             self.recorder.record(record)
-            self.state.done = number
+            self.state.done, self.unstated = number, False
             self.parts.stopping.saw(self.recorder.records, self.state.weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
