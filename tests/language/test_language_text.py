@@ -144,6 +144,15 @@ def test_a_document_on_the_border_is_cut_where_a_line_begins() -> None:
         text.hold_out([b"one"], 1)
 
 
+@pytest.mark.parametrize("after", [[], [b""]])
+def test_a_text_whose_last_line_is_long_is_cut_inside_it(after: list[bytes]) -> None:
+    """Else nothing would be held out, and the run could not begin."""
+    assert text.hold_out([b"one\n", b"x" * 95 + b"\n", *after], 0.1) == (
+        [b"one\n", b"x" * 86],
+        [b"x" * 9 + b"\n", *after],
+    )
+
+
 @given(count=st.integers(2, 100), context=st.integers(1, 20))
 def test_windows_cover_the_text_once(count: int, context: int) -> None:
     tokens = np.arange(count)

@@ -69,6 +69,8 @@ def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[b
     for number, document in enumerate(documents):
         if left < len(document):
             cut = document.find(b"\n", left) + 1 or left
+            if not any((document[cut:], *documents[number + 1 :])):
+                cut = left  # the last line is so long that nothing would be held out
             first, second = document[:cut], document[cut:]
             return (
                 [*documents[:number], *([first] if first else [])],
