@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import io
+import os
 import sys
 import zipfile
 from collections import Counter
@@ -147,6 +148,7 @@ def test_modules_travel_as_files_without_their_data(
         "secret.csv": "1,2",
     }.items():
         (home / name).write_text(text)
+        os.utime(home / name, (0, 0))  # 1970: zip knows no year before 1980
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     importlib.import_module("carried")
     archive = packed_sources(["carried:made", "lenet", "test_machine_parts:members"])

@@ -610,6 +610,7 @@ def test_a_category_that_is_not_text_is_one_sentence() -> None:
         ({"bank": {"test": "x"}}, "task.tables.files.bank.test = 'x' needs task.tables.test_fract"),
         ({"test_fraction": None}, "task.tables.files.lead.test is missing: with task.tables.test_"),
         ({"lead": {"features": ["age"]}}, "task.tables.files.lead.without = ['owes'] is only for "),
+        ({"bank": {"features": []}}, "task.tables.files.bank.features = [] is empty: list the col"),
         ({"bank": {"features": ["a", "a"]}}, "task.tables.files.bank.features = ['a', 'a'] names "),
         ({"bank": {"features": ["client"]}}, "task.tables.files.bank.features names 'client', the"),
         (

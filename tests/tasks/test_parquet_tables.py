@@ -63,6 +63,22 @@ def test_ids_may_be_numbers_and_cells_may_lack() -> None:
     assert [table.known["city"][code] for code in table.codes("city")] == ["Oslo", "", "Oslo"]
 
 
+def test_a_column_of_128_texts_that_pandas_calls_categories_may_lack_cells() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    words, codes = [f"w{i}" for i in range(128)], [*range(128), None]
+    small = arrow.DictionaryArray.from_arrays(arrow.array(codes, arrow.int8()), words)
+    write("t.parquet", id=list(range(129)), city=small)
+    table = read("t.parquet", Wanted("id", words=("city",), may_lack=("city",)))
+    assert [table.known["city"][code] for code in table.codes("city")] == [*words, ""]
+
+
+def test_a_time_beyond_the_year_9999_is_one_sentence_where_it_is_read_as_text() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    write("t.parquet", id=["a"], x=arrow.array([10**12], arrow.timestamp("s")))
+    with pytest.raises(DataInvalid, match=r"^t\.parquet cannot be read as Parquet: "):
+        read("t.parquet", Wanted("id", ("x",), reading=ReadingSettings(empty=["-"])))
+
+
 def test_numbers_may_be_dates_times_of_a_zone_truth_values_and_large_whole_numbers() -> None:
     """And a file may have one row alone, with texts of the large kind."""
     arrow = pytest.importorskip("pyarrow")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, DataUnavailable
 from fedveil.tasks.tables import csv_format
-from fedveil.tasks.tables.disk_columns import Spool
+from fedveil.tasks.tables.disk_columns import Spool, mapped
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import header
 
@@ -51,6 +52,22 @@ def test_batches_of_columns_have_the_least_rows_except_the_last() -> None:
     read = {name: [spool.read(name, pieces) for _, pieces in found] for name in ("a", "b")}
     assert np.concatenate(read["a"]).tolist() == list(range(23))
     assert all((b == -a).all() for a, b in zip(read["a"], read["b"], strict=True))
+
+
+def test_columns_that_the_disk_cannot_hold_are_one_sentence() -> None:
+    """A mapped file without space would end the process with a bus error, without a sentence."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    spool = Spool()
+    spool.append(["a"], np.arange(100))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(DataUnavailable, match="cannot be written below TMPDIR: File too large"):
+            spool.append(["a"], np.arange(1000))
+        with pytest.raises(DataUnavailable, match="cannot be written below TMPDIR: File too large"):
+            mapped(1000, 2, np.float32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert spool.read("a").tolist() == list(range(100))
 
 
 def test_a_problem_names_its_first_rows_over_all_pieces() -> None:

@@ -18,7 +18,8 @@ def packed_sources(names: Iterable[str]) -> bytes:
     """
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as held:
+    # Files of some reproducible images are dated before 1980, which zip cannot express.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as held:
         for number, root in enumerate(roots):
             for path in _sources(root):
                 held.write(path, f"{number}/{path.relative_to(root)}")

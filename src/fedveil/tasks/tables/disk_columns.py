@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.array_types import Array
+from fedveil.errors import DataUnavailable
 
 #: The threads that read, summarise or encode columns.
 THREADS: Final = 2
@@ -23,7 +25,9 @@ class Spool:
     """Stores columns on disk. One thread appends all pieces, then several threads can read."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed below
+        with _space():
+            # Without a buffer, whose last bytes would be written when the file is closed.
+            self._file = tempfile.TemporaryFile(prefix="fedveil-", buffering=0)  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._size = 0
         self._pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -34,7 +38,10 @@ class Spool:
 
         All pieces of a column must have the same type.
         """
-        self._file.write(np.ascontiguousarray(piece).data)
+        rest = np.ascontiguousarray(piece).view(np.uint8).data
+        with _space():
+            while rest:
+                rest = rest[self._file.write(rest) :]
         for column in columns:
             self._types[column] = piece.dtype
             self._pieces[column].append((self._size, len(piece)))
@@ -59,7 +66,6 @@ class Spool:
         """Return a column, or only the rows of its pieces in the slice `chosen`."""
         kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
-        self._file.flush()
         filled = 0
         for start, length in pieces:
             rows = whole[filled : filled + length]
@@ -74,9 +80,24 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)
-    with tempfile.TemporaryFile(prefix="fedveil-") as file:
+    with _space(), tempfile.TemporaryFile(prefix="fedveil-") as file:
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            # A full disk would otherwise end the process when the array is written.
+            os.posix_fallocate(file.fileno(), 0, rows * columns * np.dtype(kind).itemsize)
         array: Array = np.memmap(file, kind, "w+", shape=(rows, columns)).view(np.ndarray)
     return array, torch.from_numpy(array)
+
+
+@contextmanager
+def _space() -> Iterator[None]:
+    """Convert an OSError in a `with` block, such as of a full disk, into `DataUnavailable`."""
+    try:
+        yield
+    except OSError as error:
+        raise DataUnavailable(
+            f"the columns of a table cannot be written below TMPDIR: {error.strerror or error}. "
+            f"Set TMPDIR to a folder with enough space"
+        ) from None
 
 
 def narrowest(count: int) -> type[np.integer[Any]]:

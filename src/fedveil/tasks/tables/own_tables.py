@@ -373,6 +373,8 @@ def _problems_of(
         )
     if settings.test_fraction is not None and table.test is not None:
         yield f"{place}.test = {shown(table.test)} needs {_PLACE}.test_fraction = null"
+    if table.features == []:
+        yield f"{place}.features = [] is empty: list the columns to train on, or write null for all"
     if table.features is not None and table.without:
         yield f"{place}.without = {shown(table.without)} is only for features = null"
     if table.features is not None and len(set(table.features)) < len(table.features):

@@ -42,13 +42,14 @@ class _Batch(Piece):
         from pyarrow import types
 
         found, kind = self._batch.column(column), self._kind(column)
-        if not (_is_text(kind) or types.is_integer(kind)):  # a number that is not finite
-            found = _strings(found)
         with _whole(self.path):
+            if not (_is_text(kind) or types.is_integer(kind)):  # a number that is not finite
+                found = _strings(found)
             if not types.is_dictionary(found.type):
                 found = found.dictionary_encode()
             # The dictionary has each text once, however often the column repeats it.
-            words, codes = _texts(found.dictionary), found.indices
+            # Eight bits hold the codes of 128 texts, but not one more code for missing cells.
+            words, codes = _texts(found.dictionary), found.indices.cast("int32")
             if codes.null_count:
                 words, codes = [*words, ""], codes.fill_null(len(words))
             return np.asarray(codes.to_numpy(zero_copy_only=False), np.int32), words
@@ -187,6 +188,6 @@ def _whole(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError) as error:
         said = str(error).splitlines()[0]
         raise DataInvalid(f"{path} cannot be read as Parquet: {said}") from None
