@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.data.lone_records import Form, described, read
+from fedveil.errors import DataInvalid
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,11 @@ def test_the_target_of_one_output_may_be_a_number_or_a_list_of_one(y: list[Any])
     assert found.usable is not None
     assert found.usable.tolist() == [True, True, False]
     assert found.y.tolist() == [[0.5], [-1.0], [0.0]]
+
+
+def test_own_targets_of_two_shapes_are_one_sentence() -> None:
+    """As where the records are read together."""
+    form = Form((2,), "own", 1, (3,))
+    parts = [(np.ones((2, 2)), np.ones((2, width))) for width in (3, 4)]
+    with pytest.raises(DataInvalid, match=r"^data n: clients' parts do not fit together: "):
+        read("n", parts, form)

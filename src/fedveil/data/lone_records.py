@@ -67,7 +67,10 @@ def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
     """
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
-    y = np.concatenate([group.y for group in groups])
+    try:
+        y = np.concatenate([group.y for group in groups])
+    except ValueError as error:  # only a task's own targets can have several shapes
+        raise DataInvalid(f"data {name}: clients' parts do not fit together: {error}") from None
     usable = np.concatenate([group.usable for group in groups if group.usable is not None])
     return Examples(x, y, usable)
 
