@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -68,6 +69,17 @@ def test_columns_that_the_disk_cannot_hold_are_one_sentence() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert spool.read("a").tolist() == list(range(100))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no function allocates space")
+def test_space_is_allocated_before_columns_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, start: int, size: int) -> None:
+        assert (start, size) == (0, 7 * 3 * 4)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DataUnavailable, match="cannot be written below TMPDIR: No space left"):
+        mapped(7, 3, np.float32)
 
 
 def test_a_problem_names_its_first_rows_over_all_pieces() -> None:
