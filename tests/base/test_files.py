@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.base.files import PARTIAL, alone, open_in_place, open_to_append, write_new, write_whole
+from fedveil.base.files import (
+    PARTIAL,
+    alone,
+    from_home,
+    open_in_place,
+    open_to_append,
+    write_new,
+    write_whole,
+)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -75,3 +83,12 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 def test_a_device_is_not_changed_in_place() -> None:
     with pytest.raises(OSError, match="it is a device, not a regular file"):
         open_in_place(Path("/dev/null"), os.O_WRONLY)
+
+
+def test_a_users_home_is_found_and_an_unknown_users_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert from_home("~/texts") == tmp_path / "texts"
+    assert from_home("~nobody-of-this-name/texts") == Path("~nobody-of-this-name/texts")
+    assert from_home(Path("data/~x")) == Path("data/~x")

@@ -20,6 +20,14 @@ Pieces: TypeAlias = bytes | Sequence[bytes | memoryview]
 PARTIAL = ".part"
 
 
+def from_home(path: str | Path) -> Path:
+    """Replace `~` or `~user` at the start of a path. An unknown user's stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
     """Create a file with at most the permissions `mode`. Raises FileExistsError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

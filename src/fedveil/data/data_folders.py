@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from fedveil.base.files import from_home
 from fedveil.errors import DataUnavailable
 
 VARIABLE = "FEDVEIL_DATA"
@@ -34,7 +35,7 @@ def folders(subfolder: str) -> Iterator[Path]:
     """
     configured = os.environ.get(VARIABLE, "")
     if configured:
-        root = Path(configured).expanduser()
+        root = from_home(configured)
         if not root.is_dir():
             raise DataUnavailable(f"{VARIABLE} = {configured!r} is not a folder")
         yield root / subfolder

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.base.array_types import Bools, Float32s, Int64s, Uint8s
+from fedveil.base.files import from_home
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, escaped, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.data.examples import Dataset, Examples, centred, make_dataset
@@ -38,7 +39,7 @@ def read(folder: str, *, apart: bool = False) -> Dataset:
 
     If `apart` is True, an invalid training image raises no error and does not affect training.
     """
-    root = Path(folder).expanduser()
+    root = from_home(folder)
     names = [path.name for path in _folders(root / TEST)]
     test = [*_listed(root / TEST, names)]
     train = [*_listed(root / TRAIN, names)]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Array
+from fedveil.base.files import from_home
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, escaped, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.data.examples import Dataset, make_dataset
@@ -64,7 +65,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
-    root, rows = Path(folder).expanduser(), TokenRows(form.model, form.length)
+    root, rows = from_home(folder), TokenRows(form.model, form.length)
     test_lines = list(_lines(root / TEST, form.task))
     labels = sorted({line.get("label", "") for _, line in test_lines})
     make = _maker(form.task, rows, labels)

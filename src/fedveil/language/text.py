@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.files import from_home
 from fedveil.base.untrusted import MOST_TEXT_BYTES, read_bytes
 from fedveil.base.validate import integer, within
 from fedveil.data.data_folders import reading
@@ -45,7 +46,7 @@ def read(source: str | Path | None) -> list[bytes]:
         from pydoc_data.topics import topics
 
         return [topics[name].encode() for name in sorted(topics)]
-    path = Path(source).expanduser()
+    path = from_home(source)
     with reading(path):
         if not path.exists():
             raise DataUnavailable(f"text = {str(source)!r} is neither a file nor a folder")

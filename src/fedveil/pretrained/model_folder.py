@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.files import from_home
 from fedveil.base.untrusted import (
     MOST_JOB_BYTES,
     MOST_KEY_BYTES,
@@ -45,7 +46,7 @@ class ModelFolder:
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
         """Return the folder PATH, if `name` is hf:PATH. Raises `ModelInvalid` if it is unusable."""
-        path = Path(name.removeprefix(PREFIX)).expanduser()
+        path = from_home(name.removeprefix(PREFIX))
         if not path.is_dir():
             raise ModelInvalid(
                 f"model = {name!r}: {path} is not a folder on this machine. fedveil downloads no "
