@@ -46,7 +46,7 @@ def test_the_target_of_one_output_may_be_a_number_or_a_list_of_one(y: list[Any])
 
 
 def test_own_targets_of_two_shapes_are_one_sentence() -> None:
-    """As where the records are read together."""
+    """Records that are read together are refused in the same way."""
     form = Form((2,), "own", 1, (3,))
     parts = [(np.ones((2, 2)), np.ones((2, width))) for width in (3, 4)]
     with pytest.raises(DataInvalid, match=r"^data n: clients' parts do not fit together: "):
