@@ -100,8 +100,9 @@ def test_the_cost_of_an_example_includes_its_label() -> None:
         Part("head", "lead", ("middle",), (2,)),
     ]
     split, label = SplitModel(parts, leader="lead"), LabelDP(2.0).loss
-    sent = Releases(None, Order(0, 10, 5), fresh=False, epochs=1)
-    sent.train += 1
+    sent = Releases(None, Order(0, 11, 4), fresh=False, epochs=3)
+    sent.train[:] = 1
+    sent.train[6], sent.looks = 3, 2
     last = figures(split, "lead", sent, 0.0, label)[-1]
-    assert last.epsilon == 3 * 0.5 + 2.0
-    assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(1, labelled=True).epsilon
+    assert last.epsilon == 3 * (3 * 0.5) + 2.0
+    assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(3, labelled=True).epsilon

@@ -215,15 +215,13 @@ class Comparison:
         return {key: "null" if value is None else str(value) for key, value in found.keys.items()}
 
     def _job(self, position: str, changes: Mapping[str, str], seed: int) -> Job:
-        data = {**self.job.model_dump(), "seed": seed}
-        if not self.says_weighting:
-            data["server"]["weighting"] = "equal"
+        data = {**self.job_of_runs.model_dump(), "seed": seed}
         data["protection"]["name"] = position
         return Job.read(data, [f"{key}={value}" for key, value in changes.items()])
 
     @cached_property
     def job_of_runs(self) -> Job:
-        """The job with the weighting of its runs, which is equal if the job does not set it."""
+        """The job with the weighting of its runs, which is `equal` if the job does not set it."""
         return self.job if self.says_weighting else self.job.with_({"server.weighting": "equal"})
 
     @property

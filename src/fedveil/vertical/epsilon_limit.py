@@ -51,7 +51,7 @@ class Limit:
             raise LimitReached(
                 f"{what} would return gradients of {', '.join(self._returned)} that are computed "
                 f"from {self._party}'s own columns, which no privacy.max_epsilon allows: set "
-                f"max_epsilon to null, or let another part read these columns"
+                f"max_epsilon to null, or join both in a part of {self._split.leader}"
             )
         figure = self.figure(times, labelled=labelled, scored=scored)
         if figure.epsilon > self._epsilon:
