@@ -317,6 +317,33 @@ def test_a_model_that_has_hardly_learnt_is_helped_first(tmp_path: Path) -> None:
     assert ending_of(tmp_path, record(2.0, auc=0.6)).next.value == "improve the model"
 
 
+@pytest.mark.parametrize(
+    ("highest", "last", "collapsed"),
+    [(0.9, 0.69, True), (0.89, 0.69, False), (0.95, 0.7, False), (math.nan, 0.5, False)],
+)
+def test_a_model_that_was_good_and_is_useless_has_collapsed(
+    highest: float, last: float, collapsed: bool, tmp_path: Path
+) -> None:
+    records = [record(2.0, round=r, auc=a) for r, a in ((2, 0.8), (4, highest), (6, last))]
+    told = ending_of(tmp_path, *records, events=(f"{ADVICE}protect it: with noise",)).next
+    assert (told.value == "find out why the model collapsed") == collapsed
+    assert (f"AUC fell from {highest:.3f} after round 4 to {last:.3f}" in told.text) == collapsed
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [((), True), (("training.gradient_norm=2",), False), (("training.algorithm=fedcm",), False)],
+)
+def test_a_collapsed_run_is_told_how_to_bound_its_gradients(
+    settings: tuple[str, ...], bounds: bool, tmp_path: Path
+) -> None:
+    records = [record(2.0, round=r, auc=a) for r, a in ((1, 0.97), (2, 0.5))]
+    text = ending_of(tmp_path, *records, settings=settings).next.text
+    command = f"`fedveil run {tmp_path}/job.yaml --set training.gradient_norm=10`"
+    assert (command in text) == bounds
+    assert "A smaller training.lr" in text
+
+
 def test_a_run_without_a_round_says_so(tmp_path: Path) -> None:
     answers = ending_of(tmp_path, ended=False)
     assert answers.promise.value == "no client has sent anything yet"

@@ -25,6 +25,8 @@ TONES: dict[Promise, Tone] = {
 }  # fmt: skip
 #: A model with a smaller AUC has learnt hardly anything, whatever the number of classes.
 _LITTLE_AUC = 0.7
+#: A model that reached this AUC had learnt, so it has collapsed if it ends below `_LITTLE_AUC`.
+_LEARNT_AUC = 0.9
 _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
@@ -175,6 +177,8 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
             "do not rely on the guarantee",
             f"an attack found more than it allows; `fedveil audit {folder}` shows which",
         )
+    if fell := _fell(run, last):
+        return "find out why the model collapsed", f"{fell}. {_steadier(run, job)}"
     figure = figure_of(last, RUN)
     if advice := run.said(ADVICE):
         short, _, sentence = advice.partition(": ")
@@ -199,6 +203,30 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     tried = deploying and run.findings
     trials = "\n".join(filter(None, ["" if tried else _attack(run, folder), deploying]))
     return "try to break it, then deploy it" if deploying else "try to break it", trials
+
+
+def _fell(run: ReadRun, last: Record) -> str:
+    """Return a sentence without its full stop if the model had learnt and is now useless, or ""."""
+    rounds, aucs = run.figures("auc")
+    highest = best(aucs, "higher") if aucs else math.nan
+    if not (highest >= _LEARNT_AUC and last.get("auc", math.nan) < _LITTLE_AUC):
+        return ""
+    then, now = (digits("auc", value) for value in (highest, last["auc"]))
+    return f"its AUC fell from {then} after round {rounds[aucs.index(highest)]} to {now}"
+
+
+def _steadier(run: ReadRun, job: str) -> str:
+    """Return sentences on how to keep one client's diverging training out of the model."""
+    slower = "A smaller training.lr makes training more stable"
+    training = run.job["training"]
+    bounded = training["gradient_norm"] is not None or run.job["privacy"]["unit"] == "example"
+    if bounded or training["algorithm"] not in ("fedavg", "feddyn"):
+        return slower
+    command = f"{_again(run, job)} --set training.gradient_norm=10"
+    return (
+        f"One client's diverging update can do this. `{command}` bounds the gradient of every "
+        f"batch. {slower}"
+    )
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
