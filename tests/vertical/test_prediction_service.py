@@ -577,4 +577,6 @@ def test_each_client_has_unknown_ids_of_its_own(
         return asyncio.run(service.handle(request)).status
 
     assert [asked(["n1", "n2"], "desk"), asked(["n3"], "desk")] == [200, 429]
+    known = source.leader.ids[source.common].tolist()[:1]
+    assert [asked(known, who) for who in ("desk", "shop")] == [429, 200], "an answer says who is in"
     assert [asked(["n1", "n2"], "ops", "tower"), asked(["n1"], "tower", "ops")] == [200, 429]

@@ -44,7 +44,9 @@ ANSWER_S = 30.0
 class PredictionService:
     """Answers HTTP requests with scores, which it gets from `source`.
 
-    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids.
+    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. A
+    client that has asked for more gets no further answer, because an answer to the requests with
+    known ids alone would also say which ids are unknown.
     """
 
     def __init__(
@@ -125,10 +127,9 @@ class PredictionService:
         who = "loopback" if request.client is None else ",".join(sorted(request.client))
         own = dict(zip(ids, self._source.leader.new.normalised(ids), strict=True))
         missing = sum(own[one] not in self._row for one in ids)
-        if missing and not self._count_guesses(who, missing):
-            self.metrics.unknown += missing
-            return Answer(429, {"error": "too many ids that are not there"}, 3600)
         self.metrics.unknown += missing
+        if not self._count_guesses(who, missing):
+            return Answer(429, {"error": "too many ids that are not there"}, 3600)
         if self._waiting >= self._queue:
             return Answer(503, {"error": "the queue is full"}, 1)
         probabilities = self._may(request, PROBABILITIES)
@@ -183,7 +184,8 @@ class PredictionService:
         """Add `missing` to a client's unknown ids so far. Returns False if the sum is too large."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
-        self._guesses[who] += missing
+        if missing:
+            self._guesses[who] += missing
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
