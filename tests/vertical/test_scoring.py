@@ -552,7 +552,8 @@ def test_an_application_to_an_earlier_attempt_is_no_application(
     assert isinstance(next(leading), Send)
     assert isinstance(leading.send(None), Receive)
     stale = {"kind": "apply", "attempt": 1, "bundle": lead.bundle.name, "ids": 5}
-    assert isinstance(leading.send(stale), Receive)
+    for other in (stale, {"kind": np.arange(2)}, {**stale, "attempt": np.array([2, 2])}):
+        assert isinstance(leading.send(other), Receive)
     with pytest.raises(Unfit, match="another model"):
         leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.message import Message
+from fedveil.base.untrusted import MOST_JOB_BYTES
 from fedveil.errors import DataInvalid, ExchangeError, RightMissing, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.remote import alignment, handshake
@@ -288,7 +289,10 @@ def applications(**changes: Any) -> dict[str, Any]:
         {"job": "{"},
         {"job": "[" * 100_000},
         {"parts": '{"top":' * 100_000},
+        {"job": "[" + " " * MOST_JOB_BYTES + "]"},
+        {"parts": "[" + " " * MOST_JOB_BYTES + "]"},
         {"steps": np.array([0.5])},
+        {"steps": np.arange((1 << 20) + 1)},
         {"run": "text"},
         {"digests_train": np.zeros((4, 5), np.uint8)},
         {"digests_train": np.zeros((3, 16), np.uint8)},
@@ -312,7 +316,8 @@ def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
     exchange = handshake.lead(lead, ("bank",), attempt=2, purpose="train", order_seed=0)
     assert isinstance(next(exchange), Send)
     next(exchange)
-    for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}):
+    arrays = ({"kind": np.arange(2)}, applications(attempt=np.array([2, 2])))
+    for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}, *arrays):
         assert isinstance(exchange.send(stale), Receive)
     with pytest.raises(ExchangeError, match="no example"):  # the digests are under another key
         exchange.send(applications(attempt=2))
