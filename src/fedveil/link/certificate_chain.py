@@ -155,7 +155,9 @@ def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extens
     """Return the extension of this kind, or None if it is missing or malformed."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (
+        x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError
+    ):  # fmt: skip
         return None
 
 
