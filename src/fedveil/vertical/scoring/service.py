@@ -28,7 +28,7 @@ from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
 from fedveil.link.streams import Address, check_plaintext
 from fedveil.link.tls import Credentials
 from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
-from fedveil.vertical.scoring.predicted import Answers, Decision
+from fedveil.vertical.scoring.predicted import Answers, Decision, usable
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 
@@ -147,7 +147,7 @@ class PredictionService:
             return Answer(503, {"error": "a party is lost"})
         why = found[0].get("error")
         if is_one and why is not None:
-            return Answer(404 if why == _UNKNOWN else 403, found[0])
+            return Answer(_STATUS[why], found[0])
         return Answer(200, found[0] if is_one else {"predictions": found})
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
@@ -162,18 +162,23 @@ class PredictionService:
         known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
+        good = usable(outputs)
+        outputs[~good] = 0
         columns = self._decision.columns(outputs) if len(known) else {}
         found: dict[str, dict[str, Any]] = {}
         for at, one in enumerate(known):
             if refused[at]:
                 found[one] = {"error": _REFUSED}
                 continue
+            if not good[at]:
+                found[one] = {"error": _UNUSABLE}
+                continue
             told = {name: column[at] for name, column in columns.items()}
             found[one] = {"prediction": told.pop("prediction")}
             if probabilities:
                 found[one] |= {name: float(value) for name, value in told.items()}
         self.metrics.refused += int(refused.sum())
-        self.metrics.predictions += int((~refused).sum())
+        self.metrics.predictions += int((good & ~refused).sum())
         self._source.leader.log.event(
             f"answered {who}: {len(known):,} of {len(ids):,} ids, {int(refused.sum()):,} refused "
             f"by a limit"
@@ -197,6 +202,9 @@ class PredictionService:
 
 _UNKNOWN = "not an id of this file, or not at all parties"
 _REFUSED = "a party's privacy.max_epsilon allows no further answer for it"
+_UNUSABLE = "the model's output for it is NaN or infinite"
+#: The status of a request for a single id, by its error.
+_STATUS = {_UNKNOWN: 404, _REFUSED: 403, _UNUSABLE: 422}
 #: The method and the right that each path needs.
 _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": ("GET", METRICS)}
 
