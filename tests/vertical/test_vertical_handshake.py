@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -311,6 +312,18 @@ def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
         exchange.send(applications(**changes))
 
 
+@pytest.mark.parametrize("count", [-1, 1 << 28, 1 << 50])
+def test_a_number_of_ids_that_no_message_can_number_is_refused(count: int) -> None:
+    """A leader without ids of its own would number them all."""
+    ids = {"train": np.arange(0), "test": np.arange(0)}
+    lead = standing("lead", ids=ids, most_ids=sys.maxsize)
+    exchange = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+    next(exchange)
+    next(exchange)
+    with pytest.raises(Unfit, match=r"its number of ids is outside \[0, 268,427,264\]"):
+        exchange.send(applications(ids_train=count))
+
+
 def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
     lead = standing("lead", align_by="digests")
     exchange = handshake.lead(lead, ("bank",), attempt=2, purpose="train", order_seed=0)
@@ -363,7 +376,7 @@ def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], w
     ("begin", "why"),
     [
         (begun(align_by="digests"), "aligns by 'digests', but this job by 'intersection'"),
-        (begun(align_by="intersection", ids_test=-1), "its number of ids is negative"),
+        (begun(align_by="intersection", ids_test=-1), "its number of ids is outside"),
         (
             begun(align_by="intersection", ids_train=11),
             "it brings 13 ids, and would learn of each whether bank has it, but "

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.message import MOST_CARRIED, Message, Value, take, take_array
 from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid, Unfit
@@ -34,8 +34,9 @@ from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
 RUN_BYTES = 16
-#: The largest number of saved steps in an application.
-_MOST_STEPS = 1 << 20
+#: The largest number of saved steps in an application, and of ids: one message must be able to
+#: number them, with 8 bytes for each.
+_MOST_STEPS, _MOST_IDS = 1 << 20, MOST_CARRIED // 8
 
 #: The messages that a leader may send to a follower, by the follower's state since `begin`.
 _DUE: Mapping[str, frozenset[str]] = {
@@ -214,8 +215,8 @@ def _steps(message: Message) -> set[int]:
 
 def _counts(message: Message) -> dict[Subset, int]:
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
-    if min(counts.values()) < 0:
-        raise MessageInvalid("its number of ids is negative")
+    if min(counts.values()) < 0 or max(counts.values()) > _MOST_IDS:
+        raise MessageInvalid(f"its number of ids is outside [0, {_MOST_IDS:,}]")
     return counts
 
 
