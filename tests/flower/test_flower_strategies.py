@@ -204,13 +204,14 @@ def test_too_few_clients_are_an_error_if_there_was_no_sum_yet() -> None:
     assert [r.reports for r in protected.rounds] == [0]
 
 
-def test_an_evaluation_is_of_the_metrics_that_all_give() -> None:
+@pytest.mark.parametrize("lie", [float("nan"), [0.5], [0.5, 1.0]])
+def test_an_evaluation_is_of_the_metrics_that_all_give(lie: Any) -> None:
     config = {"fedveil.reveal": "loss, accuracy, num-examples"}
     grid = FakeGrid(Node(n, client_app(train, [ProtectMod()]), config) for n in range(1, 5))
 
     def lose(reply: Any) -> Any:
         if reply.metadata.message_type == "evaluate" and reply.metadata.src_node_id > 2:
-            reply.content["metrics"]["accuracy"] = float("nan")
+            reply.content["metrics"]["accuracy"] = lie
         return reply
 
     grid.tamper_reply = lose

@@ -280,6 +280,7 @@ def vectors(length: int = 2, value: float = 0.5, step: int = 1) -> Message:
         ([extend(length=0)], "asks for 0 positions"),
         ([extend(length=True)], "sent an invalid request"),
         ([extend(more=1)], "sent an invalid request"),
+        ([extend(kind=np.arange(2))], "where 'extend' of step 1 was due"),
         ([{"kind": "tensor"}], "sent an invalid request"),
         ([{"kind": "enough", "step": 3}], "sent a enough of step 3 where step 1 was due"),
         ([extend(), vectors(3)], "of shape (1, 3, 32) where (1, 2, 32) was due"),

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.link import tls
-from fedveil.link.certificate_chain import described, is_root, weakness
+from fedveil.link.certificate_chain import described, is_authority, is_root, weakness
 from pki import Authority, OldRoot, name
 
 ROOT = Authority("root")
@@ -61,6 +61,15 @@ def test_a_signature_that_is_not_known_makes_no_root_and_a_damaged_name_is_none(
     damaged = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"names")
     own = tls._builder(name("a"), ROOT.name, ROOT.key.public_key(), 1).add_extension(damaged, False)
     assert described(own.sign(ROOT.key, hashes.SHA256())) == "nobody"
+
+
+def test_a_certificate_with_two_lists_of_names_has_none() -> None:
+    constraints, names = bytes.fromhex("0603551d13"), bytes.fromhex("0603551d11")
+    der = ROOT.leaf("a").certificate.public_bytes(Encoding.DER)
+    assert der.count(constraints) == der.count(names) == 1
+    twice = x509.load_der_x509_certificate(der.replace(constraints, names))
+    assert described(twice) == "nobody"
+    assert not is_authority(twice)
 
 
 def test_a_signature_with_sha1_is_weak_except_at_a_root() -> None:

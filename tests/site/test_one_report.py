@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
+from fedveil.base.message import encode
 from fedveil.errors import (
     AccountInvalid,
+    ClientWithheld,
     FedveilError,
     MessageInvalid,
     ModelInvalid,
@@ -170,9 +173,16 @@ def test_noise_without_an_epsilon_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("after_s", "slept", "clear"), [(None, [], 1), (60.0, [59.25], 0), (0.25, [0.0], 0)]
 )
+@pytest.mark.parametrize("round", [4, 5])
 def test_a_report_leaves_at_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: Any, slept: list[float], clear: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after_s: Any,
+    slept: list[float],
+    clear: int,
+    round: int,
 ) -> None:
+    """So does the refusal of a message that names another round than the task."""
     waited: list[float] = []
     now = [100.0]
     monkeypatch.setattr(one_report.time, "monotonic", lambda: now[0])
@@ -185,9 +195,10 @@ def test_a_report_leaves_at_its_time(
         charge(self, *released, **limit)
 
     monkeypatch.setattr(SiteAccount, "charge", slow)
-    task = admitted(of)
+    task = admitted(of, round=4, words=encode({"round": round}))
     now[0] += 0.5
-    task.report(lambda: (model(), False))
+    with nullcontext() if round == 4 else pytest.raises(ClientWithheld, match="not the opening"):
+        task.report(lambda: (model(), False))
     assert waited == slept
     assert len(of._site.account("heart").charges[0].in_clear) == clear
 

@@ -46,7 +46,7 @@ def test_rows_at_a_limit_are_left_out_of_the_file_and_counted(
         bank.scored.charge(bank._used[refused])
     said: list[str] = []
     counts = ScoreFile(tmp_path / "out.csv").write(source, said.append)
-    assert counts == {"scored": COMMON - 42, "refused": 42, "alone": LEADERS}
+    assert counts == {"scored": COMMON - 42, "refused": 42, "unusable": 0, "alone": LEADERS}
     lines = list(csv.reader((tmp_path / "out.csv").open()))
     assert lines[0] == ["id", "prediction", "probability", "probability of no",
                         "probability of yes"]  # fmt: skip

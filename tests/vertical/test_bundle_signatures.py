@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.errors import BundleInvalid, ExchangeError
 from fedveil.link.channel import drive_together
@@ -19,7 +21,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.bundle import Bundle, write_manifest
 from fedveil.vertical.remote.bundle_agreement import agree
 from fedveil.vertical.scoring.scorer import Scorer
-from fedveil.vertical.signatures import Signatures, Signed, sign
+from fedveil.vertical.signatures import Signatures, Signed, check_signed, sign
 from lying_side import lying_side
 from pki import Authority, pem
 from scoring_parts import job_of, trained
@@ -109,6 +111,18 @@ def test_an_editor_who_mends_every_digest_cannot_sign(
     for own in (None, keys["lead"]):
         with pytest.raises(BundleInvalid, match="signature of bank is not valid: it is of another"):
             opened(folder, "lead", own, [])
+
+
+@pytest.mark.parametrize("of", ["2a8648ce3d0201", "2a8648ce3d030107"])
+def test_a_signature_by_a_key_of_an_unknown_kind_is_refused(of: str) -> None:
+    """The certificate names a kind of keys, or a curve, that no library knows."""
+    known = bytes.fromhex(of)
+    der = Authority("root").leaf("bank").certificate.public_bytes(Encoding.DER)
+    assert der.count(known) == 1
+    shown = b64encode(der.replace(known, known[:-1] + b"\x63"))
+    chain = b"-----BEGIN CERTIFICATE-----\n" + shown + b"\n-----END CERTIFICATE-----\n"
+    with pytest.raises(BundleInvalid, match=r"signature of bank is not valid: .*1\.2\.840"):
+        check_signed("bank", Signed(chain, b"signature"), b"manifest", None)
 
 
 # --- the agreement at the end of training

@@ -73,6 +73,11 @@ def test_a_resumed_run_keeps_its_name() -> None:
     played({}, standing("bank", THEIRS, run=RUN), standing("lead", MINE))
 
 
+def test_a_seed_from_which_no_order_follows_is_refused() -> None:
+    seeded = {"begin": lambda message: {**message, "order_seed": -1}}
+    refused(seeded, "its seed of the order is -1")
+
+
 def test_all_rows_cannot_be_claimed_without_the_exchange() -> None:
     """The leader skips its ids and claims every customer of the bank."""
     bank, sent = standing("bank", THEIRS), []

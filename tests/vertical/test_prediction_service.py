@@ -565,6 +565,26 @@ def test_each_request_is_in_the_queue_until_its_own_end(
     assert asyncio.run(play()) == [503, 200, 503, 200, 200, 200]
 
 
+def test_a_row_without_a_finite_output_has_no_prediction(source: Together) -> None:
+    service = PredictionService(source, None)
+    ids, rows = source.leader.ids[source.common].tolist(), source.common.tolist()
+    service._answers._known[rows[:2]] = True
+    service._answers._outputs[rows[0], 1] = float("nan")
+
+    def asked(**body: Any) -> tuple[int, Any]:
+        request = Request("POST", "/predict", json.dumps(body).encode(), None)
+        answer = asyncio.run(service.handle(request))
+        return answer.status, json.loads(answer.encoded()[1])
+
+    status, one = asked(id=ids[0])
+    assert (status, one) == (422, {"id": ids[0], "error": "the model's output for it is NaN or "
+                                   "infinite"})  # fmt: skip
+    status, both = asked(ids=ids[:2])
+    assert (status, both["predictions"][0]) == (200, one)
+    assert both["predictions"][1]["prediction"] in ("no", "yes")
+    assert service.metrics.predictions == 1
+
+
 def test_each_client_has_unknown_ids_of_its_own(
     source: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,4 +597,6 @@ def test_each_client_has_unknown_ids_of_its_own(
         return asyncio.run(service.handle(request)).status
 
     assert [asked(["n1", "n2"], "desk"), asked(["n3"], "desk")] == [200, 429]
+    known = source.leader.ids[source.common].tolist()[:1]
+    assert [asked(known, who) for who in ("desk", "shop")] == [429, 200], "an answer says who is in"
     assert [asked(["n1", "n2"], "ops", "tower"), asked(["n1"], "tower", "ops")] == [200, 429]

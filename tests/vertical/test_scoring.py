@@ -552,7 +552,8 @@ def test_an_application_to_an_earlier_attempt_is_no_application(
     assert isinstance(next(leading), Send)
     assert isinstance(leading.send(None), Receive)
     stale = {"kind": "apply", "attempt": 1, "bundle": lead.bundle.name, "ids": 5}
-    assert isinstance(leading.send(stale), Receive)
+    for other in (stale, {"kind": np.arange(2)}, {**stale, "attempt": np.array([2, 2])}):
+        assert isinstance(leading.send(other), Receive)
     with pytest.raises(Unfit, match="another model"):
         leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
 
@@ -624,13 +625,36 @@ class Refusing:
         return Scores(allowed, rows[allowed].astype(np.float32)[:, np.newaxis] / 8)
 
 
+def test_a_row_without_a_finite_output_has_no_line_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicted, "MOST_ROWS", 3)
+    source, said = Refusing(11, [9, 4, 2, 7, 0, 10, 5], {9}), list[str]()
+    scores = source.scores
+
+    def endless(rows: Any) -> Scores:
+        found = scores(rows)
+        found.outputs[np.isin(rows[found.allowed], [4, 2, 5])] = np.inf
+        return found
+
+    monkeypatch.setattr(source, "scores", endless)
+    counts = ScoreFile(tmp_path / "out.csv").write(source, said.append)
+    assert counts == {"scored": 3, "refused": 1, "unusable": 3, "alone": 4}
+    lines = (tmp_path / "out.csv").read_text("utf-8").splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["id", "id7", "id0", "id10"]
+    assert said == [
+        "no prediction for 3 rows, such as 'id4': the model's output is NaN or infinite. Look for "
+        "very large numbers in the files"
+    ]
+
+
 def test_a_file_has_a_line_for_each_row_that_no_party_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predicted, "MOST_ROWS", 3)
     source, said = Refusing(11, [9, 4, 2, 7, 0, 10, 5], {9, 4, 2, 0}), list[str]()
     counts = ScoreFile(tmp_path / "out.csv").write(source, said.append)
-    assert counts == {"scored": 3, "refused": 4, "alone": 4}
+    assert counts == {"scored": 3, "refused": 4, "unusable": 0, "alone": 4}
     assert (tmp_path / "out.csv").read_text("utf-8").splitlines() == [
         "id,prediction", "id7,11.75", "id10,15.5", "id5,9.25"
     ]  # fmt: skip

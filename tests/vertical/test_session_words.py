@@ -64,7 +64,7 @@ def test_the_head_of_the_others_log_is_taken() -> None:
     [
         {"step": 4}, {"kind": "farewell"}, {"more": 1}, {"lines": -1}, {"lines": (1 << 40) + 1},
         {"lines": "5"}, {"head": HEAD[:-1]}, {"head": HEAD.upper()}, {"head": f"{HEAD[:-1]}\n"},
-        {"head": b"a" * 64},
+        {"head": b"a" * 64}, {"step": np.array([3, 3])}, {"kind": np.arange(2)},
     ],
 )  # fmt: skip
 def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:

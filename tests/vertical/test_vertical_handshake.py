@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.message import Message
+from fedveil.base.untrusted import MOST_JOB_BYTES
 from fedveil.errors import DataInvalid, ExchangeError, RightMissing, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.remote import alignment, handshake
@@ -288,7 +290,10 @@ def applications(**changes: Any) -> dict[str, Any]:
         {"job": "{"},
         {"job": "[" * 100_000},
         {"parts": '{"top":' * 100_000},
+        {"job": "[" + " " * MOST_JOB_BYTES + "]"},
+        {"parts": "[" + " " * MOST_JOB_BYTES + "]"},
         {"steps": np.array([0.5])},
+        {"steps": np.arange((1 << 20) + 1)},
         {"run": "text"},
         {"digests_train": np.zeros((4, 5), np.uint8)},
         {"digests_train": np.zeros((3, 16), np.uint8)},
@@ -307,12 +312,25 @@ def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
         exchange.send(applications(**changes))
 
 
+@pytest.mark.parametrize("count", [-1, 1 << 28, 1 << 50])
+def test_a_number_of_ids_that_no_message_can_number_is_refused(count: int) -> None:
+    """A leader without ids of its own would number them all."""
+    ids = {"train": np.arange(0), "test": np.arange(0)}
+    lead = standing("lead", ids=ids, most_ids=sys.maxsize)
+    exchange = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+    next(exchange)
+    next(exchange)
+    with pytest.raises(Unfit, match=r"its number of ids is outside \[0, 268,427,264\]"):
+        exchange.send(applications(ids_train=count))
+
+
 def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
     lead = standing("lead", align_by="digests")
     exchange = handshake.lead(lead, ("bank",), attempt=2, purpose="train", order_seed=0)
     assert isinstance(next(exchange), Send)
     next(exchange)
-    for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}):
+    arrays = ({"kind": np.arange(2)}, applications(attempt=np.array([2, 2])))
+    for stale in ({"kind": "tensor", "name": "left"}, applications(attempt=1), {}, *arrays):
         assert isinstance(exchange.send(stale), Receive)
     with pytest.raises(ExchangeError, match="no example"):  # the digests are under another key
         exchange.send(applications(attempt=2))
@@ -358,7 +376,7 @@ def test_a_follower_believes_nothing_that_it_can_check(agreed: dict[str, Any], w
     ("begin", "why"),
     [
         (begun(align_by="digests"), "aligns by 'digests', but this job by 'intersection'"),
-        (begun(align_by="intersection", ids_test=-1), "its number of ids is negative"),
+        (begun(align_by="intersection", ids_test=-1), "its number of ids is outside"),
         (
             begun(align_by="intersection", ids_train=11),
             "it brings 13 ids, and would learn of each whether bank has it, but "

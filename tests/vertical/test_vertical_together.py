@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -420,6 +421,25 @@ def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatc
     )
     for name, lines in run.figures.items():
         assert [str(each) for each in lines].count(told) == (name == party)
+
+
+@pytest.mark.parametrize("look", [evaluate, predict])
+def test_that_a_part_failed_after_training_has_no_finite_epsilon(
+    look: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _new()
+    train(job(epochs=1, privacy={"embedding_dp": {"eps": 0.5}}), folder)
+
+    def failing(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("unseen")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.nn.Linear, "forward", failing)
+        with pytest.raises(PartFailed, match=r"^the part left of bank failed") as caught:
+            look(folder)
+    assert caught.value.__notes__ == [f"the traceback is in {folder / 'bank' / TRACEBACK}"]
+    (told,) = [line.what for line in resume(folder).figures["bank"] if line.epsilon == math.inf]
+    assert told == "the failure of a part, which the other parties were told"
 
 
 def protected(**privacy: object) -> VerticalJob:

@@ -104,6 +104,15 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
     return value
 
 
+def text_in(message: Message, name: str) -> str | None:
+    """Return a field of an untrusted message if it is text, otherwise None.
+
+    Use it to compare a field with a word, because an array cannot be compared with text.
+    """
+    value = message.get(name)
+    return value if isinstance(value, str) else None
+
+
 def take_array(
     message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
 ) -> Array:

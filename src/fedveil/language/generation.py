@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.message import Message, only_fields, take
+from fedveil.base.message import Message, only_fields, take, text_in
 from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
@@ -306,7 +306,7 @@ def _asked(
     The cache holds `seen` of the model's `context` positions. Returns None if the leader ends the
     text. Raises ExchangeError for an invalid request.
     """
-    if request.get("kind") == "enough":
+    if text_in(request, "kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
     check_not_abort(request, leader)
@@ -316,7 +316,7 @@ def _asked(
         length = take(request, "length", int)
     except MessageInvalid as error:
         raise ExchangeError(f"{leader} sent an invalid request: {error}") from None
-    if request["kind"] != "extend" or number != step:
+    if text_in(request, "kind") != "extend" or number != step:
         raise ExchangeError(
             f"{leader} sent {request['kind']!r} of step {number} where 'extend' of step {step} "
             f"was due"

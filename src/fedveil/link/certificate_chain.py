@@ -24,6 +24,8 @@ _WEAK_HASHES = (hashes.MD5, hashes.SHA1)
 #: More certificates than any real chain has. A peer may send any number of them.
 _MOST_CERTIFICATES = 16
 _MOST_SHOWN_NAMES = 3
+#: Raised for a certificate with a malformed extension, or with one twice.
+_MALFORMED = (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError)
 
 #: Maps each certificate to its possible issuers among the known certificates.
 Ascent = dict[x509.Certificate, list[x509.Certificate]]
@@ -155,7 +157,7 @@ def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extens
     """Return the extension of this kind, or None if it is missing or malformed."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *_MALFORMED):
         return None
 
 

@@ -224,8 +224,17 @@ class Admitted:
         """Make the report from the arrays that `after` returns. Waits until the time `leaves_at`.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
-        fails or returns unusable arrays, the reported update is zero.
+        fails or returns unusable arrays, the reported update is zero. An error that the server's
+        message causes is raised at the same time, so its time reveals nothing about the data.
         """
+        try:
+            made = self._made(after)
+        finally:
+            if self.leaves_at is not None:
+                time.sleep(max(0.0, self.leaves_at - time.monotonic()))
+        return made
+
+    def _made(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
         mine, model = self.of, self.layout.vector(self.before)
         state = mine.protection.initial_state()
         context = RoundContext([mine.client], mine.round, model, state)
@@ -241,8 +250,6 @@ class Admitted:
         self.reports._keep(mine, answered.half)
         if answered.unusable is not None:
             self.reports.log(f"reported an update of zero: {reason(answered.unusable)}")
-        if self.leaves_at is not None:
-            time.sleep(max(0.0, self.leaves_at - time.monotonic()))
         return Report(answered.message, mine.protection, context, self.layout)
 
     def _update(self, after: Arrays, differences: bool) -> Update:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.message import Message, Value, check_carried
+from fedveil.base.message import Message, Value, check_carried, text_in
 from fedveil.base.packing import packed_size
 from fedveil.errors import ExchangeError, InvalidValue, PeerAborted, PeerAtLimit
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
@@ -76,7 +76,7 @@ def abort_message(reason: str, *, at_limit: bool) -> Message:
 
 def check_not_abort(message: Message, peer: str) -> None:
     """Raise `PeerAborted`, or `PeerAtLimit` for a privacy limit, if the message aborts the step."""
-    if message.get("kind") == "abort":
+    if text_in(message, "kind") == "abort":
         reason = message.get("reason")
         is_plain = isinstance(reason, str) and reason.isprintable()
         error = PeerAtLimit if message.get("at_limit") is True else PeerAborted
@@ -102,7 +102,7 @@ def from_wire(
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
-    if message.get("name") != name:
+    if text_in(message, "name") != name:
         raise ExchangeError(
             f"{peer} sent the tensor {message.get('name')!r} where {name!r} was due"
         )
@@ -187,7 +187,7 @@ def _check_form(
 
 def _check_head(message: Message, peer: str, kind: str, step: int) -> None:
     check_not_abort(message, peer)
-    if message.get("kind") != kind:
+    if text_in(message, "kind") != kind:
         found = message.get("kind")
         raise ExchangeError(f"{peer} sent a message of kind {found!r} where {kind!r} was due")
     found = message.get("step")

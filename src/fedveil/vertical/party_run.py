@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_af
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import SUBSETS, Measured, Task, aligned_by, files_of
 
+T = TypeVar("T")
 #: The file in a run's folder with the secret seed of a party on a machine of its own.
 OWN_SEED = "own-seed"
 
@@ -126,7 +127,7 @@ class PartyRun:
         """
         self.stopped = None
         try:
-            yield from self._train()
+            yield from self._noting_failure(self._train())
         except LimitReached as limit:
             self.stopped = str(limit)
             yield from self.party.end("its own privacy.max_epsilon is reached", at_limit=True)
@@ -136,16 +137,23 @@ class PartyRun:
             self.stopped = str(limit)
             if not self.done:
                 raise
-        except PartFailed as failure:
-            whole = "".join(traceback.format_exception(failure.__cause__))
-            self.setting.folder.write_atomically(TRACEBACK, whole.encode())
-            failure.add_note(f"the traceback is in {self.setting.folder.path / TRACEBACK}")
-            raise
         finally:
             self.keep_account()
         if self.stopped is not None and self.done not in held(self.setting.folder):
             self._checkpoint()
         self._finish()
+
+    def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
+        """Run `exchange`. If a part fails, save the traceback: the other parties were told."""
+        try:
+            return (yield from exchange)
+        except PartFailed as failure:
+            whole = "".join(traceback.format_exception(failure.__cause__))
+            self.setting.folder.write_atomically(TRACEBACK, whole.encode())
+            note = f"the traceback is in {self.setting.folder.path / TRACEBACK}"
+            if note not in getattr(failure, "__notes__", ()):  # an evaluation is in a training
+                failure.add_note(note)
+            raise
 
     def _train(self) -> Exchange[None]:
         job, parts = self.setting.job, self._parts
@@ -187,12 +195,14 @@ class PartyRun:
     def evaluate(self) -> Exchange[dict[str, Any]]:
         """Evaluate the held-out examples. Returns the metrics at the leader, {} at a follower."""
         measured = Measured(self.setting.task)
-        yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
+        looking = self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
+        yield from self._noting_failure(looking)
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         found: list[npt.NDArray[Any]] = []
-        yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
+        looking = self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
+        yield from self._noting_failure(looking)
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:

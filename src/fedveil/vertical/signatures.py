@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
@@ -122,7 +122,7 @@ def check_signed(party: str, signed: Signed, manifest: bytes, own: Credentials |
             _check_named(party, leaf, others, own)
     except InvalidSignature:
         raise BundleInvalid(f"{wrong}: it is of another manifest, or by another key") from None
-    except (CertificateError, PeerRefused, ValueError) as error:
+    except (CertificateError, PeerRefused, UnsupportedAlgorithm, ValueError) as error:
         raise BundleInvalid(f"{wrong}: {error}") from None
 
 

@@ -49,7 +49,7 @@ def serve_predictions(
         typer.Option(
             min=0,
             help="How many unknown ids (no such row in the data) one HTTP client may ask "
-            "about while this command runs. Further requests get status 429.",
+            "about while this command runs. All its further requests get status 429.",
         ),
     ] = 100,
     tls: arguments.Tls = None,

@@ -55,6 +55,11 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
     return MetricRecord({n: v for n, v in metrics.items() if np.isfinite(v).all()})
 
 
+def length_of(metric: Metric) -> int | None:
+    """Return the length of a metric that is a list, or None for a number."""
+    return len(metric) if isinstance(metric, list) else None
+
+
 class Means:
     """Running means of the revealed metrics, over the clients whose reports are in a round's sum.
 
@@ -74,7 +79,7 @@ class Means:
         for name, value in metrics.items():
             if name == self._weight_key:
                 continue
-            length = len(value) if isinstance(value, list) else None
+            length = length_of(value)
             values = value if isinstance(value, list) else [value]
             known, totals, weights = self._sums.get(name, (length, [v * 0 for v in values], 0.0))
             if length == known:

@@ -15,7 +15,7 @@ from fedveil.base.validate import positive
 from fedveil.errors import InvalidValue, LimitReached
 from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from fedveil.flower.app.carrier import AppCarrier
-from fedveil.flower.app.clear_metrics import METRICS, Means, in_clear, revealed, usable
+from fedveil.flower.app.clear_metrics import METRICS, Means, in_clear, length_of, revealed, usable
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of
 from fedveil.flower.app.inner_strategy import check_inner
 from fedveil.flower.app.offer import Offer, check
@@ -204,7 +204,7 @@ class ProtectedStrategy(Strategy):
         """Return the inner strategy's result for the metrics that clients revealed.
 
         Clients have equal weights unless all of them reveal their weight. Metrics that only some of
-        the replies contain are ignored.
+        the replies contain, or that differ in length, are ignored.
         """
         shown = []
         for reply in replies:
@@ -213,7 +213,8 @@ class ProtectedStrategy(Strategy):
             metrics = usable(revealed(reply.content, self.options.revealed)[0], self.weight_key)
             if set(metrics) - {self.weight_key}:
                 shown.append((reply, metrics))
-        common = set(shown[0][1]).intersection(*(metrics for _, metrics in shown)) if shown else ()
+        forms = [{(n, length_of(v)) for n, v in metrics.items()} for _, metrics in shown]
+        common = {name for name, _ in set.intersection(*forms)} if forms else set()
         for reply, metrics in shown:
             kept = {name: value for name, value in metrics.items() if name in common}
             reply.content = RecordDict({METRICS: MetricRecord({self.weight_key: 1, **kept})})

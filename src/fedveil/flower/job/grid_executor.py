@@ -211,8 +211,8 @@ class GridExecutor(Executor):
             answer = answers.pop(str(client), None)
             if isinstance(answer, bytes):
                 yield outcomes.Report(client, answer)
-            elif answer in job_client.WORDS:
-                yield self._without(client, str(answer))
+            elif isinstance(answer, str) and answer in job_client.WORDS:
+                yield self._without(client, answer)
             elif answer is not None:
                 yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
 

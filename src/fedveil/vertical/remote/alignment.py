@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
+from fedveil.base.message import Message, text_in
 from fedveil.base.quantity import quantity
 from fedveil.base.text_digests import text_digests
 from fedveil.errors import DataInvalid, FewCommon
@@ -33,6 +34,12 @@ Digests = npt.NDArray[np.uint8]
 #: Each party's positions of the common examples of one subset, and a sentence for every follower
 #: whose examples differ from the leader's.
 Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
+
+
+def is_application(message: Message, attempt: int) -> bool:
+    """Return True if a follower's untrusted message is its application of this attempt."""
+    answered = message.get("attempt")
+    return text_in(message, "kind") == "apply" and type(answered) is int and answered == attempt
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:

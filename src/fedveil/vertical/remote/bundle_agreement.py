@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.base.message import Message, Value, only_fields, take
+from fedveil.base.message import Message, Value, only_fields, take, text_in
 from fedveil.errors import BundleInvalid, ExchangeError, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.link.tls import Credentials
@@ -23,6 +23,8 @@ from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.signatures import Signatures, Signed, check_signed, sign
 
 _DIGEST_BYTES = 32
+#: The kinds of messages of a step.
+_OF_STEP = ("tensor", "ready", "commit", "abort")
 
 
 def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[None]:
@@ -48,7 +50,7 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
     """Return the peer's next message. Skips messages of a step that a limit has ended."""
     message = yield from received(peer)
-    while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
+    while run.stopped is not None and text_in(message, "kind") in _OF_STEP:
         message = yield from received(peer)
     return message
 
@@ -119,7 +121,7 @@ def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
 
 def _due(run: PartyRun, peer: str, kind: str, *fields: str) -> Exchange[Message]:
     message = yield from last_message(peer, run)
-    if message.get("kind") != kind:
+    if text_in(message, "kind") != kind:
         raise MessageInvalid(f"{peer} sent {message.get('kind')!r} where {kind!r} was due")
     only_fields(message, "kind", *fields)
     return message

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, take, take_array
-from fedveil.base.untrusted import MALFORMED
+from fedveil.base.message import MOST_CARRIED, Message, Value, take, take_array
+from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
@@ -34,6 +34,9 @@ from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
 RUN_BYTES = 16
+#: The largest number of saved steps in an application, and of ids: one message must be able to
+#: number them, with 8 bytes for each.
+_MOST_STEPS, _MOST_IDS = 1 << 20, MOST_CARRIED // 8
 
 #: The messages that a leader may send to a follower, by the follower's state since `begin`.
 _DUE: Mapping[str, frozenset[str]] = {
@@ -86,7 +89,7 @@ def lead(
     applications: dict[str, Message] = {}
     for follower in followers:
         message = yield from received(follower)
-        while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
+        while not alignment.is_application(message, attempt):
             message = yield from received(follower)  # a message of an earlier attempt
         _check_application(own, follower, message, purpose)
         applications[follower] = message
@@ -159,8 +162,7 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
 
 def _check_application(own: Standing, follower: str, message: Message, purpose: str) -> None:
     try:
-        job = json.loads(take(message, "job", str))
-        parts = json.loads(take(message, "parts", str))
+        job, parts = _plain(message, "job"), _plain(message, "parts")
         run, steps = take(message, "run", bytes), _steps(message)
         take(message, "examples", bytes)
         counts = _counts(message)
@@ -196,17 +198,25 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
         )
 
 
+def _plain(message: Message, name: str) -> Any:
+    """Decode the JSON in the field `name`. Without a limit, it could fill this party's memory."""
+    text = take(message, name, str)
+    if len(text) > MOST_JOB_BYTES:
+        raise MessageInvalid(f"its {name} has {len(text):,} characters")
+    return json.loads(text)
+
+
 def _steps(message: Message) -> set[int]:
     steps = take(message, "steps", np.ndarray)
-    if steps.dtype != np.int64 or steps.ndim != 1:
+    if steps.dtype != np.int64 or steps.ndim != 1 or len(steps) > _MOST_STEPS:
         raise MessageInvalid("its steps are not an array of whole numbers")
     return set(steps.tolist())
 
 
 def _counts(message: Message) -> dict[Subset, int]:
     counts = {subset: take(message, f"ids_{subset}", int) for subset in SUBSETS}
-    if min(counts.values()) < 0:
-        raise MessageInvalid("its number of ids is negative")
+    if min(counts.values()) < 0 or max(counts.values()) > _MOST_IDS:
+        raise MessageInvalid(f"its number of ids is outside [0, {_MOST_IDS:,}]")
     return counts
 
 
@@ -306,6 +316,8 @@ def _understood(
         raise MessageInvalid(f"its run has a name of {len(run)} bytes")
     if own.run not in (b"", run):
         raise MessageInvalid(f"it resumes another run than {own.party} has")
+    if (order_seed := take(begin, "order_seed", int)) < 0:
+        raise MessageInvalid(f"its seed of the order is {order_seed}")
     name = take(agreed, "examples", bytes)
     if len(name) != NAME_BYTES:
         raise MessageInvalid(f"its examples have a name of {len(name)} bytes")
@@ -326,7 +338,7 @@ def _understood(
         run=run,
         purpose=take(begin, "purpose", str),
         step=step,
-        order_seed=take(begin, "order_seed", int),
+        order_seed=order_seed,
         examples=examples,
         notes=() if known else (*_left_out(own, examples), *_guesses(own, exchanged)),
     )

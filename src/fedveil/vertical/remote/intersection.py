@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedveil.base.array_types import Array, are_distinct, row_values
-from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.message import Message, Value, take, take_array, text_in
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
@@ -138,7 +138,7 @@ def follow(
             continue
         own, raised = _empty(len(order)), _empty(leads[subset])
         for start in range(0, max(leads[subset], len(order)), BATCH):
-            if message.get("kind") != "blinded":
+            if text_in(message, "kind") != "blinded":
                 return message, done
             theirs = _points(message, "points", _size(leads[subset], start))
             batch = slice(start, start + BATCH)

@@ -353,7 +353,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
     """
     try:
         only_fields(message, *due, "lines", "head")
-        if {name: message[name] for name in due} != due:
+        if any(type(message[n]) is not type(v) or message[n] != v for n, v in due.items()):
             raise MessageInvalid(f"it sent {message['kind']!r}")
         lines, head = take(message, "lines", int), take(message, "head", str)
         if not 0 <= lines <= _MOST_LOG_LINES or not re.fullmatch("[0-9a-f]{64}", head):

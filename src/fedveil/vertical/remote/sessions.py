@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from fedveil.base.message import Message, Value
+from fedveil.base.message import Message, Value, text_in
 from fedveil.base.quantity import quantity
 from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, RightMissing, Unfit
 from fedveil.link.channel import Exchange, drive
@@ -133,7 +133,7 @@ class Attentive:
 
     def receive(self) -> dict[str, Value]:
         message = self._link.receive()
-        if message.get("kind") == "begin" and self._has_begun:
+        if text_in(message, "kind") == "begin" and self._has_begun:
             raise StartOver(message)
         self._has_begun = True
         return message

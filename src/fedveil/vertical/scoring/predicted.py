@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from fedveil.base.array_types import Array
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import InvalidValue
 from fedveil.record.run_folder import explained
@@ -70,6 +71,11 @@ class Decision:
         return told_scores(shares, self.calibrator.decided(shares), self._task.class_names)
 
 
+def usable(outputs: Array) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows whose outputs are all finite, so that a prediction follows."""
+    return np.asarray(np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))), np.bool_)
+
+
 class Answers:
     """Outputs for rows of the leader's file, cached so that parties send a row only once."""
 
@@ -113,21 +119,30 @@ class ScoreFile:
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
         """Score all common rows, and write them. Returns the number of rows by outcome.
 
-        The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`) and `alone`
-        (another party lacks the row). `tell` receives a sentence on the calibration.
+        The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`), `alone`
+        (another party lacks the row) and `unusable` (the model's output is not finite). `tell`
+        receives sentences on the calibration and on unusable rows.
         """
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)
         if decision.note is not None:
             tell(decision.note)
-        scored = 0
+        sent, bad = 0, list[Any]()
         with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
             lines = csv.writer(table, lineterminator="\n")
             for piece, (rows, outputs) in enumerate(pieces(answers)):
-                columns = decision.columns(outputs)
+                sent, good = sent + len(rows), usable(outputs)
+                bad += leader.ids[rows[~good]].tolist()
+                columns = decision.columns(outputs[good])
                 if not piece:
                     lines.writerow(("id", *columns))
-                lines.writerows(zip(leader.ids[rows].tolist(), *columns.values(), strict=True))
-                scored += len(rows)
-        refused = len(source.common) - scored
-        return {"scored": scored, "refused": refused, "alone": len(leader.ids) - scored - refused}
+                ids = leader.ids[rows[good]].tolist()
+                lines.writerows(zip(ids, *columns.values(), strict=True))
+        if bad:
+            tell(
+                f"no prediction for {quantity(len(bad), 'row')}, such as {bad[0]!r}: the model's "
+                f"output is NaN or infinite. Look for very large numbers in the files"
+            )
+        common = len(source.common)
+        found = {"scored": sent - len(bad), "refused": common - sent, "unusable": len(bad)}
+        return {**found, "alone": len(leader.ids) - common}

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, only_fields, take, take_array
+from fedveil.base.message import Message, Value, only_fields, take, take_array, text_in
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
@@ -59,7 +59,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
     digests = {scorer.name: alignment.digests(scorer.ids, key)} if by_digests else {}
     for follower in scorer.followers:
         message = yield from received(follower)
-        while (message.get("kind"), message.get("attempt")) != ("apply", attempt):
+        while not alignment.is_application(message, attempt):
             message = yield from received(follower)  # a message of an earlier attempt
         try:
             counts[follower] = {SUBSET: _applied(scorer, message)}
@@ -101,7 +101,7 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
     leader = scorer.split.leader
     message = begin if begin is not None else (yield from received(leader))
     try:
-        if message.get("kind") != "begin" or message.get("purpose") != PURPOSE:
+        if (text_in(message, "kind"), text_in(message, "purpose")) != ("begin", PURPOSE):
             raise MessageInvalid(f"it asks for {message.get('purpose')!r}, not to score new rows")
         only_fields(message, "kind", "attempt", "purpose", "bundle", "ids", "align_by", "key")
         leads, attempt = _applied(scorer, message), take(message, "attempt", int)
@@ -133,7 +133,7 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
 
 
 def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | None) -> Positions:
-    if message.get("kind") != "aligned":
+    if text_in(message, "kind") != "aligned":
         raise MessageInvalid(f"it sent {message.get('kind')!r} where 'aligned' was due")
     rows: Positions = take_array(message, "rows", np.int64, (None,))
     held = len(scorer.ids)

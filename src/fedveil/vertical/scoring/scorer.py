@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array
-from fedveil.base.message import Message, Value, only_fields, take, take_array
+from fedveil.base.message import Message, Value, only_fields, take, take_array, text_in
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
@@ -165,7 +165,7 @@ class Scorer:
         try:
             while True:
                 message = yield from received(leader)
-                if message.get("kind") == "enough":
+                if text_in(message, "kind") == "enough":
                     self._due(message, "enough", self._request + 1, "request")
                     return
                 asked = self._asked(message, "rows", self._request + 1)
@@ -218,7 +218,7 @@ class Scorer:
 
     def _due(self, message: Message, kind: str, request: int, *fields: str) -> None:
         check_not_abort(message, "the other party")
-        if message.get("kind") != kind:
+        if text_in(message, "kind") != kind:
             raise MessageInvalid(f"it sent {message.get('kind')!r} where {kind!r} was due")
         only_fields(message, "kind", *fields)
         if (number := take(message, "request", int)) != request:

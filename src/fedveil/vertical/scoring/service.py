@@ -28,7 +28,7 @@ from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
 from fedveil.link.streams import Address, check_plaintext
 from fedveil.link.tls import Credentials
 from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
-from fedveil.vertical.scoring.predicted import Answers, Decision
+from fedveil.vertical.scoring.predicted import Answers, Decision, usable
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 
@@ -44,7 +44,9 @@ ANSWER_S = 30.0
 class PredictionService:
     """Answers HTTP requests with scores, which it gets from `source`.
 
-    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids.
+    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. A
+    client that has asked for more gets no further answer, because an answer to the requests with
+    known ids alone would also say which ids are unknown.
     """
 
     def __init__(
@@ -125,10 +127,9 @@ class PredictionService:
         who = "loopback" if request.client is None else ",".join(sorted(request.client))
         own = dict(zip(ids, self._source.leader.new.normalised(ids), strict=True))
         missing = sum(own[one] not in self._row for one in ids)
-        if missing and not self._count_guesses(who, missing):
-            self.metrics.unknown += missing
-            return Answer(429, {"error": "too many ids that are not there"}, 3600)
         self.metrics.unknown += missing
+        if not self._count_guesses(who, missing):
+            return Answer(429, {"error": "too many ids that are not there"}, 3600)
         if self._waiting >= self._queue:
             return Answer(503, {"error": "the queue is full"}, 1)
         probabilities = self._may(request, PROBABILITIES)
@@ -146,7 +147,7 @@ class PredictionService:
             return Answer(503, {"error": "a party is lost"})
         why = found[0].get("error")
         if is_one and why is not None:
-            return Answer(404 if why == _UNKNOWN else 403, found[0])
+            return Answer(_STATUS[why], found[0])
         return Answer(200, found[0] if is_one else {"predictions": found})
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
@@ -161,18 +162,23 @@ class PredictionService:
         known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
+        good = usable(outputs)
+        outputs[~good] = 0
         columns = self._decision.columns(outputs) if len(known) else {}
         found: dict[str, dict[str, Any]] = {}
         for at, one in enumerate(known):
             if refused[at]:
                 found[one] = {"error": _REFUSED}
                 continue
+            if not good[at]:
+                found[one] = {"error": _UNUSABLE}
+                continue
             told = {name: column[at] for name, column in columns.items()}
             found[one] = {"prediction": told.pop("prediction")}
             if probabilities:
                 found[one] |= {name: float(value) for name, value in told.items()}
         self.metrics.refused += int(refused.sum())
-        self.metrics.predictions += int((~refused).sum())
+        self.metrics.predictions += int((good & ~refused).sum())
         self._source.leader.log.event(
             f"answered {who}: {len(known):,} of {len(ids):,} ids, {int(refused.sum()):,} refused "
             f"by a limit"
@@ -183,7 +189,8 @@ class PredictionService:
         """Add `missing` to a client's unknown ids so far. Returns False if the sum is too large."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
-        self._guesses[who] += missing
+        if missing:
+            self._guesses[who] += missing
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
@@ -195,6 +202,9 @@ class PredictionService:
 
 _UNKNOWN = "not an id of this file, or not at all parties"
 _REFUSED = "a party's privacy.max_epsilon allows no further answer for it"
+_UNUSABLE = "the model's output for it is NaN or infinite"
+#: The status of a request for a single id, by its error.
+_STATUS = {_UNKNOWN: 404, _REFUSED: 403, _UNUSABLE: 422}
 #: The method and the right that each path needs.
 _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": ("GET", METRICS)}
 
