@@ -120,7 +120,8 @@ def play_round(
     )
     asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
     if view.masked:
-        return Round([view.mean], [np.concatenate(held)], [np.concatenate(asked)], summed=True)
+        summed = [np.concatenate([some[i] for i in view.asked]) for some in (held, asked)]
+        return Round([view.mean], summed[:1], summed[1:], summed=True)
     return Round(view.readings, held, asked)
 
 
