@@ -249,7 +249,7 @@ def references(effort: Effort, only: str, folder: Path) -> None:
 def _saved(file: Path, pool: Pool, rows: Bools, target: Target, seed: int) -> Answers:
     """Return the answers of a model trained on `rows` of the pool. They are kept in `file`."""
     if not file.exists():
-        model = rehearse(pool.target(target, split(rows)[0], seed))
+        model = rehearse(pool.target(target, split(rows)[0], seed)).model
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(file, **vars(answers(model, pool.x, pool.y)))
         print(f"  {file.name}", file=sys.stderr, flush=True)

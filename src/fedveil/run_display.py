@@ -127,6 +127,7 @@ def of_run(run: ReadRun) -> dict[str, object]:
         "folder": run.folder,
         "model": run.folder / MODEL if run.finished else None,
         "rounds": len(run.records),
+        "started_round": run.started.get("round"),
         "ended_early": run.stopped,
         "seconds": seconds(run.records),
         "best_round": None if best is None else best[0],
@@ -212,6 +213,8 @@ def _took(run: ReadRun) -> dict[str, str]:
         "protection": str(run.job["protection"]["name"]),
         "rounds": f"{len(run.records)} of {run.job['rounds']}, {duration(seconds(run.records))}",
     }
+    if run.started:
+        rows["unfinished"] = run.unfinished
     kept = run.said("the model is that of ")
     if kept:
         rows["saved model"] = f"of {kept}"

@@ -150,7 +150,9 @@ def test_simulated_clients_train_on_the_examples_that_they_are_given(
 
 
 def test_classes_without_enough_examples_are_refused() -> None:
-    with pytest.raises(AttackImpossible, match="no class has the 45 examples in the training and"):
+    with pytest.raises(
+        AttackImpossible, match="no class has, in the training and in the test data, the 45 examp"
+    ):
         attack(Target.of(job()), "quick", Watch())
 
 
@@ -198,6 +200,20 @@ def test_a_class_of_just_enough_test_examples_can_be_asked_about() -> None:
     target = Target.of(job(clients={"number": 18}))
     assert Classes.of(target, 9).wanted == [0, 1, 2, 3]
     assert len(Classes.of(target, 3).wanted) == 3
+
+
+def test_a_class_without_enough_examples_of_others_cannot_be_asked_about() -> None:
+    """A client of 8 examples without the property needs at least 4 of other classes."""
+    target = Target.of(job(clients={"number": 30}))
+    for others, wanted in ((3, []), (4, [0])):
+        y = np.repeat([0, 1], [40 - others, others])
+        data = replace(target.dataset, test=replace(target.dataset.test, y=y))
+        some = replace(target, dataset=data)
+        if wanted:
+            assert Classes.of(some, 9).wanted == wanted
+        else:
+            with pytest.raises(AttackImpossible, match="and the 4 of other classes"):
+                Classes.of(some, 9)
 
 
 def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fedveil.attacks.membership.client_membership import Game, attack
 from fedveil.attacks.server_view import Seen
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float64s
+from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
@@ -119,7 +120,7 @@ def test_noise_in_the_sum_leaves_chance_and_no_more_than_is_claimed() -> None:
 def test_the_attacker_does_not_know_a_clients_randomness() -> None:
     """Its own update of a member differs from the member's."""
     target = Target.of(job())
-    game = Game.of(target, 3, Seeded(4, "game"))
+    game = Game.of(target, 3, 1, Seeded(4, "game"))
     mine = game._candidates(1, target.weights, np.inf, Seeded(4, "game"))
     true = np.stack(game.present.updates(game.members, 1))
     assert (len(game.members), mine.shape) == (3, (6, len(target.weights)))
@@ -130,8 +131,9 @@ def test_the_attacker_does_not_know_a_clients_randomness() -> None:
 
 
 def test_an_owner_is_there_with_all_examples_or_with_none() -> None:
-    owned = job(data={"name": "test_membership:owned", "split": "by_client"}, clients={})
-    game = Game.of(Target.of(owned), 5, Seeded(2, "game"))
+    data = {"name": "test_membership:owned", "split": "by_client"}
+    owned = job(data=data, clients={"fraction": 1.0})
+    game = Game.of(Target.of(owned), 5, 1, Seeded(2, "game"))
     sides = [one.dataset.train.x for one in (game.present, game.absent)]
     assert [len(side) for side in sides] == [EXAMPLES // 2, EXAMPLES // 2]
     owners = Target.of(owned).dataset
@@ -149,11 +151,21 @@ def five_owners() -> dict[str, object]:
 def test_as_many_strangers_are_asked_about_as_members() -> None:
     """Two of five owners take part, and three do not."""
     data = {"name": "test_client_membership:five_owners", "split": "by_client"}
-    made = job(data=data, clients={})
-    game = Game.of(Target.of(made), 9, Seeded(2, "game"))
+    made = job(data=data, clients={"fraction": 1.0})
+    game = Game.of(Target.of(made), 9, 1, Seeded(2, "game"))
     assert (game.present.partition.clients, game.absent.partition.clients) == (2, 3)
     assert len(game.members) == len(game.strangers) == 2
-    assert len(Game.of(Target.of(job()), 3, Seeded(2, "game")).strangers) == 3
+    assert len(Game.of(Target.of(job()), 3, 1, Seeded(2, "game")).strangers) == 3
+
+
+def test_only_clients_that_were_drawn_are_members() -> None:
+    """Two of ten clients are drawn in each of two rounds, at most four in all."""
+    made = job(clients={"number": 10, "fraction": 0.2})
+    game = Game.of(Target.of(made), 8, 2, Seeded(2, "game"))
+    drawn = [Cohorts(game.present.job).draw(round) for round in (1, 2)]
+    assert game.cohorts == drawn
+    assert game.members == sorted({*drawn[0], *drawn[1]})
+    assert len(game.strangers) == len(game.members)
 
 
 def test_a_finding_claims_the_epsilon_of_the_rounds_that_were_played(
@@ -170,7 +182,7 @@ def test_a_finding_claims_the_epsilon_of_the_rounds_that_were_played(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"clients": {"number": 1}}, "half of the job's examples belong to one client"),
+        ({"clients": {"number": 1}}, "1 client took part in 4 rounds, and the other half"),
         (
             {
                 "privacy": {"unit": "example"},

@@ -15,6 +15,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.extraction import BEGINNING, COPIES, SECRET, Phrases, exposures, planted
 from fedveil.attacks.target import Target
 from fedveil.engine.assembly import make_partition
+from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
@@ -81,13 +82,14 @@ def test_an_untrained_model_exposes_one_bit_in_the_median() -> None:
 
 def test_a_phrase_is_planted_at_one_client_as_often_as_it_says() -> None:
     made, some = target(), phrases()
-    data = planted(made, some, ENTROPY)
+    data, whose = planted(made, some, ENTROPY)
     owners = set[int]()
-    for row, copies in zip(some.rows, some.copies, strict=True):
+    for row, copies, owner in zip(some.rows, some.copies, whose, strict=True):
         there = (data.train.x[:, : len(row) - 1] == row[:-1]).all(1)
         assert there.sum() == copies
         found = {int(data.owners[i]) for i in np.flatnonzero(there)}  # type: ignore[index]
-        assert len(found) == (copies > 0)
+        assert found == ({int(owner)} if copies else set())
+        assert (owner >= 0) == (copies > 0)
         assert not found & owners
         owners |= found
         for y in data.train.y[there]:
@@ -100,13 +102,30 @@ def test_a_phrase_is_planted_at_one_client_as_often_as_it_says() -> None:
 def test_a_phrase_is_at_one_client_of_the_run_whose_clients_hold_out_examples() -> None:
     made = target("evaluation.clients=0.2", "data.split=iid", f"clients.number={CLIENTS - 1}")
     some = phrases()
-    data = planted(made, some, ENTROPY)
+    data, _ = planted(made, some, ENTROPY)
     split = make_partition(made.job, data)
     assert len(data.train) < CLIENTS * EACH
     for row, copies in zip(some.rows, some.copies, strict=True):
         there = (data.train.x[:, : len(row) - 1] == row[:-1]).all(1)
         held = [int(there[split.of(client)].sum()) for client in range(split.clients)]
         assert sorted(held)[-1] == sum(held) == copies
+
+
+def test_clients_that_are_drawn_get_phrases_first() -> None:
+    made, some = target("clients.fraction=0.05", "rounds=2"), phrases()
+    drawn = {client for round in (1, 2) for client in Cohorts(made.job).draw(round)}
+    _, whose = planted(made, some, ENTROPY)
+    assert 2 <= len(drawn) <= (some.copies > 0).sum()
+    assert drawn < {int(owner) for owner in whose if owner >= 0}
+
+
+def test_a_phrase_of_a_client_that_took_no_part_is_nobodys() -> None:
+    some = replace(phrases(5), copies=np.array([0, 1, 4, 1, 4]))
+    owners = np.array([-1, 7, 2, 3, 9])
+    there = np.array([2, 3, 8], np.uint64)
+    assert extraction.had(some, owners, there).copies.tolist() == [0, 0, 4, 1, 0]
+    with pytest.raises(AttackImpossible, match=r"2 clients took part .* and no planted phrase was"):
+        extraction.had(some, owners, there[1:])
 
 
 def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
+from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
 from fedveil.entry.simulation import simulate
 from fedveil.errors import AttackImpossible, InvalidValue
@@ -188,11 +190,22 @@ def test_a_threshold_is_found_without_the_model_whose_members_are_asked_about() 
 
 
 @pytest.mark.parametrize("method", [online_lira, rmia])
-def test_an_example_that_no_reference_holds_is_refused(method: Method) -> None:
-    held = np.array([[True, False], [False, False]])
-    known = References([given(), given()], held, np.zeros(2, np.int64))
-    with pytest.raises(InvalidValue, match="no reference model was trained on example 1: at least"):
+def test_references_without_any_training_example_are_refused(method: Method) -> None:
+    known = References([given(), given()], np.zeros((2, 2), np.bool_), np.zeros(2, np.int64))
+    with pytest.raises(InvalidValue, match="no reference model was trained on any example: at"):
         method(given(), known)
+
+
+def test_training_is_expected_to_move_an_example_as_far_as_it_moves_the_others() -> None:
+    """No reference was trained on example 2. Its mean without training is 5."""
+    held = np.array([[True, False, False], [False, True, False], [False, False, False]])
+    margins = [[4.0, 2.0, 4.0], [1.0, 9.0, 5.0], [3.0, 4.0, 6.0]]
+    known = References([given(margin=row) for row in margins], held, np.zeros(3, np.int64))
+    means, deviations = known.normals(lambda answers: answers.margin, member=True)
+    assert means.tolist() == [4.0, 9.0, 5 + ((4 - 2) + (9 - 3)) / 2]
+    assert deviations.tolist() == [1.0] * 3  # one value an example has no spread
+    outside, _ = known.normals(lambda answers: answers.margin, member=False)
+    assert outside.tolist() == [2.0, 3.0, 5.0]
 
 
 def given(truth: list[float] | None = None, margin: list[float] | None = None) -> Answers:
@@ -423,6 +436,24 @@ def test_a_runs_model_is_attacked_as_it_is(tmp_path: object) -> None:
     assert finding.figure("loss AUC").value == area("", inside, outside).value > 0.6
 
 
+def test_a_runs_members_are_the_examples_of_clients_that_took_part(tmp_path: Path) -> None:
+    """Two of 12 clients are drawn in each of two rounds."""
+    few = job(clients={"number": 12, "fraction": 0.17}, rounds=2, training={"epochs": 1})
+    run = simulate(few, tmp_path / "run")
+    target = Target.of_run(run.folder)
+    there = {client for round in (1, 2) for client in Cohorts(target.job).draw(round)}
+    assert target.took_part is not None
+    assert target.took_part.tolist() == run.ledger.clients.tolist() == sorted(there)
+    assert 2 <= len(there) <= 4
+    held = [target.rows(client) for client in sorted(there)]
+    assert target.rows_of(target.took_part).tolist() == np.concatenate(held).tolist()
+    assert len(target.rows_of(None)) == EXAMPLES
+    fewer = Target.of_run(run.folder, ["clients.number=2"])
+    assert len(fewer.rows_of(np.array([1, 11], np.uint64))) == EXAMPLES // 2
+    (run.folder / "checkpoint/latest").unlink()
+    assert Target.of_run(run.folder).took_part is None
+
+
 def test_owners_stay_together(tmp_path: object) -> None:
     """A job whose clients are its data's owners is attacked with theirs."""
     owned = job(data={"name": "test_membership:owned", "split": "by_client"}, clients={})
@@ -442,7 +473,8 @@ def test_clients_of_one_example_each_are_fewer_in_a_half() -> None:
 def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
     """A run has 7 invalid records of 40. Only the other 33 are members, with their clients."""
     broken = job(
-        data={"name": "test_membership:broken", "split": "by_client"}, clients={}, rounds=1,
+        data={"name": "test_membership:broken", "split": "by_client"}, rounds=1,
+        clients={"fraction": 1.0},
         privacy={"unit": "example"}, training={"sampling_rate": 0.5, "batch_size": 10, "lr": 9.0},
     )  # fmt: skip
     run = simulate(broken, f"{tmp_path}/run")

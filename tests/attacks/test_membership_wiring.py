@@ -19,7 +19,7 @@ from fedveil.attacks.membership.membership import METHODS, Case, attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
-from fedveil.attacks.membership.shadow_runs import Pool, play_round, split
+from fedveil.attacks.membership.shadow_runs import Pool, Rehearsal, play_round, split
 from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.server_view import Seen
 from fedveil.attacks.target import Target
@@ -40,7 +40,8 @@ def case() -> Case:
     given = [answers(trained(x[row], y[row], seed), x, y) for seed, row in enumerate(held)]
     model = trained(x[members], y[members], 99)
     other = replace(target, job=job(seed=5))
-    return Case(pool, members, model, target, other, References(given, held, y), Seeded(4))
+    references = References(given, held, y)
+    return Case(pool, members, model, target, members, other, held[0], references, Seeded(4))
 
 
 def test_a_models_metrics_are_at_the_references_thresholds(case: Case) -> None:
@@ -103,8 +104,9 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
 def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[Target] = []
     monkeypatch.setattr(
-        membership, "rehearse", lambda target: rehearsed.append(target) or target.model
-    )
+        membership, "rehearse",
+        lambda target: rehearsed.append(target) or Rehearsal(target.model, np.arange(4)),
+    )  # fmt: skip
     target = Target.of(job())
     found = Case.of(replace(target, trained=True), 2, Seeded(3), Watch())
     assert (len(found.pool), found.members.sum()) == (EXAMPLES + 40, EXAMPLES)
@@ -115,6 +117,29 @@ def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.M
         assert np.array_equal(one.dataset.train.x, found.pool.x[held])
 
 
+def test_examples_of_clients_that_took_no_part_are_not_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the attacked run's four clients two took part, and one of each reference run's."""
+    played: list[Target] = []
+
+    def rehearse(target: Target) -> Rehearsal:
+        played.append(target)
+        return Rehearsal(target.model, np.array([1, 3] if len(played) == 1 else [2], np.uint64))
+
+    monkeypatch.setattr(membership, "rehearse", rehearse)
+    found = Case.of(Target.of(job()), 2, Seeded(3), Watch())
+    attacked, *others = played
+    mine = np.concatenate([attacked.rows(1), attacked.rows(3)])
+    given = np.flatnonzero(found.given)
+    assert (len(given), found.members.sum()) == (EXAMPLES // 2, len(mine))
+    assert np.array_equal(np.flatnonzero(found.members), np.sort(given[mine]))
+    for other, held in zip(others, found.references.held, strict=True):
+        assert np.array_equal(found.pool.x[held], other.dataset.train.x[np.sort(other.rows(2))])
+    assert np.array_equal(found.pool.x[found.other_given], others[0].dataset.train.x)
+    assert found.asked == "the members are the 60 examples of 2 of 4 clients that took part"
+
+
 @pytest.mark.parametrize(("effort", "count", "clients"), [("quick", 4, 8), ("standard", 32, 32)])
 def test_a_finding_is_of_all_rounds_of_the_job(
     effort: Any, count: int, clients: int, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +148,7 @@ def test_a_finding_is_of_all_rounds_of_the_job(
     stub = SimpleNamespace(
         on_model=lambda: [Measured("a", 0.1)],
         on_round=lambda most: (asked.append(most) or [Measured("b", 0.2)], False),
+        asked="the members are 7 examples",
     )
     monkeypatch.setattr(
         Case, "of", lambda target, references, entropy, watch: asked.append(references) or stub
@@ -132,6 +158,7 @@ def test_a_finding_is_of_all_rounds_of_the_job(
     assert asked == [count, clients]
     assert (finding.epsilon, finding.delta) == target.promised(4)
     assert [figure.name for figure in finding.figures] == ["a", "b"]
+    assert finding.saw.endswith("; the members are 7 examples")
 
 
 def test_clients_are_asked_about_at_the_same_effort_if_reports_say_nothing(
@@ -146,6 +173,7 @@ def test_clients_are_asked_about_at_the_same_effort_if_reports_say_nothing(
         stub = SimpleNamespace(
             on_model=lambda: [Measured("a", 0.1)],
             on_round=lambda most, summed=summed: ([Measured("b", 0.2)], summed),
+            asked="",
         )
         monkeypatch.setattr(Case, "of", lambda *given, stub=stub: stub)
         finding = attack(Target.of(job(protection="dp_encrypt")), "standard", Watch())
@@ -158,11 +186,12 @@ def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.Monk
 
     def start(job: Any, *engine: Any, dataset: Any) -> Any:
         begun.append((job, dataset))
-        return SimpleNamespace(run=lambda: SimpleNamespace(model="trained"))
+        ledger = SimpleNamespace(clients=[3])
+        return SimpleNamespace(run=lambda: SimpleNamespace(model="trained", ledger=ledger))
 
     monkeypatch.setattr(shadow_runs, "start", start)
     target = Target.of(job(rounds=5, seed=8))
-    assert shadow_runs.rehearse(target) == "trained"
+    assert shadow_runs.rehearse(target) == Rehearsal("trained", [3])  # type: ignore[arg-type]
     ((played, dataset),) = begun
     assert (played.rounds, played.seed) == (5, 8)
     assert (played.evaluation.every, played.checkpoint.every) == (5, 5)
@@ -231,12 +260,15 @@ def test_a_games_threshold_is_that_of_a_rehearsal(monkeypatch: pytest.MonkeyPatc
     plays = [(np.arange(16.0) + shift, np.arange(16.0) - 8) for shift in (9.5, 4, 1, 0)]
     sources: list[int] = []
 
-    def play(rounds: int, entropy: Any) -> Any:
+    def play(entropy: Any) -> Any:
         sources.append(int(entropy.words(1)[0]))
-        assert rounds == 4
         return plays[len(sources) - 1]
 
-    monkeypatch.setattr(Game, "of", lambda target, most, entropy: SimpleNamespace(play=play))
+    def of(target: Target, most: int, rounds: int, entropy: Any) -> Any:
+        assert rounds == 4
+        return SimpleNamespace(play=play)
+
+    monkeypatch.setattr(Game, "of", of)
     steps: list[tuple[int, int]] = []
     found, rounds = measured(Target.of(job()), "quick", lambda *at: steps.append(at))
     assert (rounds, len({*sources})) == (4, 4)
@@ -265,8 +297,8 @@ def test_a_game_goes_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Target, "updates", updates)
     monkeypatch.setattr(client_membership, "seen", seen)
     target = Target.of(job(protection="signds", training={"epochs": 1, "lr": 0.3}))
-    game = Game.of(target, 3, Seeded(4, "game"))
-    game.play(2, Seeded(4, "play"))
+    game = Game.of(target, 3, 2, Seeded(4, "game"))
+    game.play(Seeded(4, "play"))
     assert [round for _, round, _ in trained] == [1] * 3 + [2] * 3
     assert len({seed for seed, _, _ in trained[:3]}) == 3
     begun = Layout(game.present.model).vector()

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from fedveil.attacks import target as target_module
+from fedveil.attacks.membership.client_evidence import views
+from fedveil.attacks.membership.shadow_runs import play_round
 from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
@@ -50,6 +52,25 @@ def test_every_position_is_read(target: Target, position: str) -> None:
         assert np.isfinite(reading.estimate).all()
         assert (reading.weight >= 0).all()
     assert seen.aggregate.shape == under.weights.shape
+
+
+def test_clients_that_share_no_secrets_are_not_in_the_sum() -> None:
+    """Three of six clients share secrets, and the sum is theirs alone."""
+    secure = {"share_secrets_ratio": 0.5, "clip": 1.0, "reconstruct_secrets_threshold": 2}
+    some = Target.of(Job(
+        model="logistic", clients={"number": 6, "fraction": 1.0}, training={"epochs": 1},
+        protection={"name": "pw_encrypt", "pw_encrypt": secure},
+    ))  # fmt: skip
+    updates = some.updates(range(6))
+    view = some.seen(updates)
+    assert (len(view.readings), view.masked, len(view.asked)) == (6, True, 3)
+    mean = np.mean([updates[client] for client in view.asked], axis=0)
+    assert view.aggregate == pytest.approx(mean, abs=1e-5)
+    (summed,) = views(view, range(10, 16))
+    assert (summed.clients, summed.share) == ([10 + client for client in view.asked], 1 / 3)
+    played = play_round(some, np.arange(2000), np.arange(2000, 5000), 6, Seeded(1))
+    assert played.summed
+    assert len(played.held[0]) == len(played.strangers[0]) < len(some.partition.indices) * 0.6
 
 
 def test_a_plain_report_is_the_update(target: Target) -> None:

@@ -519,6 +519,21 @@ def test_a_round_ends_with_the_states_of_its_sum_and_the_newest_before_it(tmp_pa
     assert held() == {"13-2", "7-1"} | others
 
 
+def test_old_states_are_found_by_reading_the_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading for each client would take seconds after every round of thousands of clients."""
+    states, read = ClientStates(tmp_path), list[str]()
+    for client in range(20):
+        states.save(client, 1, np.zeros(1, np.float32))
+        states.save(client, 2, np.zeros(1, np.float32))
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, name: read.append(name) or glob(self, name))
+    states.forget_before(2)
+    assert len(read) == 1
+    assert len(list((tmp_path / "clients").iterdir())) == 20
+
+
 def test_figures_of_several_models_are_averaged_each_in_its_place() -> None:
     assert _mean([0.5, 0.75, 4.0]) == 1.75
     assert _mean([[1, 2.5], [3, 0.5]]) == [2, 1.5]

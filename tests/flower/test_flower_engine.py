@@ -27,10 +27,15 @@ from fedveil.errors import (
     MessageTooLong,
     ModelInvalid,
     RunFailed,
+    RunFolderError,
     RunStopped,
 )
 from fedveil.flower.job import client_training, flower_engine
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
+from fedveil.pages.dossier.dossier_folder import Dossier
+from fedveil.pages.read_run import read_run
+from fedveil.pages.run_folder_page import page_of
+from fedveil.pages.run_list import run_list
 from fedveil.record.run_folder import TRACEBACK
 from flower_parts import (
     CLIENTS,
@@ -365,9 +370,18 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         cut_off(grid, "2")
         with pytest.raises(Killed):
             serve(app, grid, tmp_path / "run")
+    never_resumed = read_run(tmp_path / "run")
+    assert (len(never_resumed.records), never_resumed.started["round"]) == (1, 2)
+    dossier = Dossier.of(tmp_path / "run")
     metrics = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
+    assert not read_run(tmp_path / "run").started
     costs = [record["epsilon_run_most_drawn"] for record in metrics]
     expected = [record["epsilon_run_most_drawn"] for record in whole]
+    sent = fedveil.simulate(job(rounds=2 if seeded else 3, protection=RR), tmp_path / "sent")
+    spent = sent.metrics[-1]["epsilon_run_every_round"]
+    assert never_resumed.last["epsilon_run_every_round"] == spent
+    assert dossier.evidence.accounts[0].epsilon == spent
+    assert "Round 2 was started and has no record" in dossier.page().html()
     if seeded:
         assert costs == expected
     else:
@@ -375,6 +389,39 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
         events = (tmp_path / "run" / "events.log").read_text()
         assert "round 2 was started before (2x) and interrupted" in events
+
+
+def test_a_deployment_that_was_killed_in_its_first_round_states_what_was_sent(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(protection=RR, privacy={"delta": 0.0}))
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "1")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert (run.records, run.last["epsilon_run_most_drawn"]) == ([], 83)
+    assert run_display.of_run(read_run(tmp_path / "run"))["started_round"] == 1
+    html = page_of(tmp_path / "run").html()
+    assert "round 1 was started and has no record: its reports may have been sent" in html
+    assert "no client has sent anything" not in html
+    (listed,) = run_list(tmp_path / "run").runs
+    assert listed.epsilon is not None
+    assert listed.epsilon.epsilon == 83
+    with pytest.raises(RunFolderError, match="no checkpoint, but round 1 was started"):
+        Dossier.of(tmp_path / "run")
+
+
+def test_seeded_reports_that_a_limit_forbids_to_repeat_are_charged(tmp_path: Path):
+    """The data set's account has a third charge for the repetition, which is beyond its limit."""
+    privacy = {"account": str(tmp_path / "account"), "max_epsilon": 170.0, "delta": 0.0}
+    app, _ = app_of(tmp_path / "app", job(protection=RR, privacy=privacy), seeded=True)
+    grid = LocalGrid(app, tmp_path / "state")
+    cut_off(grid, "2")
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    result = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert "would bring the account" in str(result.stopped)
+    assert [record["epsilon_run_every_round"] for record in result.metrics] == [83, 166]
+    assert result.ledger.epsilon("run") == 166
 
 
 @pytest.mark.parametrize("every", [1, 9])

@@ -588,3 +588,13 @@ def test_the_page_runs():
     report: list[str] = []
     doctest.DocTestRunner().run(examples, out=report.append)
     assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_ledger_knows_the_clients_that_it_charged(adaptive: bool) -> None:
+    ledger = Ledger(adaptive=adaptive)
+    assert ledger.clients.tolist() == []
+    for round, clients in ((1, [9, 2]), (2, []), (3, [4, 2])):
+        ledger.record_many([(PrivacyLoss(0.5), 1)], round=round, clients=clients)
+    assert ledger.clients.tolist() == [2, 4, 9]
+    assert Ledger.from_state(ledger.to_state()).clients.tolist() == [2, 4, 9]

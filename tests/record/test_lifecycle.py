@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from fedveil.privacy.ledger_message import kinds_to_state
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.recorder import PRIVACY, Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.record.started_rounds import Attempts
+from fedveil.record.started_rounds import Attempts, read_started
 
 
 def test_what_is_said_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,17 +92,53 @@ def test_rounds_that_were_begun_are_known_to_the_next_process_with_what_they_cos
     folder = RunFolder.create(tmp_path / "run")
     first = Attempts(folder, 0)
     for number in (1, 2, 1, 3):
-        first.begin(number, costs[number])
+        first.begin(number, costs[number], {"round": number})
     again = Attempts(folder, 0)
     assert again.begun == [(number, costs[number]) for number in (1, 2, 1, 3)]
     again.checkpointed(1)
-    again.begin(2, costs[3])
+    assert not again.without_record(1)
+    again.begin(2, costs[3], {"round": 2})
+    assert (again.without_record(1), again.without_record(2)) == (True, False)
     assert Attempts(folder, 1).begun == [(2, costs[3])]
     assert Attempts(folder, 2).begun == []  # the checkpoint's own ledger has it
     file = tmp_path / "run" / "checkpoint" / "begun"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RunFolderError, match="begun is damaged: its digest does not match"):
         Attempts(folder, 1)
+
+
+STATED: Record = {
+    "unit": "client", "randomness": "seeded", "in_clear": [], "rests_on_server": False,
+    **{key: 0.5 for key in PRIVACY if key.startswith(("epsilon_", "delta_"))},
+    **{key: "strong" for key in PRIVACY if key.startswith("promise_")},
+}  # fmt: skip
+
+
+def test_a_started_round_without_a_record_says_what_it_cost(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    assert read_started(folder.path, 0) == {}
+    stated = {"round": 3, **STATED, "epsilon_per_bit": math.inf}
+    Attempts(folder, 0).begin(3, ((PrivacyLoss(0.5), 1),), stated)
+    assert read_started(folder.path, 2) == stated
+    assert read_started(folder.path, 3) == read_started(folder.path, 4) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[]", "it does not state the privacy of a started round"),
+        (json.dumps({**STATED}), "it does not state the privacy"),
+        (json.dumps({**STATED, "round": 3, "more": 1}), "it does not state the privacy"),
+        (json.dumps({**STATED, "round": "3"}), "round"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_an_edited_statement_of_a_started_round_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    RunFolder.create(tmp_path / "run").write_atomically("checkpoint/started.json", text.encode())
+    with pytest.raises(RunFolderError, match=f"started.json is damaged: .*{sentence}"):
+        read_started(tmp_path / "run", 2)
 
 
 BEGUN = {

@@ -98,13 +98,16 @@ class Classes:
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
-        data, needed = target.dataset, math.ceil(_PREVAILS * count)
-        held = [np.bincount(part.y, minlength=data.classes) for part in (data.train, data.test)]
-        enough = np.flatnonzero(np.min(held, axis=0) >= needed)
+        data, needed, rest = target.dataset, math.ceil(_PREVAILS * count), count - count // 2
+        parts = (data.train, data.test)
+        held = np.stack([np.bincount(part.y, minlength=data.classes) for part in parts])
+        others = held.sum(axis=1, keepdims=True) - held
+        enough = np.flatnonzero(((held >= needed) & (others >= rest)).all(axis=0))
         if count < 2 or not len(enough):
             raise AttackImpossible(
-                f"no class has the {needed:,} examples in the training and in "
-                f"the test data that a client of {count:,} examples with mostly this class needs"
+                f"no class has, in the training and in the test data, the {needed:,} examples and "
+                f"the {rest:,} of other classes that clients of {count:,} examples with mostly "
+                "this class, and without it, need"
             )
         wanted = enough[entropy.stream("classes").permutation(len(enough))[:most]]
         return cls(target, count, sorted(map(int, wanted)), entropy)

@@ -356,17 +356,16 @@ def recovered_of_batches(
     """Attack `cases` batches of `size` examples. Returns the share recovered, and a picture."""
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
-    sizes = [size] * len(readings)
+    parts = [target.rows(i) for i in range(len(readings))]
     if all(reading.empty for reading in readings):
         readings = [Reading(seen.aggregate, np.ones_like(seen.aggregate))]
-        sizes = [len(target.partition.indices)]
+        parts = [np.concatenate([target.rows(i) for i in seen.asked])]
     hits, total, picture = 0, 0, None
     shape = target.dataset.example_shape
-    for i, (reading, batch) in enumerate(zip(readings, sizes, strict=True)):
+    for i, (reading, rows) in enumerate(zip(readings, parts, strict=True)):
         watch.step(i, len(readings), f"batches of {size}")
         rng = Seeded(target.job.seed, "attack", "exact", size, i).generator()
-        examples = invert(of_report(target, reading), starts, rng, batch)
-        rows = target.rows(i) if batch == size else target.partition.indices
+        examples = invert(of_report(target, reading), starts, rng, len(rows))
         originals = target.dataset.train.x[rows]
         hits, total = hits + recovered(originals, examples), total + len(originals)
         if picture is None and examples is not None and len(shape) == 3:

@@ -24,8 +24,10 @@ from fedveil.base.example_arrays import IGNORED, is_plain
 from fedveil.base.quantity import quantity
 from fedveil.data.examples import Dataset, Examples
 from fedveil.engine.assembly import make_partition
+from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
+from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import area, median, share
 
@@ -57,7 +59,9 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     of_each, candidates = by_effort(effort, 8, 16, 32), by_effort(effort, 255, 1023, 4095)
     phrases = _drawn(target.dataset, of_each, entropy)
     watch.step(0, 2, "the job with planted phrases")
-    model = rehearse(replace(target, dataset=planted(target, phrases, entropy)))
+    dataset, owners = planted(target, phrases, entropy)
+    played = rehearse(replace(target, dataset=dataset))
+    model, phrases = played.model, had(phrases, owners, played.clients)
     watch.step(1, 2, f"{len(phrases.rows)} phrases among {candidates} candidates each")
     bits = exposures(model, phrases, candidates, entropy)
     found = list(_figures(model, phrases, bits))
@@ -68,7 +72,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         found,
         rounds=target.job.rounds,
         saw=f"the model after {quantity(target.job.rounds, 'round')}, with phrases of "
-        f"{SECRET} secret tokens",
+        f"{SECRET} secret tokens; {int((phrases.copies > 0).sum())} phrases are of clients that "
+        "took part",
     )
 
 
@@ -95,18 +100,38 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
     return Phrases(rows.astype(np.int64), copies, tokens.astype(np.int64))
 
 
-def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
+def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
+    """Return the phrases, where those of clients that took part in no round have no copies.
+
+    `owners[i]` is the client with phrase i, or -1, and `clients` are those that took part. Raises
+    `AttackImpossible` if no client with a phrase took part, for some number of copies.
+    """
+    copies = np.where(np.isin(owners, clients.astype(np.int64)), phrases.copies, 0)
+    if not set(COPIES) <= set(copies.tolist()):
+        raise AttackImpossible(
+            f"{quantity(len(clients), 'client')} took part in the job's rounds, and no planted "
+            "phrase was theirs: use more rounds, or a larger clients.fraction"
+        )
+    return replace(phrases, copies=copies)
+
+
+def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset, Int64s]:
     """Return the data in which copies of a phrase replace examples, one phrase per client.
 
-    Raises `AttackImpossible` if there are too few clients with enough examples.
+    Also returns the client of each phrase, or -1 without one. Clients that the job's seed draws in
+    some round get phrases first. Raises `AttackImpossible` if there are too few clients with enough
+    examples.
     """
     # The run distributes the examples anew. Some are missing if clients hold out a part of them.
     train, split = target.dataset.train, make_partition(target.job, target.dataset)
     x, y = train.x.copy(), train.y.copy()
-    clients = list(entropy.stream("clients").permutation(split.clients))
-    for row, copies in sorted(
-        zip(phrases.rows, phrases.copies, strict=True), key=lambda pair: -pair[1]
-    ):
+    cohorts, owners = Cohorts(target.job), np.full(len(phrases.rows), -1)
+    drawn = {c for round in range(1, target.job.rounds + 1) for c in cohorts.draw(round)}
+    clients = sorted(
+        entropy.stream("clients").permutation(split.clients), key=lambda c: c not in drawn
+    )
+    for place in np.argsort(-phrases.copies, kind="stable"):
+        row, copies = phrases.rows[place], int(phrases.copies[place])
         if not copies:
             continue
         client = next((c for c in clients if len(split.of(int(c))) >= copies), None)
@@ -116,10 +141,11 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
                 f"them with {max(COPIES)} examples: use more clients"
             )
         clients.remove(client)
+        owners[place] = client
         places = split.of(int(client))[:copies]
         x[places], y[places] = 0, IGNORED
         x[places, : len(row) - 1], y[places, : len(row) - 1] = row[:-1], row[1:]
-    return replace(target.dataset, train=Examples(x, y, train.usable))
+    return replace(target.dataset, train=Examples(x, y, train.usable)), owners
 
 
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,13 +19,21 @@ class Seen:
     """A server's view of a round: an estimate of each client's update, and the aggregate.
 
     `readings[i]` is the estimate from client i's report. `state` is what the protection keeps for
-    the next round. `told` is the server's request to the first client for its update.
+    the next round. `told` is the server's request to the first client for its update. `silent` are
+    the clients that were not asked for their update: under secure aggregation, some may not share
+    secrets.
     """
 
     readings: Sequence[Reading]
     aggregate: Float64s
     state: State = field(default_factory=dict)
     told: Message = field(default_factory=dict)
+    silent: Collection[int] = ()
+
+    @property
+    def asked(self) -> list[int]:
+        """Return the clients that were asked for their update. All are in the aggregate."""
+        return [client for client in range(len(self.readings)) if client not in self.silent]
 
     @property
     def masked(self) -> bool:
@@ -79,8 +87,9 @@ def seen(
             server.receive(client, answer)
         messages = server.advance()
     ended = server.aggregate()
-    readings = [read[client] for client in clients]
-    return Seen(readings, np.asarray(ended.update), ended.state, told[0])
+    nothing = Reading.nothing(protection.dimension)
+    readings, silent = [read.get(client, nothing) for client in clients], set(clients) - set(read)
+    return Seen(readings, np.asarray(ended.update), ended.state, told.get(0, {}), silent)
 
 
 def repeated(

@@ -29,17 +29,21 @@ from fedveil.engine.assembly import (
     training_entropy,
 )
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
+from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import Protection
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.record.saved_job import look_where_a_run_looked
+from fedveil.record.sealed_message import intact
 
 
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
@@ -65,6 +69,15 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
+def _clients_of(run: Path) -> Clients | None:
+    """Return the clients that the run's ledger has charged, or None without a checkpoint."""
+    saved = Checkpoint.at(run)
+    if saved is None:
+        return None
+    with intact(run / LATEST):
+        return Ledger.from_state(saved.ledger).clients
+
+
 @dataclass(frozen=True)
 class Target:
     """A job, its data, each client's examples, and a model with the clients' starting weights.
@@ -83,6 +96,8 @@ class Target:
     partition: Partition
     model: nn.Module
     trained: bool = False
+    #: The numbers of the clients that took part in the run, or None if they are not known.
+    took_part: Clients | None = None
 
     @classmethod
     def of(cls, job: Job) -> Target:
@@ -146,7 +161,7 @@ class Target:
         look_where_a_run_looked(path)
         target = cls.of(Job.load(path / JOB, overrides))
         read_model(path / MODEL, target.model)
-        return replace(target, trained=True)
+        return replace(target, trained=True, took_part=_clients_of(path))
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""
@@ -201,6 +216,14 @@ class Target:
 
     def rows(self, client: int) -> Int64s:
         return self.partition.of(client)
+
+    def rows_of(self, clients: Clients | None) -> Int64s:
+        """Return the training examples of these clients together. None means all clients."""
+        split = self.partition
+        if clients is None:
+            return split.indices
+        known = [split.of(client) for client in clients.tolist() if client < split.clients]
+        return np.concatenate([split.indices[:0], *known])
 
     @cached_property
     def _seen(self) -> tuple[Float32s, Bools | None]:

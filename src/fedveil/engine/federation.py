@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,6 +27,8 @@ from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, wi
 from fedveil.engine.run_state import RunState
 from fedveil.errors import LimitReached, RoundVoid, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
+from fedveil.privacy.client_tally import Kind
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import RoundContext, Spending, State
 from fedveil.protections.own_errors import own_errors
 from fedveil.record.account_lines import keep_accounts
@@ -57,8 +59,6 @@ class Federation:
     reports_leave: bool
     presentation: Presentation | None = None
     saving: BackgroundSave = field(default_factory=BackgroundSave)
-    #: True if the ledger has charges of interrupted rounds that no record states yet.
-    unstated: bool = False
 
     @property
     def job(self) -> Job:
@@ -91,7 +91,7 @@ class Federation:
                     stopped = self.parts.callbacks.round(record)
         except LimitReached as limit:
             stopped = str(limit)
-            if self.unstated:
+            if self.attempts.without_record(self.state.done) or self._unrepeated:
                 tell(record := self._cut_off(self.state.done + 1))
                 self.parts.callbacks.round(record)
         except (RunStopped, KeyboardInterrupt) as end:
@@ -162,7 +162,7 @@ class Federation:
             opening = dict.fromkeys(cohort, server.opening())
             outcome = drive(
                 server, self.executor, opening, parts.protection.trains,
-                lambda asked: self._begun(number, spending),
+                lambda asked: self._begin(number, spending),
             )  # fmt: skip
             self.saving.wait()  # it reads the state that the round now changes
             applied = outcome.result(lambda: state.apply(server.aggregate()))
@@ -181,10 +181,11 @@ class Federation:
     def _cut_off(self, number: int) -> Record:
         """Record round `number` as void: it was interrupted, and a limit forbids its repetition.
 
-        Its record states the charges of interrupted rounds, which are already in the ledger. A
-        later start does not charge them again.
+        Its record states the charges of interrupted rounds. A later start does not charge them
+        again.
         """
         began = time.perf_counter()
+        self._charge(self._unrepeated.items())
         why = "it was interrupted, and a limit on the privacy cost forbids its repetition"
         outcome = Outcome(void=RoundVoid(self.parts.protection.trains, 0, 0, why))
         cohort = self.parts.cohorts.begun(number)
@@ -220,7 +221,7 @@ class Federation:
             **quality,
             **({} if parts.trainer is None else {TRAINER: parts.trainer}),
             **parts.protection.shown(before),
-            **self._privacy(),
+            **self._privacy(self.state.ledger),
             **{f"{SECONDS}{name}": value for name, value in sorted(outcome.seconds.items())},
         }
         self._keep(record, outcome)
@@ -232,13 +233,19 @@ class Federation:
         if self.parts.test.clients is not None:
             self.parts.test.clients.settle(number, clients)
 
-    def _begun(self, number: int, spending: Sequence[Spending]) -> None:
+    def _begin(self, number: int, spending: Sequence[Spending]) -> None:
         """Record on disk that round `number` starts to ask for reports, which cost `spending` each.
 
         If the round is interrupted, its whole cohort is charged.
         """
         if self.reports_leave:
-            self.attempts.begin(number, self.state.ledger.charges(spending))
+            ledger, cost = self.state.ledger.copy(), self.state.ledger.charges(spending)
+            sent = {**self._unrepeated, number: cost}
+            for each, kind in sent.items():
+                cohort = self.parts.cohorts.begun(each)
+                ledger.record_many(kind, round=each, clients=cohort, ahead=True)
+            stated = {"round": max(sent), **self._privacy(ledger)}
+            self.attempts.begin(number, cost, stated)
 
     def charge_begun(self) -> Iterator[str]:
         """Charge the clients of interrupted rounds. Yields a line for the event log for each round.
@@ -248,24 +255,36 @@ class Federation:
         """
         if self.job.privacy.randomness == "seeded":
             return
-        for number, cost in sorted(self.attempts.begun, key=itemgetter(0)):
-            cohort = self.parts.cohorts.begun(number)
-            self.state.ledger.record_many(cost, round=number, clients=cohort, ahead=True)
-            self.unstated = True
-            self.state.protection = self.parts.protection.cut_off(self.state.protection, cost)
+        self._charge(self.attempts.begun)
         for number, times in Counter(number for number, _ in self.attempts.begun).items():
             yield (
                 f"round {number} was started before ({times}x) and interrupted: its reports may "
                 f"have been sent, so they are charged"
             )
 
+    @property
+    def _unrepeated(self) -> dict[int, Kind]:
+        """The interrupted rounds that are still to be repeated, and what each costs, if seeded.
+
+        The ledger does not have these costs yet.
+        """
+        if self.job.privacy.randomness != "seeded":
+            return {}
+        return {number: cost for number, cost in self.attempts.begun if number > self.state.done}
+
+    def _charge(self, begun: Iterable[tuple[int, Kind]]) -> None:
+        for number, cost in sorted(begun, key=itemgetter(0)):
+            cohort = self.parts.cohorts.begun(number)
+            self.state.ledger.record_many(cost, round=number, clients=cohort, ahead=True)
+            self.state.protection = self.parts.protection.cut_off(self.state.protection, cost)
+
     def _evaluate(self, number: int) -> dict[str, Any]:
         if number % self.job.evaluation.every and number != self.job.rounds:
             return {}
         return self.parts.test.quality(self.state.weights)
 
-    def _privacy(self) -> dict[str, Any]:
-        job, protection, ledger = self.job, self.parts.protection, self.state.ledger
+    def _privacy(self, ledger: Ledger) -> dict[str, Any]:
+        job, protection = self.job, self.parts.protection
         randomness = report_entropy(job).description
         record: dict[str, Any] = {"unit": job.privacy.unit, "randomness": randomness}
         for name, figure in ledger.figures(job.privacy.delta).items():
@@ -287,7 +306,7 @@ class Federation:
             if outcome.void is not None:
                 self.recorder.event(f"round {number}: {outcome.void}")
             self.recorder.record(record)
-            self.state.done, self.unstated = number, False
+            self.state.done = number
             self.parts.stopping.saw(self.recorder.records, self.state.weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,16 @@ class Checkpoint:
         is the number of rounds between checkpoints. If it is given, raises `RunFolderError` for a
         folder that has records of more than `every` rounds but no checkpoint.
         """
-        path = folder.path / LATEST
+        found = cls.at(folder.path)
+        if found is None and every is not None:
+            _check_begins(folder, every)
+        return found
+
+    @classmethod
+    def at(cls, run: Path) -> Checkpoint | None:
+        """Return the checkpoint in the folder `run`, which need not be locked, or None."""
+        path = run / LATEST
         if not path.exists():
-            if every is not None:
-                _check_begins(folder, every)
             return None
         with intact(path):
             held: dict[str, Any] = unsealed(read_bytes(path, MOST_STATE_BYTES))

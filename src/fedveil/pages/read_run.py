@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
+from fedveil.record.started_rounds import read_started
 from fedveil.settings.yaml_file import read
 
 #: Prefix of the event that names a model's buffers, which get no noise.
@@ -41,6 +42,9 @@ class ReadRun:
     events: Sequence[str]
     accounts: Sequence[Line] = ()
     compared: Sequence[BeforeAfter] = ()
+    #: The number of a round that was started and has no record, and the privacy of everything that
+    #: may have been sent. Empty if there is no such round.
+    started: Record = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -97,12 +101,23 @@ class ReadRun:
     def last(self) -> Record:
         """The latest value of every metric.
 
-        Metrics of the model may be from an earlier round: not every round evaluates the model.
+        Metrics of the model may be from an earlier round: not every round evaluates the model. The
+        figures of privacy count a round that was started and has no record.
         """
         last: Record = {}
         for record in self.records:
             last |= record
-        return last
+        return last | {key: value for key, value in self.started.items() if key != "round"}
+
+    @property
+    def unfinished(self) -> str:
+        """A sentence about a round that was started and has no record, or "" if there is none."""
+        if not self.started:
+            return ""
+        return (
+            f"round {self.started['round']} was started and has no record: its reports may have "
+            "been sent, so the epsilon counts them"
+        )
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
         """Return the rounds that have the metric `key`, and its values in these rounds."""
@@ -131,8 +146,11 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     needed = NEEDED if federated else ()
     records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
+    started: Record = {}
+    if federated:
+        started = read_started(path, records[-1]["round"] if records else 0)
     with intact(path / FINDINGS, path / ACCOUNTS, path / BEFORE_AFTER):
-        beside = read_accounts(path), read_before_after(path)
+        beside = read_accounts(path), read_before_after(path), started
         found = ReadRun(path, job, records, read_findings(path), events, *beside)
     if federated and not records and (found.ended or "").startswith("finished after "):
         raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")

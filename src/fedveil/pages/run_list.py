@@ -129,7 +129,7 @@ def _listed(path: Path, name: str) -> ListedRun:
     if is_vertical(run):
         return _vertical(run, name)
     protection, last = str(run.job["protection"]["name"]), run.last
-    if not run.records:
+    if not (run.records or run.started):
         state = "attack" if run.findings and not run.finished else _state(run, run)
         return ListedRun(path, name, protection, state, began=_began(run))
     metric = deciding(last)[0]

@@ -40,6 +40,7 @@ def run_page(run: ReadRun) -> Page:
     """Return the page of a run: its conclusions, plots, tables and settings."""
     sections = [
         *(_rounds(run, run.last) if run.records else ()),
+        *(_guaranteed(run, run.last) if run.started and not run.records else ()),
         *found(run),
         *repeat(run, "flwr run APP" if run.deployed else f"fedveil run {JOB}"),
         Section("Settings", [what_was_trained(run)]),
@@ -68,10 +69,14 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
     plots = [*curves.quality(alone), *curves.at_clients(alone), *curves.epsilon(alone)]
     yield Section("Every round", [*plots, *curves.traffic(run), *curves.seconds(run)])
     yield from _language(run, last)
-    yield Section("What was promised", _promises(run, last))
-    yield Section("What is not protected", [Points(list(_open(last)))])
+    yield from _guaranteed(run, last)
     yield Section("Bytes and time", [_costs(run), *_machines(run)])
     yield Section("Reports that do not count", list(_lost(run.records)))
+
+
+def _guaranteed(run: ReadRun, last: Record) -> Iterator[Section]:
+    yield Section("What was promised", _promises(run, last))
+    yield Section("What is not protected", [Points(list(_open(last)))])
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
@@ -95,10 +100,8 @@ def _language(run: ReadRun, last: Record) -> Iterator[Section]:
 def how_far(run: ReadRun) -> str:
     """Return a sentence that describes the run and its progress."""
     job, done = run.job, len(run.records)
-    if run.ended is not None:
-        state = run.ended
-    else:
-        state = "still running, or killed"
+    state = "still running, or killed" if run.ended is None else run.ended
+    state = "; ".join(filter(None, [state, run.unfinished]))
     return (
         f"{job['model']} on {job['data']['name']}, "
         f"{quantity(job['clients']['number'], 'client')}, under "

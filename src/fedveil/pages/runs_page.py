@@ -169,7 +169,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
         f"{len(run.records)} of {run.job['rounds']}",
         *metrics,
         cell(figure_of(last, RUN), last["unit"]) if last else _NOTHING,
-        shown_bytes(last["bytes_up_per_client"]) if last else _NOTHING,
+        shown_bytes(last["bytes_up_per_client"]) if run.records else _NOTHING,
         duration(seconds(run.records)),
     ]
 

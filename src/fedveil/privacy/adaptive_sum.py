@@ -5,7 +5,10 @@ Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of thei
 Roth, Ullman, Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is smaller.
 
 Each of these epsilons holds at the delta for which it is computed. If earlier results also decide
-whether all charges are equal, a limit on a run's epsilon holds at twice that delta.
+whether all charges are equal, they decide which of these epsilons counts. A limit on the total then
+holds at the sum of the deltas: once for equal charges, once for the filter, and the charges' own
+deltas for the sum of epsilons. This is at most three times that delta, and twice if the charges
+have no deltas of their own. If all charges are Gaussian, it is that delta itself.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Array, Uint32s, Uint64s
 from fedveil.base.message import take_array
-from fedveil.errors import MessageInvalid
+from fedveil.base.validate import integer
+from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
 Clients: TypeAlias = Uint64s
 Kind: TypeAlias = tuple[Charge, ...]
 
+_MAX_CLIENT = (1 << 64) - 1
 #: Up to this many distinct histories are composed one by one. Beyond it, only a bound on all is.
 _MAX_HISTORIES = 16
 
@@ -50,6 +52,11 @@ class Tally(ABC):
 
         `kinds[i]` has the charges of a report of kind i.
         """
+
+    @property
+    def clients(self) -> Clients:
+        """Return the numbers, in order, of the clients that were charged."""
+        return self._clients
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -148,6 +155,21 @@ class Sums(Tally):
         if (self._columns[1] > delta).any():
             return math.inf
         return float(self._columns[0].max(initial=0.0))
+
+
+def sorted_clients(clients: Iterable[int] | Array) -> Clients:
+    """Return the client numbers in order. Raises `InvalidValue` for duplicates and non-integers."""
+    clients = clients if isinstance(clients, np.ndarray) else list(clients)
+    array = np.asarray(clients)
+    if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
+        array = np.array([integer("client", c, 0, _MAX_CLIENT) for c in clients], np.uint64)
+    if array.ndim != 1:
+        raise InvalidValue(f"clients has shape {array.shape}, one dimension is needed")
+    members = np.sort(array.astype(np.uint64))
+    repeated = members[1:][members[1:] == members[:-1]]
+    if len(repeated):
+        raise InvalidValue(f"clients holds {int(repeated[0])} twice")
+    return members
 
 
 def in_order(clients: Clients) -> Clients:

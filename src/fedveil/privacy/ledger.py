@@ -24,7 +24,7 @@ from fedveil.base.array_types import Array
 from fedveil.base.message import Message, encode, take
 from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
-from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally
+from fedveil.privacy.client_tally import Clients, Counts, Kind, Sums, Tally, sorted_clients
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger_message import (
@@ -40,7 +40,6 @@ from fedveil.privacy.loss import PrivacyLoss
 Unit: TypeAlias = Literal["bit", "parameter", "round", "run"]
 
 _BIT, _PARAMETER, _UPDATE = 0, 1, 3
-_MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
@@ -126,6 +125,11 @@ class Ledger:
     def in_clear(self) -> tuple[str, ...]:
         """Return the names of the values that are sent unprotected."""
         return tuple(sorted(self._in_clear))
+
+    @property
+    def clients(self) -> Clients:
+        """Return the numbers, in order, of the clients that were charged for a report."""
+        return self._everything().clients.copy()
 
     @property
     def kinds(self) -> int:
@@ -218,7 +222,7 @@ class Ledger:
         if round < self._first_open:
             raise InvalidValue(f"round = {round} is closed: round {self._first_open} has begun")
         charges = self.charges(spendings)
-        members = _sorted_clients(clients)
+        members = sorted_clients(clients)
         if not charges or not len(members):
             return
         self._counted = None
@@ -353,21 +357,6 @@ def _merged(charges: Iterable[Charge], held: Kind = ()) -> Kind:
         before = total.pop(place)[1] if place < len(total) else 0
         total.insert(place, (loss, before + count))
     return tuple(total)
-
-
-def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
-    """Return the client numbers in order. Raises `InvalidValue` for duplicates and non-integers."""
-    clients = clients if isinstance(clients, np.ndarray) else list(clients)
-    array = np.asarray(clients)
-    if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
-        array = np.array([integer("client", c, 0, _MAX_CLIENT) for c in clients], np.uint64)
-    if array.ndim != 1:
-        raise InvalidValue(f"clients has shape {array.shape}, one dimension is needed")
-    members = np.sort(array.astype(np.uint64))
-    repeated = members[1:][members[1:] == members[:-1]]
-    if len(repeated):
-        raise InvalidValue(f"clients holds {int(repeated[0])} twice")
-    return members
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:

@@ -42,6 +42,12 @@ NEEDED = (
     *LOST, UNUSABLE, *_NUMBERS,
     *(f"{what}_{name}" for what in ("epsilon", "delta", "promise") for name in _LEDGER),
 )  # fmt: skip
+#: The keys of a record that state privacy.
+PRIVACY = tuple(
+    key for key in NEEDED
+    if key in ("unit", "randomness", "in_clear", "rests_on_server")
+    or key.startswith(("epsilon_", "delta_", "promise_"))
+)  # fmt: skip
 
 
 class Recorder:

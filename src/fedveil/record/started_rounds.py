@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from fedveil.base.message import Value, encode, take, take_array
-from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
+from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.ledger_message import kinds_from_state, kinds_to_state
+from fedveil.record.recorder import PRIVACY, Record, read_line, revived, strict
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 _FILE = f"{CHECKPOINT}/begun"
+#: What the record of the last started round would state about privacy if no report were lost.
+_STATED = f"{CHECKPOINT}/started.json"
 #: No run starts more rounds between two checkpoints.
 _MOST = 1 << 20
 
@@ -38,8 +47,15 @@ class Attempts:
         elif has_begun:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
-    def begin(self, round: int, cost: Kind) -> None:
-        """Record on disk that `round` is started, and the cost of one of its reports."""
+    def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
+        """Record on disk that `round` is started, and the cost of one of its reports.
+
+        `stated` has the keys of a record that state privacy, for everything that has been sent when
+        this round has ended. Its `round` is the last started one. Pages show `stated` if that round
+        gets no record.
+        """
+        line = json.dumps(strict(stated), allow_nan=False) + "\n"
+        self._folder.write_atomically(_STATED, line.encode())
         self.begun.append((round, cost))
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
@@ -47,9 +63,30 @@ class Attempts:
         fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
+    def without_record(self, recorded: int) -> bool:
+        """Return True if the last started round has no record. `recorded` is the last that has."""
+        return bool(self.begun) and self.begun[-1][0] > recorded
+
     def checkpointed(self, round: int) -> None:
         """Forget all started rounds, because the checkpoint after `round` contains their costs."""
         self._done, self.begun = round, []
+
+
+def read_started(run: Path, recorded: int) -> Record:
+    """Return the number of a round that was started in `run` and has no record, and its privacy.
+
+    The privacy is that of everything that may have been sent so far. Returns an empty record if
+    there is no such round. `recorded` is the number of the last round with a record, or 0.
+    """
+    path = run / _STATED
+    if not path.exists():
+        return {}
+    with intact(path):
+        found = read_line(read_text(path, MOST_LINES_BYTES))
+        if not isinstance(found, dict) or set(found) != {"round", *PRIVACY}:
+            raise MessageInvalid("it does not state the privacy of a started round")
+        started = integer("round", found["round"], 1)
+    return revived(found) if started > recorded else {}
 
 
 def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:

@@ -123,7 +123,7 @@ class Sight:
             clients = [first, *others[: job.clients_per_round - 1]]
             seen = self.target.seen(self.target.updates(clients), repeat=turn)
             if any(reading.empty for reading in seen.readings):
-                yield self._aggregate(clients, seen.aggregate)
+                yield self._aggregate([clients[i] for i in seen.asked], seen.aggregate)
                 continue
             for client, reading in zip(clients, seen.readings, strict=True):
                 if client in self._within:

@@ -32,7 +32,8 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
     `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`.
     """
     if seen.masked:
-        return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
+        summed = [cohort[i] for i in seen.asked]
+        return [View(seen.mean, summed, 1 / (len(summed) * turn_rate))]
     pairs = zip(seen.readings, cohort, strict=True)
     return [View(reading, [client], 1.0) for reading, client in pairs]
 

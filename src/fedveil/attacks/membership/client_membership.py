@@ -36,40 +36,48 @@ from fedveil.privacy.finding import Finding, Measured
 class Game:
     """A run's clients (`present`), and clients with other examples that take no part (`absent`).
 
-    The attacker tests the clients `members` of the run, and equally many `strangers` of `absent`.
+    `cohorts` are the clients of each round. The attacker tests the clients `members`, each of which
+    is in a cohort, and equally many `strangers` of `absent`.
     """
 
     present: Target
     absent: Target
+    cohorts: Sequence[Sequence[int]]
     members: Sequence[int]
     strangers: Sequence[int]
 
     @classmethod
-    def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
-        """Split the job's examples at random into clients that take part and clients that do not.
+    def of(cls, target: Target, most: int, rounds: int, entropy: Entropy) -> Game:
+        """Split the job's examples at random between clients of a run and absent clients.
 
-        If the data names owners, all examples of an owner go to the same half. At most `most`
-        clients of each half are tested.
+        The run has `rounds` rounds. If the data names owners, all examples of an owner go to the
+        same half. At most `most` clients of each half are tested.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
         present, absent = (
             pool.target(target, rows, seed) for rows in (split(there)[0], split(~there)[0])
         )
-        count = min(most, present.partition.clients, absent.partition.clients)
+        drawn = [Cohorts(present.job).draw(round) for round in range(1, rounds + 1)]
+        # A round with fewer clients has no sum.
+        cohorts = [c if len(c) >= present.protection.least_clients else [] for c in drawn]
+        there = np.unique(np.array([c for cohort in cohorts for c in cohort], np.int64))
+        away = np.arange(absent.partition.clients)
+        count = min(most, len(there), len(away))
         if count < 2:
             raise AttackImpossible(
-                "half of the job's examples belong to one client: it takes two clients in each "
-                "half to ask which of them took part"
+                f"{quantity(len(there), 'client')} took part in {quantity(rounds, 'round')}, and "
+                f"the other half of the examples belongs to {quantity(len(away), 'client')}: it "
+                "takes two clients on each side to ask which of them took part"
             )
         chosen = [
-            sorted(map(int, entropy.stream(name).permutation(one.partition.clients)[:count]))
-            for name, one in (("members", present), ("strangers", absent))
+            sorted(map(int, ids[entropy.stream(name).permutation(len(ids))[:count]]))
+            for name, ids in (("members", there), ("strangers", away))
         ]
-        return cls(present, absent, *chosen)
+        return cls(present, absent, cohorts, *chosen)
 
-    def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run `rounds` rounds with the clients of `present`. Returns tested clients' scores.
+    def play(self, entropy: Entropy) -> tuple[Float64s, Float64s]:
+        """Run the rounds with the clients of `present`. Returns the tested clients' scores.
 
         The first array is for `members`, the second for `strangers`. A client with a larger score
         is likelier to take part.
@@ -80,9 +88,8 @@ class Game:
         optimizer = make_optimizer(job, Layout(target.model).trainable)
         evidence = Evidence(target.partition.clients, len(self.members) + len(self.strangers))
         turns = protection.context.turn_rate
-        for round in range(1, rounds + 1):
-            cohort = Cohorts(job).draw(round)
-            if len(cohort) < protection.least_clients:
+        for round, cohort in enumerate(self.cohorts, start=1):
+            if not cohort:
                 continue
             updates = target.updates(cohort, round, weights)
             source = entropy.stream("report")
@@ -129,7 +136,7 @@ def measured(
     games = 2
     while len(sides) < games:
         source = entropy.stream("game", len(sides))
-        sides.append(Game.of(target, most, source).play(rounds, source))
+        sides.append(Game.of(target, most, rounds, source).play(source))
         games = 1 + max(1, math.ceil(cases / len(sides[0][0])))
         step(len(sides), games)
     limit = best_threshold(*sides[0])

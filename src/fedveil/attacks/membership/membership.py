@@ -2,14 +2,15 @@
 
 The attacker knows the whole job. Its reference models come from the same job under the same
 protection, each run on a random half of the examples to test. For a job, the attack first trains on
-a random half of the training examples: the members. The others are the non-members. For a finished
-run, its training examples are the members, its test examples the non-members.
+a random half of the training examples. For a finished run, it tests the training and the test
+examples. The members are the training examples of the clients that took part in a round. All other
+examples are the non-members.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
@@ -28,6 +29,7 @@ from fedveil.base.array_types import Bools
 from fedveil.base.quantity import quantity
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
+from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
@@ -63,7 +65,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         found,
         rounds=target.job.rounds,
         saw=f"the model after {quantity(target.job.rounds, 'round')}, the reports of one "
-        f"round, and {count} models trained by the same job on halves of {who}",
+        f"round, and {count} models trained by the same job on halves of {who}; {case.asked}",
     )
 
 
@@ -72,15 +74,18 @@ class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
     `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
-    is the job with these members, and with the weights at the start of the attacked round. `other`
-    is the same job on the training examples of the first reference model.
+    is the attacked job, with the weights at the start of the attacked round, and `given` marks the
+    examples of its clients. `other` is the same job on the examples of the first reference run,
+    which `other_given` marks. Some of these clients may have taken part in no round.
     """
 
     pool: Pool
     members: Bools
     model: nn.Module
     target: Target
+    given: Bools
     other: Target
+    other_given: Bools
     references: References
     entropy: Entropy
 
@@ -89,22 +94,38 @@ class Case:
         """Train `count` reference models, and the attacked model if `target` is not trained yet."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
-        members = np.arange(len(pool)) < len(pool) - len(dataset.test)
-        model, attacked = target.model, target
+        given = np.arange(len(pool)) < len(pool) - len(dataset.test)
+        model, attacked, clients = target.model, target, target.took_part
         if not target.trained:
-            members = halves(len(pool), 2, entropy.stream("members"))[0]
+            given = halves(len(pool), 2, entropy.stream("members"))[0]
             watch.step(0, count + 2, "the job on half of its examples")
-            attacked = pool.target(target, split(members)[0], job.seed)
-            model = rehearse(attacked)
-        held = halves(len(pool), count, entropy.stream("halves"))
-        given, others = [], []
-        for i, row in enumerate(held):
+            attacked = pool.target(target, split(given)[0], job.seed)
+            played = rehearse(attacked)
+            model, clients = played.model, played.clients
+        members = _trained_on(attacked, given, clients)
+        parts = halves(len(pool), count, entropy.stream("halves"))
+        held, found, others = [], [], []
+        for i, row in enumerate(parts):
             watch.step(i + 1, count + 2, f"reference {i + 1} of {count}")
             seed = entropy.stream("seed", i).integer(1 << 31)
             others.append(pool.target(target, split(row)[0], seed))
-            given.append(answers(rehearse(others[-1]), pool.x, pool.y))
-        references = References(given, held, pool.y)
-        return cls(pool, members, model, attacked, others[0], references, entropy)
+            played = rehearse(others[-1])
+            held.append(_trained_on(others[-1], row, played.clients))
+            found.append(answers(played.model, pool.x, pool.y))
+        references = References(found, np.stack(held), pool.y)
+        asked = replace(attacked, took_part=clients)
+        return cls(pool, members, model, asked, given, others[0], parts[0], references, entropy)
+
+    @property
+    def asked(self) -> str:
+        """Return a text that says how many members there are, and whose examples they are."""
+        every, some = self.target.partition.clients, self.target.took_part
+        clients = (
+            quantity(every, "client") if some is None else f"{len(some):,} of {every:,} clients"
+        )
+        return (
+            f"the members are the {int(self.members.sum()):,} examples of {clients} that took part"
+        )
 
     def on_model(self) -> list[Measured]:
         """Return the model's accuracy on members and others, then the metrics of each attack."""
@@ -130,8 +151,8 @@ class Case:
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)
-        attacked = play_round(self.target, *split(self.members), most, self.entropy)
-        rehearsed = play_round(self.other, *split(self.references.held[0]), most, self.entropy)
+        attacked = play_round(self.target, *split(self.given), most, self.entropy)
+        rehearsed = play_round(self.other, *split(self.other_given), most, self.entropy)
         what = "sum" if attacked.summed else "report"
         scorers = {f"{what}'s gradient": scores.along}
         if all(reading.scaled for reading in attacked.readings):
@@ -141,3 +162,14 @@ class Case:
             limit = best_threshold(*rehearsed.scores(scorer, x, y))
             found += figures(name, *attacked.scores(scorer, x, y), limit)
         return found, attacked.summed
+
+
+def _trained_on(target: Target, given: Bools, clients: Clients | None) -> Bools:
+    """Return a mask of the pool: the examples of these clients of the target's job.
+
+    `given` marks the examples of all its clients. `clients` are those that took part in a round,
+    or None if they are not known.
+    """
+    mask = np.zeros_like(given)
+    mask[np.flatnonzero(given)[target.rows_of(clients)]] = True
+    return mask

@@ -62,20 +62,24 @@ class References:
         """Return the mean and standard deviation of each example's score over reference models.
 
         `of` computes the scores of all examples from one model's answers. If `member` is True, only
-        the models that were trained on the example are used, otherwise only the others. With fewer
-        than 15 models, all examples have the same standard deviation. Otherwise an example's own
-        variance is shrunk towards the common one (Smyth 2004).
+        the models that were trained on the example are used, otherwise only the others. If no
+        model was trained on an example, its mean is that of the others, moved as far as training
+        moves the means of the other examples.
+
+        With fewer than 15 models, all examples have the same standard deviation. Otherwise an
+        example's own variance is shrunk towards the common one (Smyth 2004).
         """
         given = self.held if member else ~self.held
-        if not given.any(axis=0).all():
-            first = int(np.argmin(given.any(axis=0)))
-            raise InvalidValue(
-                f"no reference model was trained on example {first}: at least one must be"
-            )
+        counts = given.sum(axis=0)
+        if not counts.any():
+            raise InvalidValue("no reference model was trained on any example: at least one must")
         means, shared, squares = self._moments(of, given)
+        if not counts.all():
+            usual = self._moments(of, ~given)[0]
+            means = np.where(counts, means, usual + (means - usual)[counts > 0].mean())
         if len(self.answers) < _OWN_SPREAD:
             return means, np.full_like(means, shared)
-        freedom = _SHARED + given.sum(axis=0) - 1
+        freedom = _SHARED + np.maximum(counts - 1, 0)
         return means, np.sqrt((_SHARED * shared**2 + squares) / freedom)
 
     def _moments(
@@ -83,9 +87,9 @@ class References:
     ) -> tuple[Float64s, float, Float64s]:
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
-        means: Float64s = np.where(given, values, 0).sum(axis=0) / counts
+        means: Float64s = np.where(given, values, 0).sum(axis=0) / np.maximum(counts, 1)
         squares: Float64s = np.where(given, (values - means) ** 2, 0).sum(axis=0)
-        total, freedom = float(squares.sum()), int((counts - 1).sum())
+        total, freedom = float(squares.sum()), int(np.maximum(counts - 1, 0).sum())
         return means, float(np.sqrt(total / freedom)) if total else 1.0, squares
 
 

@@ -22,6 +22,7 @@ from fedveil.engine.simulation import Simulator
 from fedveil.engine.start import start
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
+from fedveil.privacy.client_tally import Clients
 from fedveil.record.run_folder import RunFolder
 
 
@@ -76,8 +77,16 @@ class Pool:
         return replace(target, job=job, dataset=dataset, partition=split)
 
 
-def rehearse(target: Target) -> nn.Module:
-    """Run the target's job in this process, under its protection, and return the final model."""
+@dataclass(frozen=True)
+class Rehearsal:
+    """The final model of a simulated run, and the numbers of the clients that took part."""
+
+    model: nn.Module
+    clients: Clients
+
+
+def rehearse(target: Target) -> Rehearsal:
+    """Run the target's job in this process, under its protection."""
     data = target.job.model_dump()
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
@@ -86,7 +95,8 @@ def rehearse(target: Target) -> nn.Module:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
-        return start(job, Simulator(), opened, stack, dataset=target.dataset).run().model
+        run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
+        return Rehearsal(run.model, run.ledger.clients)
 
 
 def play_round(
@@ -110,7 +120,8 @@ def play_round(
     )
     asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
     if view.masked:
-        return Round([view.mean], [np.concatenate(held)], [np.concatenate(asked)], summed=True)
+        summed = [np.concatenate([some[i] for i in view.asked]) for some in (held, asked)]
+        return Round([view.mean], summed[:1], summed[1:], summed=True)
     return Round(view.readings, held, asked)
 
 

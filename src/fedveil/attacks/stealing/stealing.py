@@ -13,6 +13,7 @@ import numpy as np
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.pictures import grid
+from fedveil.attacks.server_view import Seen
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
@@ -136,28 +137,30 @@ def steal(
     sizes = target.partition.sizes
     cells = _CELLS_A_REPORT * int(sizes.max())
     watch.step(0, 2, "a model for single reports")
-    trapped, imprint, readings, _ = _played(target, cells, 1, form)
+    trapped, imprint, seen = _played(target, cells, 1, form)
+    readings, rows = seen.readings, target.partition.indices
     saw = f"each client's report of {quantity(int(sizes.max()), 'example')}"
     if all(reading.empty for reading in readings):
         watch.step(1, 2, "a model for the sum")
         cells = cells_needed(int(sizes.sum()), statistics)
-        trapped, imprint, _, total = _played(target, cells, statistics, form)
-        readings = [Reading(total, np.ones_like(total))]
-        saw = f"the sum of {len(sizes)} clients with {int(sizes.sum())} examples"
+        trapped, imprint, seen = _played(target, cells, statistics, form)
+        readings = [Reading(seen.aggregate, np.ones_like(seen.aggregate))]
+        rows = np.concatenate([target.rows(client) for client in seen.asked])
+        saw = f"the sum of {len(seen.asked)} clients with {len(rows)} examples"
     prior = PublicLaw.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
     watch.step(2, 2, saw)
-    train = target.dataset.train.x[target.partition.indices]
+    train = target.dataset.train.x[rows]
     public = target.dataset.test.x[: len(train)]
     return Loot(prior.unit(train), prior.unit(offered), prior.unit(public), saw), trapped
 
 
 def _played(
     target: Target, cells: int, statistics: int, form: Form
-) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
+) -> tuple[Target, Imprint, Seen]:
     """Simulate a round in which clients train a model that begins with an imprint.
 
-    Returns the target with this model, the imprint, each report's reading, and the aggregate.
+    Returns the target with this model, the imprint, and the server's view of the round.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
@@ -172,5 +175,4 @@ def _played(
     model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
     trapped = replace(target, model=model)
     clients = range(target.partition.clients)
-    seen = trapped.seen(trapped.updates(clients))
-    return trapped, imprint, seen.readings, seen.aggregate
+    return trapped, imprint, trapped.seen(trapped.updates(clients))

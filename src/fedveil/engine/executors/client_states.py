@@ -78,17 +78,19 @@ class ClientStates:
 
     def forget_before(self, done: int) -> None:
         """Delete each client's states up to round `done`, except for the newest of them."""
-        newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
-        self._drop((client, round) for client, round in self._files() if round < newest[client])
+        files, newest = list(self._files()), dict[ClientId, int]()  # reading a large folder is slow
+        for client, round in files:
+            if newest.get(client, 0) < round <= done:
+                newest[client] = round
+        self._drop((client, round) for client, round in files if round < newest.get(client, 0))
 
     def _drop(self, files: Iterator[tuple[ClientId, int]]) -> None:
         with explained(self._folder):
             for client, round in list(files):
                 self._remove(self._path(client, round))
 
-    def _rounds(self, client: ClientId, most: int | None = None) -> list[int]:
-        rounds = [round for other, round in self._files(f"{client}-*[0-9]") if other == client]
-        return [number for number in rounds if most is None or number <= most]
+    def _rounds(self, client: ClientId) -> list[int]:
+        return [round for other, round in self._files(f"{client}-*[0-9]") if other == client]
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         for path in self._folder.glob(names):

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -23,6 +23,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.pages.dossier.releases import releases_of
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.vertical_page import is_vertical, parties_of
+from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
@@ -31,11 +32,14 @@ from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact
+from fedveil.record.started_rounds import Attempts
 
 #: The lines of a party's account: the bits of a part, a label, and the run.
 _BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
 _LABEL = "an example's label, in all epochs"
 _SENT = re.compile(r"an example in the run, sent (?:once|(\d+) times)")
+#: The client that stands for one that takes part in every round.
+_CLIENT = 0
 #: Relative difference of an account's epsilon from the one that follows from its charges.
 _SAME = 1e-9
 #: Files whose digests a dossier lists, if the run has them.
@@ -109,6 +113,10 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
     The list is empty if the run has no checkpoint.
     """
     checkpoint = Checkpoint.read(folder)
+    if checkpoint is None and run.started:
+        raise RunFolderError(
+            f"{folder.path} has no checkpoint, but {run.unfinished}. Resume the run first"
+        )
     if checkpoint is None or not run.records:
         return []
     kept = Metrics.vouched(folder, checkpoint.metrics_bytes, checkpoint.metrics_digest)
@@ -119,16 +127,18 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
             f"fedveil run --resume {quote(str(folder.path))}"
         )
     ledger, delta = Ledger.from_state(checkpoint.ledger), run.job["privacy"]["delta"]
-    figures = ledger.figures(delta)
-    for name, figure in figures.items():
-        stated = (run.last[f"epsilon_{name}"], run.last[f"delta_{name}"])
+    last = replace(run, started={}).last
+    for name, figure in ledger.figures(delta).items():
+        stated = (last[f"epsilon_{name}"], last[f"delta_{name}"])
         if not _same(stated[0], figure.epsilon) or stated[1] != figure.delta:
             raise RunFolderError(
                 f"{folder.path / METRICS} does not state what the ledger adds up to: "
                 f"epsilon_{name} is {stated[0]} at delta {stated[1]}, and the ledger's is "
                 f"{figure.epsilon} at delta {figure.delta}"
             )
-    figure = figures["run_every_round"]
+    for number, charges in _started(folder, run, checkpoint.round):
+        ledger.record_many(charges, round=number, clients=[_CLIENT], ahead=True)
+    figure = ledger.figure_every_round(delta)
     rates = [run.job["clients"]["fraction"], run.job["training"].get("sampling_rate") or 1.0]
     releases = releases_of(
         ledger.charges_every_round(figure.delta), rates, adaptive=ledger.adaptive
@@ -136,6 +146,15 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
     whose = "one example of a client" if run.last["unit"] == "example" else "a client"
     what = f"{whose} in every round"
     return [Account(what, figure.epsilon, figure.delta, ledger.adaptive, releases)]
+
+
+def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
+    """Yield the rounds after `done` that were started and have no record, and what each costs."""
+    if not run.started:
+        return
+    begun = Attempts(folder, done).begun
+    # Repeated reports that are seeded are equal.
+    yield from dict(begun).items() if run.job["privacy"]["randomness"] == "seeded" else begun
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:

@@ -227,6 +227,8 @@ def _integrity(evidence: Evidence) -> list[str]:
         "The job equals its copy from the start of the run, the metrics equal the checkpoint's "
         "digest, and the ledger adds up to the last record."
     )  # fmt: skip
+    if run.unfinished:
+        lines.append(f"{run.unfinished.capitalize()}.")
     lines.append("Digests are no signatures: whoever can rewrite all files can forge a run. "
                  "Findings of attacks have no digest.")  # fmt: skip
     return lines
