@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.example_arrays import items, ragged
-from fedveil.data.examples import Examples, holdout, make_dataset, owner_codes
+from fedveil.data.examples import Examples, holdout, make_dataset, of_tests, owner_codes
 from fedveil.errors import DataInvalid
 
 
@@ -90,12 +90,31 @@ def test_next_tokens_are_the_tokens_after_and_need_two():
     for tokens, sentence in (
         (x[:, :1], r"x_train has shape \(2, 1\), but \[examples, tokens\] is needed"),
         ([[4, 2], [7]], "example 1 of x_train has fewer than two tokens"),
-        ([[4, 2, 7], [1, -5]], "x_train holds -5, but a token is a whole number from 0, or -100"),
-        (x - 5, "x_train holds -5, but a token is a whole number from 0, or -100"),
+        ([[4, 2, 7], [1, -5]], "x_train holds -5, but a token is a whole number from 0$"),
+        (x - 5, "x_train holds -1, but a token is a whole number from 0$"),
+        ([[4, 2, 7], [1, -100]], "x_train holds -100, but a token is a whole number from 0$"),
+        (x.astype(np.uint64) + 2**63, f"x_train holds {2**63 + 4}, but a token is"),
     ):
         with pytest.raises(DataInvalid, match=sentence):
             make_dataset("any", (tokens, None), (x, None), targets="tokens")
-    learnt = np.array([[-100, 7], [0, -100]])
+    for bad in (learnt := np.array([[-100, 7], [0, -100]])) - 1, learnt + 2**31:
+        with pytest.raises(DataInvalid, match=r"y_train holds .* from 0, or -100 to learn"):
+            make_dataset("any", (x[:, 1:], bad), (x[:, 1:], learnt), targets="tokens")
     assert (
         make_dataset("any", (x[:, 1:], learnt), (x[:, 1:], learnt), targets="tokens").classes == 8
     )
+
+
+def test_a_token_that_is_only_ever_first_is_one_of_the_model_s_tokens():
+    first, other = np.array([[9, 1, 2]]), np.array([[1, 2, 0]])
+    for train, test in ((first, other), (other, first), ([[1, 9, 2], [9, 1]], other)):
+        assert make_dataset("any", (train, None), (test, None), targets="tokens").classes == 10
+    assert of_tests("any", first, None, classes=None, targets="tokens").classes == 10
+    assert make_dataset("any", (first, other), (other, other), targets="tokens").classes == 3
+
+
+@pytest.mark.parametrize("targets", ["class", "numbers", "own"])
+def test_only_tokens_follow_from_the_examples(targets):
+    x = np.array([[4, 2, 7], [1, 0, 3]])
+    with pytest.raises(DataInvalid, match="y_test is None, but only the targets of task = next_to"):
+        make_dataset("any", (x, [0, 1]), (x, None), targets=targets)

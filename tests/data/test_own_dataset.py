@@ -378,9 +378,9 @@ def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
     data = own("return Items(([1.5], [0.5, 1.0])), Items(([2.5], [3.0, 4.0]))", ITEMS)
     assert (data.classes, data.train.y.tolist()) == (2, [[0.5, 1.0]])
     kind[0] = "tokens"
-    rows = "x_train=[[1, 2, 3], [4, 1.5, 6], [0, 3, 1]], x_test=[[6, 0, 2]]"
-    data = own(f"return dict({rows}, classes=7)")
-    assert (data.targets, data.train.usable.tolist()) == ("tokens", [True, False, True])
+    rows = "x_train=[[1, 2, 3], [4, 1.5, 6], [0, 3, 1], [1, 2, -100]], x_test=[[6, 0, 2]]"
+    data = own(f"return dict({rows})")
+    assert (data.targets, data.train.usable.tolist()) == ("tokens", [True, False, True, False])
     assert (data.train.x[2].tolist(), data.train.y[2].tolist()) == ([0, 3], [3, 1])
     rows = "x_train=[[1, 2], [3, 4]], y_train=[[-100, 2], [4, 5]], x_test=[[1, 2]], y_test=[[2, 7]]"
     assert own(f"return dict({rows})").train.y.tolist() == [[-100, 2], [4, 5]]

@@ -13,7 +13,7 @@ import fedveil
 import parts
 from fedveil.engine.assembly import ModelShape, make_model
 from fedveil.engine.client_learning_rate import ScheduledTrainer, client_rate, own_rate
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 
@@ -73,6 +73,24 @@ def test_a_rate_that_nobody_can_train_with_is_refused() -> None:
         "training.lr_schedule = 'test_client_learning_rate:nothing' gives the rate 0.0 in round 2. "
         "It must be a number above 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ({"lr_schedule": "step", "lr_rounds": 1, "lr_factor": 1e-200}, "0.0"),
+        ({"lr_schedule": "step", "lr_rounds": 1, "lr_factor": 1e-20}, "5e-41"),
+        ({"lr_schedule": "cosine", "lr_rounds": 2, "lr_factor": 1e-40}, "5e-41"),
+        ({"lr": 1e-35}, "1e-35"),
+    ],
+)
+def test_a_rate_that_vanishes_is_refused_before_the_first_round(
+    settings: dict[str, Any], rate: str
+) -> None:
+    """In 32 bits the rate would be 0 or nearly, by which SCAFFOLD and FedCM divide."""
+    with pytest.raises(JobError, match=rf"gives the rate {rate} in round 3, but at least 1e-30"):
+        job(**settings)
+    assert job(**{"lr_schedule": "step", **settings, "lr": 0.5, "lr_rounds": 3}).rounds == 3
 
 
 def test_clients_train_with_the_rate_of_the_round(tmp_path: Path) -> None:

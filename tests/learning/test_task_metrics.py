@@ -179,9 +179,13 @@ def test_a_text_without_a_target_has_no_loss_and_a_huge_loss_a_finite_perplexity
     logits = torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[0.0, 2000.0], [0.0, 0.0]]])
     assert LOSSES["next_token"](logits, y).tolist() == [0, 2000]
     assert float(task.loss(logits, y)) == 1000
-    figures = task.metrics(*task.scored(logits, y))
-    assert figures["loss"] == 1000
+    scored = task.scored(logits, y)
+    figures = task.metrics(*scored)
+    assert figures["loss"] == 2000
     assert 1e300 < figures["perplexity"] < math.inf
+    nothing = task.metrics(*(part[:1] for part in scored))
+    assert list(nothing) == ["loss", "perplexity", "accuracy"]
+    assert all(map(math.isnan, nothing.values()))
 
 
 def test_each_input_is_filled_up_and_goes_in_by_its_name_or_place() -> None:

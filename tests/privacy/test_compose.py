@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 
@@ -504,3 +505,19 @@ def test_importing_is_cheap():
         "assert not slow, slow"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("ratio", [1e-7, 1e-10, 1e-14, 1e-16, 1e-100])
+def test_an_epsilon_is_never_too_small_however_little_noise_there_is(ratio: float) -> None:
+    """Far from 0, the loss is normal: epsilon is mu² / 2 + z · mu, with delta = Phi(-z)."""
+    z, mu = Decimal("4.753424308822898"), 1 / Decimal(ratio)
+    exact = mu * mu / 2 + z * mu
+    found = compose([(PrivacyLoss.of_release(Gaussian(ratio)), 1)], 1e-6)
+    assert exact <= Decimal(found) <= exact * Decimal(1 + 2e-8)
+
+
+def test_noise_too_small_to_square_has_no_epsilon() -> None:
+    for ratio, least in ((1e-150, 1e300), (1e-160, math.inf), (1e-200, math.inf)):
+        small = PrivacyLoss.of_release(Gaussian(ratio)), 2
+        for other in ((PrivacyLoss(0.5), 0), (PrivacyLoss(0.5), 3)):
+            assert least <= compose([small, other], 1e-6) <= least * 1.001

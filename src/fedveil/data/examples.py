@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import Shape, Targets, alike, shape_of
 from fedveil.data import inputs
-from fedveil.data.targets import checked, next_tokens, outputs
+from fedveil.data.targets import check_follow, checked, next_tokens, outputs
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 
@@ -101,6 +101,7 @@ def make_dataset(
     with suppress(ValueError):  # the checks below report shapes that do not fit
         parts = _alike(parts)
     shapes = {part: shape_of(examples.x) for part, examples in parts.items()}
+    learnt = _learnt(parts["train"], train[1]) + _learnt(parts["test"], test[1])
     if shapes["train"] != shapes["test"]:
         raise DataInvalid(
             f"data {name}: an example of x_train has shape {shapes['train']} and one of x_test "
@@ -110,7 +111,7 @@ def make_dataset(
         name,
         parts["train"],
         parts["test"],
-        outputs(targets, name, [examples.y for examples in parts.values()], classes),
+        outputs(targets, name, learnt, classes),
         None if owners is None else checked_owners(name, owners, len(parts["train"])),
         targets,
     )
@@ -119,12 +120,19 @@ def make_dataset(
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
     """Check test examples, and return a data set in which they are also the training part."""
     test = _examples(name, "test", x, y, targets)
-    return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
+    count = outputs(targets, name, _learnt(test, y), classes)
+    return Dataset(name, test, test, count, None, targets)
+
+
+def _learnt(examples: Examples, y: Any) -> list[Array]:
+    """Return the arrays of targets. If the given `y` is None, the first tokens count as well."""
+    return [examples.y] if y is not None else [examples.x, examples.y]
 
 
 def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Examples:
     rows = inputs.checked(name, f"x_{part}", inputs.as_array(name, f"x_{part}", x))
     if y is None:
+        check_follow(targets, name, f"y_{part}")
         return Examples(*next_tokens(name, f"x_{part}", rows))
     learnt = checked(targets, name, f"y_{part}", y)
     if len(rows) != len(learnt):

@@ -50,9 +50,18 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     return _classes(name, declared, max(int(values(part).max()) for part in parts))
 
 
+def check_follow(kind: Targets, name: str, part: str) -> None:
+    """Raise `DataInvalid` unless targets of `kind` follow from the examples, without a y."""
+    if kind != "tokens":
+        raise DataInvalid(
+            f"data {name}: {part} is None, but only the targets of task = next_token follow from "
+            "x. Return a target for each example"
+        )
+
+
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
     """Return each example's tokens without the last as inputs, and without the first as targets."""
-    _tokens(name, part, x)
+    _tokens(name, part, x, ignored=False)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:
             raise DataInvalid(
@@ -69,17 +78,19 @@ def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
     return ragged([e[:-1] for e in examples]), ragged([e[1:] for e in examples])
 
 
-def _tokens(name: str, part: str, array: Array) -> Array:
+def _tokens(name: str, part: str, array: Array, *, ignored: bool = True) -> Array:
+    """Check tokens. If `ignored` is True, `IGNORED` may stand for a token without a loss."""
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array
     if not whole or tokens.dtype.kind not in "iu":
         raise DataInvalid(
             f"data {name}: {part} has dtype {tokens.dtype}, but tokens are whole numbers"
         )
-    if ((tokens < 0) & (tokens != IGNORED)).any():
+    wrong = ((tokens < 0) | (tokens >= 2**31)) & ~((tokens == IGNORED) & ignored)
+    if wrong.any():
         raise DataInvalid(
-            f"data {name}: {part} holds {tokens.min()}, but a token is a whole number from 0, or "
-            f"{IGNORED} to learn nothing there"
+            f"data {name}: {part} holds {tokens[wrong][0]}, but a token is a whole number from 0"
+            + (f", or {IGNORED} to learn nothing there" if ignored else "")
         )
     return array.astype(np.int64) if is_plain(array) else array
 

@@ -15,15 +15,8 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 def client_rate(job: Job, round: int) -> float:
     """Return the clients' learning rate in `round`."""
     settings = job.training
-    if settings.lr_schedule == "constant":
-        return settings.lr
-    past = (round - 1) / settings.lr_rounds
-    if settings.lr_schedule == "step":
-        rate = settings.lr * settings.lr_factor ** math.floor(past)
-    elif settings.lr_schedule == "cosine":
-        left = (1 + math.cos(math.pi * min(past, 1.0))) / 2
-        rate = settings.lr * (settings.lr_factor + (1 - settings.lr_factor) * left)
-    else:
+    rate = settings.planned_rate(round)
+    if rate is None:
         rate = _scheduled(settings.lr_schedule, round, settings.lr)
     if not (math.isfinite(rate) and rate > 0):
         raise InvalidValue(

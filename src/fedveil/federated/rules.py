@@ -78,6 +78,18 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
     )
 
 
+@RULES.rule("rounds", "training")
+def _rate_lasts(job: JobFields) -> str | None:
+    """Unless your own function is the `training.lr_schedule`, its last rate is at least 1e-30."""
+    rate = job.training.planned_rate(job.rounds)
+    if rate is None or rate >= 1e-30:
+        return None
+    return (
+        f"training.lr_schedule = {job.training.lr_schedule} gives the rate {rate!r} in round "
+        f"{job.rounds:,}, but at least 1e-30 is needed: use a larger lr, lr_factor or lr_rounds"
+    )
+
+
 @RULES.rule("protection", "privacy.unit")
 def _unit_kept(job: JobFields) -> str | None:
     """`privacy.unit: example` needs a protection that can state its loss for one example."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -116,6 +117,16 @@ class TrainingSettings(Block):
         "native threads (on a CPU, if the model is a plain chain of known "
         "layers) and loop",
     )
+
+    def planned_rate(self, round: int) -> float | None:
+        """Return the learning rate in `round`, from 1. None if a function of the user plans it."""
+        past = (round - 1) / self.lr_rounds
+        if self.lr_schedule == "step":
+            return self.lr * self.lr_factor ** math.floor(past)
+        if self.lr_schedule == "cosine":
+            left = (1 + math.cos(math.pi * min(past, 1.0))) / 2
+            return self.lr * (self.lr_factor + (1 - self.lr_factor) * left)
+        return self.lr if self.lr_schedule == "constant" else None
 
     @property
     def keeps_mean(self) -> bool:

@@ -211,7 +211,7 @@ class NextToken(_Bundled):
     loss_name = "next_token"
     table: ClassVar[Mapping[str, Metric]] = {
         "perplexity": lambda told, _: _perplexity(told),
-        "accuracy": lambda told, _: float(told[:, 2].sum() / max(told[:, 1].sum(), 1)),
+        "accuracy": lambda told, _: float(told[:, 2].sum() / told[:, 1].sum()),
     }
     usual = ("perplexity", "accuracy")
 
@@ -230,13 +230,17 @@ class NextToken(_Bundled):
         return told.cpu().numpy(), there.any(1).cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
-        told, _ = scored
-        loss = float((told[:, 0] / np.maximum(told[:, 1], 1)).mean())
-        return {"loss": loss, **super().metrics(*scored)}
+        """Return the metrics, over the examples with a target. They are NaN if there is none."""
+        told, there = scored
+        told = told[there]
+        if not len(told):
+            return dict.fromkeys(("loss", *self.chosen), math.nan)
+        loss = float((told[:, 0] / told[:, 1]).mean())
+        return {"loss": loss, **super().metrics(told, there)}
 
 
 def _perplexity(told: Array) -> float:
-    mean = told[:, 0].sum() / max(told[:, 1].sum(), 1)
+    mean = told[:, 0].sum() / told[:, 1].sum()
     return float(np.exp(min(mean, math.log(np.finfo(np.float64).max))))
 
 

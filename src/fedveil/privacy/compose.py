@@ -23,6 +23,7 @@ import numpy as np
 
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, within
+from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
 from fedveil.privacy.loss_sum import BLOCK, TAIL, Part, Tilted, TooSteep, add, repeat
@@ -34,6 +35,9 @@ _MAX_COUNT = 10**12
 #: A second tilt is tried if errors take more than this share of delta. For a large epsilon the
 #: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
+#: Beyond this distance of two normal distributions, their curve is not computed by differences:
+#: rounding would exceed its margin.
+_FAR = 2.0**20
 
 
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
@@ -142,13 +146,16 @@ class _Normal:
     def epsilon(self, delta: float) -> float:
         """Return the joint epsilon at `delta`, by theorem 8 of Balle and Wang (2018)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
+        bound = _renyi([self], delta)[0]
+        if distance > _FAR:
+            return min(bound, epsilon_for(1 / distance, delta))
 
         def log_delta(epsilon: float) -> float:
             ahead = log_ndtr(distance / 2 - epsilon / distance)
             back = epsilon + log_ndtr(-distance / 2 - epsilon / distance)
             return float(ahead + math.log(max(1e-300, -math.expm1(min(0.0, back - ahead)))))
 
-        return _least(log_delta, math.log(delta) - 1e-10, _renyi([self], delta)[0])
+        return _least(log_delta, math.log(delta) - 1e-10, bound)
 
 
 @dataclass(frozen=True)
@@ -196,7 +203,7 @@ def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
     repeated: Counter[LossDistribution] = Counter()
     for loss, count in charges:
         if isinstance(loss.release, Gaussian):
-            squares.append(count / loss.release.ratio**2)
+            squares.append(count / loss.release.ratio / loss.release.ratio)
         elif loss.release is not None:
             release = loss.release.distribution()
             survivals.append(count * _log_survival(release.infinite))
@@ -218,10 +225,13 @@ def _log_survival(infinite: float) -> float:
 def _solve(groups: Sequence[_Group], delta: float) -> float:
     if not groups:
         return 0.0
+    square = max((group.square for group in groups if isinstance(group, _Normal)), default=0.0)
+    if math.isinf(square):
+        return math.inf
     if len(groups) == 1 and isinstance(groups[0], _Normal):
         return groups[0].epsilon(delta)
     epsilon, tilts = _renyi(groups, delta)
-    if max(group.count for group in groups) > _MAX_COUNT:
+    if max(group.count for group in groups) > _MAX_COUNT or square > _FAR**8:
         return epsilon
     for tilt in tilts:
         found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)
