@@ -487,7 +487,7 @@ def test_dates_are_words() -> None:
         with pytest.raises(DataInvalid, match="row 1: d = '2024-01-31' is not a finite number"):
             table.numbers("d")
     times = days.astype("M8[ms]") + np.array([0, 1, 90_061_000], "m8[ms]")
-    said = ["2024-01-31 00:00:00", "", "2024-02-02 01:01:01"]
+    said = ["2024-01-31", "", "2024-02-02 01:01:01"]  # no date depends on another
     assert as_table({"d": times}).words("d").tolist() == said
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2024-01-31", None, "2024-01-31"])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from dataclasses import dataclass, field
@@ -17,10 +16,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import DataInvalid
 from fedveil.federated.blocks import DATASETS
 from fedveil.statistics.question import QuestionFile
-from fedveil.statistics.tables import Table, as_table
-
-#: A client's own log. Only this log says how many rows and values were left out.
-log = logging.getLogger("fedveil.client")
+from fedveil.statistics.tables import Table, as_table, log
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,14 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
 
 def load(question: QuestionFile, data: Any = None) -> Clients:
-    """Read the rows that a question file (or `data`, if given) names, and group them by client."""
+    """Read the rows that a question file (or `data`, if given) names, and group them by client.
+
+    If the epsilon is for one row, no row decides whether the others can be read.
+    """
     if data is None:
         data = _named(question.data)
-    table = as_table(data, question.data or "data")
+    apart = question.unit == "row" and question.epsilon is not None
+    table = as_table(data, question.data or "data", apart=apart)
     _check(question, table)
     return clients_of(table, question.client, question.rows_of_a_client)
 

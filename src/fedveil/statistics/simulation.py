@@ -18,10 +18,11 @@ from fedveil.protections.base import ClientContext, ClientRound, Protection, Upd
 from fedveil.rounds.loop import Carrier, MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId, Folded, Refused, Report, Withheld
 from fedveil.statistics.carriage import Carriage
-from fedveil.statistics.clients import Clients, log
+from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import Rows
 from fedveil.statistics.one_hot import Frequencies
 from fedveil.statistics.plan import Layout
+from fedveil.statistics.tables import log
 
 
 class Contributions:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import datetime, time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,16 +18,23 @@ from fedveil.base.array_types import Array, Float64s
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
+from fedveil.tasks.tables.refusals import Refusals
 
 Words: TypeAlias = npt.NDArray[np.str_]
 #: File forms that need no note.
 _USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
 _SHOWN = 20
+#: A client's own log. Only this log says how many rows and values were left out.
+log = logging.getLogger("fedveil.client")
 
 
 class Table(ABC):
-    """Rows with named columns. A column can be read as numbers, or as texts ("words")."""
+    """Rows with named columns. A column can be read as numbers, or as texts ("words").
+
+    If `apart`, a cell that is no finite number counts as missing in a column of numbers. Otherwise
+    it is an error, with which a single row would decide about all others.
+    """
 
     #: The file, or the function that returned the columns, for messages.
     name: str
@@ -33,7 +42,8 @@ class Table(ABC):
     said: Sequence[str] = ()
     columns: Sequence[str]
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         # Cached: a question reads a column for its cells and for each condition.
         self.numbers = lru_cache(maxsize=64)(self._checked_numbers)
         self.words = lru_cache(maxsize=64)(self._checked_words)
@@ -43,14 +53,14 @@ class Table(ABC):
 
     @abstractmethod
     def _numbers(self, column: str) -> Float64s:
-        """Return a column as numbers. Raises `DataInvalid` for a text that is not a number."""
+        """Return a column as numbers. Raises `DataInvalid` for other texts, unless `apart`."""
 
     @abstractmethod
     def _words(self, column: str) -> Words:
         """Return a column as words. A missing word is ""."""
 
     def _checked_numbers(self, column: str) -> Float64s:
-        """Return a column as finite numbers, NaN if missing. Raises `DataInvalid` for a text."""
+        """Return a column as finite numbers, NaN if missing, or raise `DataInvalid`."""
         self._known(column)
         return self._numbers(column)
 
@@ -71,8 +81,8 @@ class Table(ABC):
 class FileTable(Table):
     """A CSV file with a header, or a Parquet file. Each column is read when it is first needed."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__()
+    def __init__(self, path: str, *, apart: bool = False) -> None:
+        super().__init__(apart=apart)
         self.name = path
         self.columns = table_file.header(path)
         self._rows = len(self._read())
@@ -90,7 +100,10 @@ class FileTable(Table):
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
         wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
-        table = table_file.read(self.name, wanted)
+        refusals = Refusals(self.name) if self._apart else None
+        table = table_file.read(self.name, wanted, refusals)
+        if refusals is not None and (count := refusals.left_out()):
+            log.info("%d cells or rows of %s cannot be read", count, self.name)
         for said in table.said:
             if not said.endswith(_USUAL):
                 self.said = [*(known for known in self.said if not said.startswith(known)), said]
@@ -100,10 +113,12 @@ class FileTable(Table):
 class ArrayTable(Table):
     """Columns in memory: arrays of equal length."""
 
-    def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
-        super().__init__()
+    def __init__(self, name: str, columns: Mapping[str, Any], *, apart: bool = False) -> None:
+        super().__init__(apart=apart)
         self.name = name
-        self._held = {str(key): _column(name, key, value) for key, value in columns.items()}
+        self._held = {
+            str(key): _column(name, key, value, apart=apart) for key, value in columns.items()
+        }
         self.columns = list(self._held)
         lengths = {key: value.shape for key, value in self._held.items()}
         if not lengths:
@@ -123,6 +138,8 @@ class ArrayTable(Table):
         if held.dtype.kind not in "biuf":
             held = np.array([self._number(column, row, cell) for row, cell in enumerate(held)])
         numbers = held.astype(np.float64)
+        if self._apart:
+            return np.where(np.isinf(numbers), np.nan, numbers)
         if len(wrong := np.flatnonzero(np.isinf(numbers))):
             self._refuse(column, int(wrong[0]), float(numbers[wrong[0]]))
         return numbers
@@ -131,8 +148,11 @@ class ArrayTable(Table):
         if cell is None or str(cell).strip().lower() in _NO_NUMBER:
             return float("nan")
         try:
-            return float(cell) if isinstance(cell, bool | np.bool_) else float(str(cell))
+            exact = isinstance(cell, bool | np.bool_ | np.floating)
+            return float(cell) if exact else float(str(cell))  # type: ignore[arg-type]
         except ValueError:
+            if self._apart:
+                return float("nan")
             self._refuse(column, row, str(cell))
             raise
 
@@ -150,16 +170,27 @@ class ArrayTable(Table):
         return np.array(["" if c is None else _text_of(c) for c in held.tolist()], np.str_)
 
 
-def _column(name: str, key: object, value: Any) -> Array:
+def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
     if isinstance(value, np.ma.MaskedArray):  # NumPy would read the hidden cells
         value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
     try:
         column = np.asarray(value)
-        if column.dtype.kind == "U" and not hasattr(value, "dtype"):
-            column = np.asarray(value, object)  # NumPy makes a missing number the text nan
-    except ValueError:  # lists of different lengths
-        raise DataInvalid(f"{name}: {shown(str(key))} is not a list of numbers or texts") from None
+        if not hasattr(value, "dtype") and (column.dtype.kind == "U" or _is_mixed(value)):
+            # NumPy makes a missing number the text nan, and True beside 2 the number 1
+            column = np.asarray(value, object)
+    except (TypeError, ValueError):  # lists of different lengths
+        if not apart or not isinstance(value, list | tuple):
+            said = f"{name}: {shown(str(key))} is not a list of numbers or texts"
+            raise DataInvalid(said) from None
+        column = np.empty(len(value), object)
+        for row, cell in enumerate(value):
+            column[row] = cell
     return _texts(column)
+
+
+def _is_mixed(value: Any) -> bool:
+    """Return True if the cells of a list have several types."""
+    return len(set(map(type, value))) > 1
 
 
 def _texts(column: Array) -> Array:
@@ -169,25 +200,30 @@ def _texts(column: Array) -> Array:
 
 
 def _dates(column: Array) -> Array:
-    """Return dates as words: 2024-01-31, or 2024-01-31 12:30:00 if any of them has a time."""
+    """Return dates as words: 2024-01-31 12:30:00, or 2024-01-31 if the time is midnight."""
     missing, days = np.isnat(column), column.astype("M8[D]")
-    alone = bool((missing | (column == days)).all())
-    words = np.datetime_as_string(days if alone else column.astype("M8[s]"))
-    found: Array = np.where(missing, "", np.char.replace(words, "T", " "))
+    times = np.char.replace(np.datetime_as_string(column.astype("M8[s]")), "T", " ")
+    words = np.where(column == days, np.datetime_as_string(days), times)
+    found: Array = np.where(missing, "", words)
     return found
 
 
 def _text_of(cell: object) -> str:
     """Return a cell as a word: a whole number without a decimal point, and NaN as "" (missing)."""
-    if isinstance(cell, float):
+    if isinstance(cell, float | np.floating):
         if np.isnan(cell):
             return ""
-        return str(int(cell)) if cell.is_integer() else repr(cell)
+        return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
+    if isinstance(cell, datetime) and cell.tzinfo is None:
+        if str(cell) == "NaT":  # pandas' missing time
+            return ""
+        midnight = cell.time() == time.min
+        return str(cell.date()) if midnight else cell.isoformat(" ", "seconds")
     return str(cell).strip()
 
 
-def as_table(data: Any, name: str = "data") -> Table:
-    """Return `data` as a table. Error messages call it `name`.
+def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
+    """Return `data` as a table. Error messages call it `name`, and `apart` is as in `Table`.
 
     `data` may be a `Table`, a path, a mapping of names to columns, a pandas DataFrame, a structured
     array, an array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are
@@ -197,25 +233,27 @@ def as_table(data: Any, name: str = "data") -> Table:
     if isinstance(data, Table):
         return data
     if isinstance(data, str | Path):
-        return FileTable(str(data))
+        return FileTable(str(data), apart=apart)
     if isinstance(data, Mapping):
-        return ArrayTable(name, data)
+        return ArrayTable(name, data, apart=apart)
     if hasattr(data, "train") and hasattr(data, "owners"):
         columns = _of_pair(data.train.x, data.train.y)
         owners = {} if data.owners is None else {"client": data.owners}
-        return ArrayTable(data.name, {**columns, **owners})
+        return ArrayTable(data.name, {**columns, **owners}, apart=apart)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return ArrayTable(name, {str(c): _of_frame(data[c]) for c in data.columns})
+        return ArrayTable(name, {str(c): _of_frame(data[c]) for c in data.columns}, apart=apart)
     if isinstance(data, tuple) and len(data) == 2:
-        return ArrayTable(name, _of_pair(*data))
+        return ArrayTable(name, _of_pair(*data), apart=apart)
     try:
         array = np.asarray(data)
     except ValueError:
         array = np.empty(0)
     if array.dtype.names:
-        return ArrayTable(name, {column: array[column] for column in array.dtype.names})
+        return ArrayTable(
+            name, {column: array[column] for column in array.dtype.names}, apart=apart
+        )
     if array.ndim == 2:
-        return ArrayTable(name, {str(i): array[:, i] for i in range(array.shape[1])})
+        return ArrayTable(name, {str(i): array[:, i] for i in range(array.shape[1])}, apart=apart)
     raise DataInvalid(f"{name} is no table: a file, columns by name or rows of numbers are needed")
 
 

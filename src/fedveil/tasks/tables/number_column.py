@@ -112,14 +112,15 @@ class NumberColumn:
             kept = fits if fits.any() else np.arange(len(fits)) == failures.argmin()
             self.forms = [form for form, keep in zip(self.forms, kept, strict=True) if keep]
             table, bad = table[:, kept], bad[:, kept]
+        missing = np.isnan(table)
         if not fits.any():
             rows = np.flatnonzero(bad[codes, 0])
             cell = words[codes[rows[0]]]
             short = "has a year of two digits" if is_short_date(cell) else ""
             self._refuse(piece, rows, cell, short or f"is not {NOUNS[self.forms[0]]}")
-            table = np.where(bad, 0.0, table)
-        self._seen |= not np.isnan(table).all()
-        self._check_missing(np.isnan(table[codes, 0]), piece)
+            table = np.where(bad, np.nan, table)
+        self._seen |= not missing.all()
+        self._check_missing(missing[codes, 0], piece)
         self._store(table, codes, words, piece)
 
     def _store(

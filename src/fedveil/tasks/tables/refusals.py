@@ -57,6 +57,12 @@ class Refusals:
             if not self.has(column):
                 self.add(str(error).removeprefix(f"{self.path}: "))
 
+    def left_out(self) -> int:
+        """Return the number of problems of single rows. Raises an error for any other problem."""
+        if self._others:
+            Refusals(self.path, self.unit, _others=self._others).check()
+        return sum(problem.count for problem in self._rows.values())
+
     def check(self) -> None:
         if not len(self):
             return
