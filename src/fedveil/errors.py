@@ -173,6 +173,10 @@ class FolderInUse(RunFolderError):
     """Another process is writing to the run folder."""
 
 
+class OutputLost(FedveilError):
+    """Standard output is closed, cannot be written, or lacks a character of the answer."""
+
+
 class SplitInvalid(FedveilError, ValueError):
     """The parts or parties of a split model do not fit together, or a name is invalid."""
 

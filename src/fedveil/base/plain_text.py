@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from fedveil.base.untrusted import escaped
+from fedveil.errors import OutputLost
 
 #: True if standard output is redirected to standard error (`json_answer`).
 to_stderr = False
@@ -41,11 +42,33 @@ def say(text: str) -> None:
     console(soft_wrap=True).print(text)
 
 
-def document(text: str) -> None:
-    """Print a command's whole answer on standard output. Prints nothing under `--json`."""
-    if not to_stderr:
-        sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
-        sys.stdout.flush()
+def document(text: str, *, exact: bool = False) -> None:
+    """Print a command's whole answer on standard output. Prints nothing under `--json`.
+
+    `exact` is for text that a program will read. Raises `OutputLost` if standard output is closed,
+    or if `exact` and its encoding lacks a character of `text`.
+    """
+    if to_stderr:
+        return
+    out = answer_stream()
+    if exact:
+        try:
+            text.encode(out.encoding)
+        except UnicodeEncodeError as error:
+            character = error.object[error.start]
+            raise OutputLost(
+                f"standard output cannot show {character!a}: its encoding is {out.encoding}. Set "
+                "PYTHONIOENCODING=utf-8"
+            ) from None
+    out.write(escaped(text) if out.isatty() else text)
+    out.flush()
+
+
+def answer_stream() -> TextIO:
+    """Return standard output. Raises `OutputLost` if it is closed."""
+    if sys.stdout is None:
+        raise OutputLost("standard output is closed, and the answer is written there")
+    return sys.stdout
 
 
 def remark(text: str, kind: str = "") -> None:

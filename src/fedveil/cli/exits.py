@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedveil.base.plain_text import remark
+from fedveil.cli.standard_output import explained_output
 from fedveil.errors import (
     FedveilError,
     FedveilWarning,
@@ -98,7 +99,10 @@ def _show_warning(show: Any) -> Any:
 
 def _ended(app: typer.Typer) -> int:
     try:
-        return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
+        with explained_output():
+            return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
+    except BrokenPipeError:  # the reader of standard output has ended
+        return Exit.FAILED
     except _usage_errors.ClickException as error:
         return _usage(error)
     except typer.Abort:

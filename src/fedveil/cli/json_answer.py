@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -55,7 +54,8 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
 
 def answer(found: Any) -> None:
     """Print a value as JSON. NaN and infinities are printed as strings."""
-    sys.stdout.write(json.dumps(strict(_plain(found)), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(strict(_plain(found)), indent=2, allow_nan=False)
+    plain_text.answer_stream().write(text + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -337,7 +337,7 @@ def _print_job(job: Job, *, json: bool) -> None:
     if json:
         answer(job.model_dump(mode="json"))
     else:
-        document(job.to_yaml())
+        document(job.to_yaml(), exact=True)
 
 
 @job_app.command()

@@ -117,7 +117,7 @@ def show(
 
     policy = Site.open(site).policy
     remarks("note", policy.warnings)
-    document(policy.to_yaml())
+    document(policy.to_yaml(), exact=True)
     return policy.model_dump(mode="json")
 
 
