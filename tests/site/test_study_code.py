@@ -368,7 +368,7 @@ def test_code_ends_with_its_site(means: isolation.Means | None) -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "running\n"
     inner = children(holder.pid)
-    seen = Path(f"/proc/{inner[0]}/environ").read_bytes().split(b"\0")[:-1]
+    seen = environment(inner[0])
     assert sorted(seen) == [b"HOME=/tmp", b"LANG=C.UTF-8", b"OMP_NUM_THREADS=1"], "not the site's"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -383,6 +383,15 @@ def children(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that they have."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [found for child in map(int, listed) for found in (child, *children(child))]
+
+
+def environment(pid: int) -> list[bytes]:
+    """Return a process's environment variables. While it replaces its program, it shows none."""
+    end = time.monotonic() + 20
+    while not (seen := Path(f"/proc/{pid}/environ").read_bytes()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return seen.split(b"\0")[:-1]
 
 
 def alive(pid: int) -> bool:
