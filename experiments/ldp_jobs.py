@@ -66,6 +66,9 @@ SOURCE: Mapping[Task, Mapping[str, object]] = MappingProxyType(
 PLAIN_LR = 0.001
 #: 500 rounds if examples are dealt at random, otherwise 1,000.
 NON_IID_ROUNDS = 2
+#: Bound on the norm of a batch's gradient if clients are not i.i.d. Without it, LeNet collapsed at
+#: seed 0: in round 622 one of 500 clients diverged, and its update had an entry of 3,789.
+NON_IID_NORM = 10.0
 
 _PARTS = "experiments.small_stand_ins"
 _SMALL_DENSE = {"lr": 0.01, "optimizer": "adam", "batch_size": 6, "epochs": 5, "engine": "vmap"}
@@ -101,6 +104,10 @@ SHARED = """
 - **Chosen here**, because the source does not state it: one local epoch in batches of 10 (at scale
   small: five epochs in batches of 5 or 6), and 50 cells unless the cells are varied. The sum of a
   cohort's reports is drawn at once, from its exact distribution.
+- **Bounded gradients**, which the source does not mention. Where clients are not i.i.d. and the
+  model has the source's size, a batch's gradient has a norm of at most 10. Without this bound and
+  without protection, LeNet reached 98.3% and then fell to 10%: in round 622 one of 500 clients
+  diverged, in native code and in PyTorch alike, and its update wrecked the mean.
 - **Replacements at scale small.** A net with one hidden layer of 24 units replaces LeNet, on 4,000
   images of MNIST reduced to 7x7 pixels. It also replaces the net of Purchase-100, on 20 classes and
   300 features of a synthetic data set of the same shape (`dnn-purchase100-synthetic`), with Adam at
@@ -129,6 +136,8 @@ def job(
     rounds = rounds or (SMALL_ROUNDS if small else 500)
     blocks = _small(task) if small else _full(task, perturbed=protection != "not_encrypt")
     blocks["data"]["split"] = split
+    if split == "shards" and not small:
+        blocks["training"]["gradient_norm"] = NON_IID_NORM
     if protection == "not_encrypt":
         unary = {}  # without effect
     settings = (f"{key}-{value}" for key, value in sorted(unary.items()))
