@@ -312,7 +312,7 @@ def test_a_malformed_application_is_refused(changes: dict[str, Any]) -> None:
         exchange.send(applications(**changes))
 
 
-@pytest.mark.parametrize("count", [-1, 1 << 28, 1 << 50])
+@pytest.mark.parametrize("count", [-1, 1 << 50])
 def test_a_number_of_ids_that_no_message_can_number_is_refused(count: int) -> None:
     """A leader without ids of its own would number them all."""
     ids = {"train": np.arange(0), "test": np.arange(0)}
