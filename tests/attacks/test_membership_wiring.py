@@ -190,10 +190,11 @@ def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.Monk
         return SimpleNamespace(run=lambda: SimpleNamespace(model="trained", ledger=ledger))
 
     monkeypatch.setattr(shadow_runs, "start", start)
-    target = Target.of(job(rounds=5, seed=8))
+    target = Target.of(job(rounds=5, seed=8, privacy={"account": "ours", "max_epsilon": 3.0}))
     assert shadow_runs.rehearse(target) == Rehearsal("trained", [3])  # type: ignore[arg-type]
     ((played, dataset),) = begun
     assert (played.rounds, played.seed) == (5, 8)
+    assert (played.privacy.account, played.privacy.max_epsilon) == (None, 3.0)
     assert (played.evaluation.every, played.checkpoint.every) == (5, 5)
     assert (played.record.page, dataset is target.dataset) == (False, True)
 

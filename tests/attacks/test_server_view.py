@@ -89,6 +89,13 @@ def test_an_update_is_the_simulators(target: Target) -> None:
     assert np.array_equal(target.updates([1])[0], second)
 
 
+def test_a_client_trains_at_the_learning_rate_of_its_round(target: Target) -> None:
+    falling = {"lr_schedule": "step", "lr_rounds": 1, "lr_factor": 0.1, "epochs": 1}
+    scheduled = replace(target, job=Job(**{**target.job.model_dump(), "training": falling}))
+    first, third = (np.linalg.norm(scheduled.updates([0], round)[0]) for round in (1, 3))
+    assert third < 0.05 * first
+
+
 @pytest.mark.parametrize("masks", [True, False])
 def test_a_sum_that_is_added_without_masks_is_promised_what_it_is_with_them(
     target: Target, masks: bool

@@ -485,6 +485,25 @@ def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoi
     assert result.ledger.epsilon("run") == 8
 
 
+def test_a_run_whose_first_round_was_void_before_any_report_goes_on(tmp_path: Path):
+    """No key arrives in round 1, so no report is requested, and none is recorded as begun."""
+    secure = {"name": "pw_encrypt", "pw_encrypt": {"cipher_time_window": 100}}
+    app, _ = app_of(tmp_path / "app", job(protection=secure))
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def tamper(message: Any) -> Any:
+        if message.metadata.group_id == "2":
+            raise Killed
+        return None if message.metadata.message_type.startswith("train") else message
+
+    grid.tamper = tamper
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint" / "begun").exists()
+    result = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert [record["void"] is None for record in result.metrics] == [False, True]
+
+
 def test_a_run_goes_on_without_a_client_that_did_not_come_back(tmp_path: Path):
     app, _ = app_of(tmp_path / "app", job(rounds=2, deployment={"wait_s": 0.1}))
     grid = LocalGrid(app, tmp_path / "state")

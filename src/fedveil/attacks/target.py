@@ -247,7 +247,7 @@ class Target:
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)
-        trainer = make_trainer(self.job, self.model, self.dataset.example_shape)
+        trainer = make_trainer(self.job, self.model, self.dataset.example_shape, round)
         training = LocalTraining(trainer, data, training_entropy(self.job))
         training.open(round, self.weights if weights is None else weights)
         found = []

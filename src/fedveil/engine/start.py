@@ -56,7 +56,8 @@ def start(
     if job.keeps_state and not engine.reports_leave:
         parts.test.clients = open_states(folder.path, state.done)
     state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
-    has_begun = engine.reports_leave and state.done > 0
+    # A secure sum can be void before a report is requested. Nothing is charged then.
+    has_begun = engine.reports_leave and len(state.ledger.clients) > 0
     attempts = Attempts(folder, state.done, has_begun=has_begun)
     keep_job(folder, job, job.own_names)
     recorder = Recorder(folder, metrics, tensorboard=job.record.tensorboard)

@@ -90,6 +90,7 @@ def rehearse(target: Target) -> Rehearsal:
     data = target.job.model_dump()
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
+    data["privacy"]["account"] = None  # an attack releases no model, and must not spend the account
     for block in ("evaluation", "checkpoint"):
         data[block]["every"] = target.job.rounds
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
