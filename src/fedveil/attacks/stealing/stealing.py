@@ -143,7 +143,7 @@ def steal(
         cells = cells_needed(int(sizes.sum()), statistics)
         trapped, imprint, _, total = _played(target, cells, statistics, form)
         readings = [Reading(total, np.ones_like(total))]
-        saw = f"the sum of {len(sizes)} clients with {int(sizes.sum())} examples"
+        saw = f"the sum of {len(sizes):,} clients with {int(sizes.sum()):,} examples"
     prior = PublicLaw.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
     watch.step(2, 2, saw)
