@@ -480,6 +480,10 @@ def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(
     assert inversion._what_was_seen(alone) == (
         "one client's report; 3 examples and 2 local steps a client"
     )
+    many = replace(view, cohort=1438, known=replace(view.known, count=2000))
+    assert inversion._what_was_seen(many).startswith(
+        "the aggregate of 1,438 clients; 2,000 examples and "
+    )
 
 
 def test_a_search_keeps_its_best_point_and_stays_in_the_box() -> None:

@@ -154,6 +154,13 @@ def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None
     told = json.loads(out)
     assert (told["clients"], told["next"]) == (205, "flwr run 'my app'")
     assert "my app/question.yaml" in told["wrote"]
+    code, out, err = command("deploy", "other", question, "--seeded")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: --seeded is only for jobs, and {question} asks questions: clients answer them "
+        "with noise from the operating system\n"
+    )
+    assert not (question.parent / "other").exists()
     code, _, err = command("deploy", "app", question, "--set", "epsilon=3")
     assert code == 1
     assert "app holds question.yaml already" in err

@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedveil.data.partition import (
     SPLITS,
+    Partition,
     _draw,
     by_client,
     dirichlet,
@@ -331,6 +332,10 @@ def test_the_summary_reports_sizes_and_labels():
     )
     assert list(result.labels_held(labels)) == [2, 2, 1]
     assert iid(8, 4, Seeded(0)).summary() == "4 clients hold 2 examples each"
+    for second, median in ((3_000_000, "2,000,000"), (3_000_001, "2,000,000.5")):
+        large = Partition(np.arange(4), np.array([0, 1_000_000, 1_000_000 + second]))
+        middle = f"1,000,000 to {second:,} (median {median})"
+        assert large.summary() == f"2 clients hold {middle} examples"
     mixed = by_client([0, 1, 0, 1, 0, 1])
     assert list(mixed.labels_held(np.array([0, 1, 0, 2, 0, 3]))) == [1, 3]
 

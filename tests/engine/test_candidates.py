@@ -211,3 +211,11 @@ def test_a_protection_that_leaves_a_model_comes_before_one_that_needs_no_trust()
     ]
     mixed = [ranked[place] for place in (3, 0, 5, 2, 4, 1)]
     assert sorted(mixed, key=lambda one: _rank(one, 7)) == ranked
+
+
+def test_a_candidate_costs_no_more_than_was_asked_for() -> None:
+    target = 3.123456444  # six digits of it are more
+    for found in candidates(small_job(), 83, target, ["distributed_dp", "central_gaussian"]):
+        assert found.figure.epsilon <= target
+    (found,) = candidates(small_job(), 83, target, ["distributed_dp"])
+    assert found.settings[-1] == f"protection.distributed_dp.target_epsilon={target}"

@@ -280,3 +280,12 @@ def test_an_axis_from_zero_takes_negative_values_and_a_logarithm_its_place() -> 
     log = scale_of(Axis("x", log=True), [10, 10_000])
     assert log.at(100) == pytest.approx(1 / 3)
     assert labels(scale_of(Axis("x"), [0, 400_000]))[-1] == "400,000"
+
+
+def test_a_plot_sends_no_epsilon_that_is_rounded_down() -> None:
+    costs = [1.00000001, 2.5, 12345.6789, math.inf]
+    curve = Curve("run", costs, costs)
+    axis = Axis("epsilon", unit="epsilon")
+    drawing = draw(Plot("epsilon", "Epsilon", axis, axis, [curve]))
+    (sent,) = drawing.data["curves"]
+    assert sent["x"] == sent["y"] == [1.0001, 2.5, 12346, None]

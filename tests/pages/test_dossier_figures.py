@@ -206,3 +206,32 @@ def test_the_script_judges_each_account_of_each_record(
     assert said[2] == "gone: not recomputed: it was lost"
     assert said[3].startswith("much: not recomputed: too large: 1,000,000,000 releases of a table")
     assert recompute.main(files[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"epsilon": None}, "it has no 'epsilon'"), ({"of": None}, "it has no 'of'"),
+        ({"missing": None}, "it has no 'missing'"), ({"releases": None}, "it has no 'releases'"),
+        ({"adaptive": None}, "it has no 'adaptive'"), ({"epsilon": "much"}, "'much' is no number"),
+        ({"epsilon": "nan"}, "'nan' is no number"), ({"delta": "0"}, "not supported between"),
+        ({"releases": [{}]}, "it has no 'epsilon'"), ({"releases": 3}, "not iterable"),
+    ],
+)  # fmt: skip
+def test_a_record_that_lacks_something_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], why: str
+) -> None:
+    whole = {**account(release("stated", 1, 1.0), delta=1e-5)}
+    changed_account = {k: v for k, v in {**whole, **changed}.items() if v is not None}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"accounts": [changed_account]}))
+    assert recompute.main([str(record)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"{record} cannot be read: ")
+    assert why in said.err
+
+
+def test_the_script_rounds_no_epsilon_down() -> None:
+    shown = [recompute.shown(value) for value in (1.0000001, 2.0, 1e-5, 0.1 + 0.2, math.inf)]
+    assert shown == ["1.00001", "2", "1e-05", "0.300001", "inf"]

@@ -125,7 +125,7 @@ def test_a_page_draws_each_metric_of_each_round(folder: Path, records: Records) 
     assert axes(page) == {
         "accuracy": ("percent", False), "loss": ("", False), "auc": ("", False),
         **{f"clients_{part}": ("percent", False) for part in ("mean", "worst_tenth", "spread")},
-        "epsilon": ("", False), "bytes": ("bytes", True), "seconds": ("seconds", True),
+        "epsilon": ("epsilon", False), "bytes": ("bytes", True), "seconds": ("seconds", True),
     }  # fmt: skip
     found = curves(page)
     for place, key in drawn.items():

@@ -107,3 +107,10 @@ def test_a_finding_tells_each_of_its_figures() -> None:
     )
     assert finding(Measured("epsilon at least", 101.0)).verdict == "NOT WHAT WAS PROMISED"
     assert finding(Measured("epsilon at least", 99.0)).verdict == "not refuted"
+
+
+def test_a_claim_is_never_rounded_down() -> None:
+    claimed = Measured("ledger's epsilon after 2 reports", 1.8801)
+    assert str(claimed) == "ledger's epsilon after 2 reports 1.89"
+    bound = Measured("epsilon at least", 9.5, epsilon=1.2345601, delta=0.0)
+    assert finding(bound).refutation == "epsilon at least 9.5 where 1.23457 is claimed"

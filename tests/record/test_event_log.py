@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,39 @@ def test_the_recorder_chains_its_events(tmp_path: Path) -> None:
     recorder.close()
     assert faults(tmp_path / "run" / EVENTS) == []
     assert event_log.CHAIN in {path.name for path in (tmp_path / "run").iterdir()}
+
+
+class Full:
+    """A log's file on a disk that has room for `left` more bytes."""
+
+    def __init__(self, file: Any, left: int) -> None:
+        self.file, self.left = file, left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written: int = self.file.write(data[: self.left])
+        self.left -= written
+        return written
+
+
+@pytest.mark.parametrize("which", ["_log", "_chain"])
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part(
+    tmp_path: Path, which: str, left: int
+) -> None:
+    path = written(tmp_path)
+    log = EventLog(path)
+    file = getattr(log, which)
+    setattr(log, which, Full(file, left))
+    with pytest.raises(OSError, match="No space"):
+        log.append("does not fit")
+    setattr(log, which, file)
+    assert log.head[0] == len(LINES)
+    log.append("fits")
+    log.close()
+    assert path.read_text("utf-8").splitlines() == [*LINES, "fits"]
+    assert faults(path) == []

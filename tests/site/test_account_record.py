@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 from account_parts import DELTA, FREE, NOISY, NOON, Place, release
 from fedveil.cli.main import app as cli
+from fedveil.errors import InvalidValue
 from fedveil.pages.dossier import recompute
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Fact
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.site.account import Limits
+from fedveil.site.account import Limits, Release
 from fedveil.site.account_record import AccountRecord
 from fedveil.site.site_folder import Site, create
 
@@ -203,3 +204,24 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     (site / "accounts" / "heart.account").unlink()
     refused = run.invoke(cli, ["site", "account", str(site)])
     assert "is missing, but" in str(refused.exception)
+
+
+def test_a_value_in_the_clear_alone_is_in_the_account_and_costs_nothing(tmp_path: Path) -> None:
+    place, limits = Place(tmp_path), Limits(month=2.5, ever=9.0)
+    account = place.open()
+    for _ in range(2):
+        account.charge(release(PrivacyLoss(0.25)), limit=limits)
+    before = account.spent().figure
+    size = Release("new", "the introduction", "dp_encrypt", (), in_clear=("a size",))
+    for _ in range(2):
+        account.disclose(size)
+    assert len(account.charges) == 3
+    again = place.open()
+    assert again.spent().figure == before
+    assert (again.spent().releases, again.spent().in_clear) == (2, ("a size",))
+    record = AccountRecord("north", again, limits)
+    assert record.record()["in_clear"] == ["a size"]
+    _, new = record.jobs().records()
+    assert (new["job"], new["releases"], new["spent"]) == ("new", "0", "no epsilon")
+    with pytest.raises(InvalidValue, match="spending is not empty"):
+        account.disclose(release(PrivacyLoss(0.25)))

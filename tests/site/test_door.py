@@ -12,16 +12,20 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedveil.engine.job_protection import make_protection
+from flwr.app import Message
+
+from fedveil.base.message import decode
+from fedveil.engine.job_protection import REVEALED, make_protection
 from fedveil.flower.job import job_client
 from fedveil.flower.job.member import Member
+from fedveil.flower.records import to_records
 from fedveil.site import door
 from fedveil.site.admission import Admission
 from fedveil.site.door import Charges
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from flower_parts import CLIENTS, app_of, serve
-from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
+from site_house import WEIGHTS, House, app_of_job, digest_of, job, noised, of_job, training
 from site_parts import MASKED, Sites, study, write_policy
 
 OF_EXAMPLES = job(
@@ -167,3 +171,24 @@ def test_exact_sums_end_at_their_limit(tmp_path: Path, stack: ExitStack, reads: 
     assert [record["reports"] for record in records] == [CLIENTS, 0, 0]
     assert len(reads) == CLIENTS
     assert "promises no epsilon, and the site allows 1 such" in sites.log()
+
+
+def test_a_number_of_examples_is_in_the_account_before_it_leaves(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    asks = noised(deployment={"reveal": ["examples"]})
+    clear = {"answer_after_s": None, "counts": True}
+    house = House(tmp_path / "site", stack, of_job(asks, clear=clear))
+    message = Message(to_records({}), 100, "query.introduce")
+    for _ in range(2):
+        answer = house.ask(app_of_job(asks), message)
+        assert answer is not None
+        assert decode(answer)["examples"] > 0
+    house.account.refresh()
+    (line,) = house.account.charges
+    assert line.in_clear == (REVEALED,)
+    assert (line.job, line.what) == (digest_of(asks), f"the introduction to {asks.name}")
+    silent = noised()
+    house = House(tmp_path / "other", stack, of_job(silent, clear=clear))
+    assert house.ask(app_of_job(silent), message) is not None
+    assert house.charges == 0

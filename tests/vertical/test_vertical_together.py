@@ -542,7 +542,7 @@ def test_a_run_opens_with_what_protects_it() -> None:
     assert heard[:2] == [
         "initial weights are drawn from the job's seed, which all parties know: for simulation "
         "only",
-        "The embedding is protected by EmbeddingDP with eps 5.000000.",
+        "The embedding is protected by EmbeddingDP with eps 5.",
     ]
     assert len(set(heard)) == len(heard), "what two parties say alike is shown once"
     heard.clear()

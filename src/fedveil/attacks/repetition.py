@@ -22,7 +22,7 @@ from fedveil.entropy import Entropy
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import intervals
-from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.finding import CLAIM, Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import projected
 from fedveil.protections.base import Protection
@@ -108,7 +108,7 @@ class After:
             yield intervals.median(f"relative error {of}", self.errors, guess=1.0)
         yield intervals.share(f"right guesses {of}", self.hits, len(self.cosines), guess=0.5)
         if claim is not None:
-            yield Measured(f"ledger's epsilon {of}", claim.epsilon)
+            yield Measured(f"{CLAIM} {of}", claim.epsilon)
 
 
 def averaged(

@@ -281,6 +281,11 @@ def deploy(
     """Turn a job or question file into a Flower app, whose clients run on other machines."""
     _need_flower("fedveil deploy")
     if job is not None and is_question(job):
+        if seeded:
+            raise JobError(
+                [f"--seeded is only for jobs, and {job} asks questions: clients answer them with "
+                 "noise from the operating system"]
+            )  # fmt: skip
         return ask_cli.deploy(directory, job, overrides)
     loaded = load(job, overrides, default=DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app

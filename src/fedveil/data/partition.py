@@ -63,10 +63,11 @@ class Partition:
 
 
 def _low_to_high(counts: Int64s, what: str) -> str:
-    low, middle, high = counts.min(), np.median(counts), counts.max()
+    low, middle, high = counts.min(), float(np.median(counts)), counts.max()
     if low == high:
         return f"{quantity(int(low), what)} each"
-    return f"{low:,} to {high:,} (median {middle:,g}) {what}s"
+    half = "" if middle.is_integer() else ".5"  # between two whole numbers
+    return f"{low:,} to {high:,} (median {int(middle):,}{half}) {what}s"
 
 
 def partition(

@@ -14,6 +14,7 @@ from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
 from fedveil.errors import InvalidValue, LimitReached, RunStopped
 from fedveil.federated.job import Job
 from fedveil.privacy.ledger import Ledger, Line, project
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection, Spending
 from fedveil.record.data_account import DataAccount
 from fedveil.rounds.outcomes import ClientId
@@ -74,7 +75,7 @@ def check_limit(
         raised = "; write `privacy: {max_epsilon: null}` to run without a limit"
         raise LimitReached(
             f"round {number} would bring {whose(job, 'the most-drawn client')} to {ahead}, above "
-            f"privacy.max_epsilon = {limit:g}{raised if number == 1 else ''}"
+            f"privacy.max_epsilon = {exactly(limit)}{raised if number == 1 else ''}"
         )
 
 

@@ -15,6 +15,7 @@ from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.federated.rules import ONE_STEP
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection
 from fedveil.protections.switching import switched
 from fedveil.settings.allowed import shown
@@ -131,7 +132,7 @@ def _solved(
     if key is not None and "target_epsilon" in key.instead:  # the protection computes its noise
         own = changed.protection.settings.model_dump()
         noise = [f"{block}.{key.parameter}=null"] if own[key.parameter] is not None else []
-        found = [*noise, f"{block}.target_epsilon={target:g}"]
+        found = [*noise, f"{block}.target_epsilon={exactly(target)}"]
     else:
         solved = solve(changed, make_protection(changed, dimension), target)
         found = [f"{k}={'null' if v is None else v}" for k, v in solved.keys.items()]

@@ -24,7 +24,8 @@ from fedveil.record.metric_names import LOSS, MEASURES, USUAL
 from fedveil.record.recorder import NEEDED
 
 #: Names that the metrics of a task cannot use: a round's record already has them.
-_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED}
+#: A protection whose clip moves adds `clip` (`protections/clip_norm.py`).
+_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED, "clip"}
 _NAME = r"[a-z][a-z0-9_]*"
 
 

@@ -74,6 +74,10 @@ def whose(job: Job, client: str) -> str:
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
+#: The value that a deployed client sends when it introduces itself, if the job asks for it.
+REVEALED = "the number of a client's examples (deployment.reveal = examples)"
+
+
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
     """Return descriptions of the values that a job's clients send without noise, for the ledger.
 
@@ -85,7 +89,7 @@ def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
     if job.clients.own_layers and not leaves:
         said.append("metrics with the clients' own layers (clients.own_layers)")
     if leaves and job.deployment.reveal:
-        said.append("the number of a client's examples (deployment.reveal = examples)")
+        said.append(REVEALED)
     if leaves and protection.always_reports and job.deployment.answer_after_s is None:
         said.append(TIMING)
     return said

@@ -16,6 +16,7 @@ from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import projected
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection
 from fedveil.protections.cost_key import CostKey
 
@@ -103,8 +104,8 @@ def _solve(job: Job, protection: Protection, target: float) -> Solved:
         with suppress(InvalidValue, ValidationError):  # if the protection allows this value
             shown = f": at {least:g} it is {spent(least)}"
         raise InvalidValue(
-            f"no {place} brings the run to epsilon {target:g}{shown}. Use fewer rounds, another "
-            "delta or other parameters"
+            f"no {place} brings the run to epsilon {exactly(target)}{shown}. Use fewer rounds, "
+            "another delta or other parameters"
         )
     found = at_cost(protection, key, value)
     changes = [*total.items(), *key.changes(settings, value)]

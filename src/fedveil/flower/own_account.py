@@ -22,6 +22,7 @@ from fedveil.errors import (
 )
 from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection, Spending, State
 
 _PARTS = ("alike", "any")
@@ -130,5 +131,5 @@ def _check(alike: Ledger, any_: Ledger, limits: Sequence[tuple[float, float]]) -
         if figure.epsilon > most:
             raise MessageInvalid(
                 f"one more report would bring this client to {figure}, above its "
-                f"max_epsilon = {most:g}"
+                f"max_epsilon = {exactly(most)}"
             )

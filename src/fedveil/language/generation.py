@@ -37,6 +37,7 @@ from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.ledger import Line
+from fedveil.privacy.loss import exactly
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.vertical.crossing import (
@@ -242,7 +243,8 @@ def _write(
             pending, start, times = text[-max(1, context // 2) :], 0, 2
         if most is not None and (spent := _epsilon(party.split, vectors + len(pending))) > most:
             figure = Line(spent, 0.0, "the whole text")
-            stopped = f"another token would bring {figure}, above privacy.max_epsilon = {most:g}"
+            limit = f"privacy.max_epsilon = {exactly(most)}"
+            stopped = f"another token would bring {figure}, above {limit}"
             break
         scores = yield from _scores(party, pending, start, step, noise)
         start, vectors, step = start + len(pending), vectors + len(pending), step + 1

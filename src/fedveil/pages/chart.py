@@ -12,6 +12,7 @@ from fedveil.base.untrusted import escaped
 from fedveil.pages.axis_scale import Scale, scale_of
 from fedveil.pages.colours import Look, looks
 from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.privacy.loss import format_epsilon
 
 #: The size of a drawing on a page, in its own units.
 WIDTH, HEIGHT = 340, 225
@@ -73,7 +74,8 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
               "title": plot.x.title},
         "unit": plot.y.unit,
         "curves": [
-            {"name": curve.name, "colour": look.colour, "x": _sent(curve.x), "y": _sent(curve.y)}
+            {"name": curve.name, "colour": look.colour, "x": _sent(curve.x, plot.x),
+             "y": _sent(curve.y, plot.y)}
             for curve, look in zip(thin, styles, strict=True)
         ],
     }  # fmt: skip
@@ -234,6 +236,14 @@ def _thinned(curve: Curve) -> Curve:
     return replace(curve, x=x, y=y, low=low, high=high)
 
 
-def _sent(values: Iterable[float]) -> list[float | None]:
-    """Round values to six digits. Infinities and NaN become None."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+def _sent(values: Iterable[float], axis: Axis) -> list[float | None]:
+    """Round values to six digits. Infinities and NaN become None.
+
+    An epsilon is rounded up to the five digits that the page shows of it.
+    """
+    rounded = _up if axis.unit == "epsilon" else "{:.6g}".format
+    return [float(rounded(value)) if math.isfinite(value) else None for value in values]
+
+
+def _up(epsilon: float) -> str:
+    return format_epsilon(epsilon, 5).replace(",", "")

@@ -64,7 +64,7 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
     elif lone:
         whose += f", in {listed(lone)} for one example of it"
     note = f"Of the whole run so far, for {whose}."
-    key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
+    key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1, unit="epsilon")
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
         yield from _together("epsilon", "Epsilon", runs, key, axis, note)
 

@@ -122,6 +122,8 @@ def shown(figure: Measured, value: float) -> str:
         return "-"
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
         return rounded_down(value) if math.isfinite(value) else "inf"
+    if figure.is_claim:
+        return format_epsilon(value)
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
         return f"{value:.3g}"
     return _percent(value)

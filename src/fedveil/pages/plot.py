@@ -13,7 +13,7 @@ from typing import Literal, SupportsFloat, TypeAlias
 from fedveil.errors import InvalidValue
 
 #: A unit of an axis's values that has a notation of its own.
-Unit: TypeAlias = Literal["", "percent", "bytes", "seconds"]
+Unit: TypeAlias = Literal["", "percent", "bytes", "seconds", "epsilon"]
 
 #: A name that can be part of a file name, and of a link to it, on every system.
 _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")

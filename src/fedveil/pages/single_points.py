@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
+from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 
 
@@ -14,7 +15,7 @@ def single_points(plots: Sequence[Plot]) -> Table:
     rows = [
         [
             plot.title if len(plot.curves) == 1 else f"{plot.title}: {curve.name}",
-            f"{plot.x.title} {x:,.12g}",
+            f"{plot.x.title} {format_epsilon(x) if plot.x.unit == 'epsilon' else f'{x:,.12g}'}",
             shown(y, plot.y),
         ]
         for plot in plots
@@ -35,5 +36,7 @@ def shown(value: float, axis: Axis) -> str:
             return shown_bytes(value)
         case "seconds":
             return f"{value:,.3g} s"
+        case "epsilon":
+            return format_epsilon(value, 4)
         case _:
             return f"{value:,.4g}"

@@ -20,6 +20,8 @@ from fedveil.privacy.loss import format_epsilon
 EFFORTS = ("quick", "standard", "full")
 #: Prefix of the name of a lower bound on epsilon.
 BOUND = "epsilon at least"
+#: Prefix of the name of an epsilon that a ledger states.
+CLAIM = "ledger's epsilon"
 #: The confidence of every interval.
 CONFIDENCE = 0.95
 
@@ -60,6 +62,11 @@ class Measured:
         return self.name.startswith(BOUND)
 
     @property
+    def is_claim(self) -> bool:
+        """Return True if this metric is an epsilon that a ledger states."""
+        return self.name.startswith(CLAIM)
+
+    @property
     def is_error(self) -> bool:
         """True if the metric measures the attacker's error, so that smaller values are better."""
         # A name may begin with what the attacker knew, as in "left: known bottom: mse".
@@ -79,6 +86,7 @@ class Measured:
     def __str__(self) -> str:
         down = self.is_bound and math.isfinite(self.value)
         shown = rounded_down(self.value) if down else f"{self.value:.3g}"
+        shown = format_epsilon(self.value) if self.is_claim else shown
         shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
@@ -166,7 +174,7 @@ class Finding:
         """Return a list, in words, of the lower bounds that exceed their claims."""
         return "; ".join(
             f"{bound.name} {rounded_down(bound.value, 6)} where "
-            f"{bound.claim(self.epsilon):.6g} is claimed"
+            f"{format_epsilon(bound.claim(self.epsilon), 6)} is claimed"
             for bound in self.excesses
         )
 

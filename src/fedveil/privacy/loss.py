@@ -201,6 +201,16 @@ def format_epsilon(epsilon: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def exactly(epsilon: float) -> str:
+    """Format an epsilon that a user has set, with all its digits.
+
+    >>> from fedveil.privacy.loss import exactly
+    >>> exactly(8.0), exactly(0.1234567), exactly(2e6)
+    ('8', '0.1234567', '2000000')
+    """
+    return "inf" if math.isinf(epsilon) else f"{as_written(epsilon).normalize():f}"
+
+
 def format_delta(delta: float) -> str:
     """Format `delta` with at most six significant digits, rounded up, never down."""
     return f"{float(_ceiling(delta, 6)):g}"

@@ -52,7 +52,7 @@ from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import compose
-from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, Release
+from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, Release, exactly
 from fedveil.privacy.loss_distribution import LossDistribution
 
 #: The grid has at most this many points, and `_POINTS_PER_DEVIATION` per deviation of the loss.
@@ -152,8 +152,7 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
     if excess(high) > 0:
         raise InvalidValue(
             f"no noise of a ratio up to {_MOST_RATIO:g} brings {quantity(rounds, 'round')} to "
-            "epsilon = "
-            f"{epsilon:g} at delta = {delta:g}"
+            f"epsilon = {exactly(epsilon)} at delta = {delta:g}"
         )
     while high - low > _RATIO_WIDTH:
         middle = (low + high) / 2

@@ -21,6 +21,7 @@ from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
 from fedveil.privacy.grid_sensitivity import LARGEST
+from fedveil.privacy.loss import exactly
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
@@ -140,7 +141,7 @@ class CentralGaussian(Clipped):
     @classmethod
     def for_rounds(cls, settings: CentralGaussianSettings) -> str | None:
         target = settings.target_epsilon
-        return None if target is None else f"target_epsilon = {target:g}"
+        return None if target is None else f"target_epsilon = {exactly(target)}"
 
     @classmethod
     def unfit_for_apps(cls, settings: CentralGaussianSettings) -> str | None:

@@ -21,7 +21,7 @@ from fedveil.mechanisms.hadamard import random_signs, rotate, unrotate
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
-from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss
+from fedveil.privacy.loss import Gaussian, Per, PrivacyLoss, exactly
 from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
@@ -230,7 +230,7 @@ class DistributedDP(Clipped, SecureSum):
     def for_rounds(cls, settings: Any) -> str | None:
         if settings.noise_multiplier is not None:
             return None
-        return f"target_epsilon = {settings.target:g}"
+        return f"target_epsilon = {exactly(settings.target)}"
 
     @property
     def _rate(self) -> float:

@@ -17,6 +17,7 @@ from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Line, Spendings
+from fedveil.privacy.loss import exactly
 from fedveil.record.run_folder import explained, make_folder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
@@ -48,7 +49,7 @@ class DataAccount:
             if limit is not None and figure.epsilon > limit:
                 raise LimitReached(
                     f"{what} would bring the account {self.path} to {figure}, above max_epsilon = "
-                    f"{limit:g}"
+                    f"{exactly(limit)}"
                 )
             state: dict[str, Value] = {"rounds": rounds + 1, "unit": self._unit}
             state |= prefixed(_PART, ledger.to_state())

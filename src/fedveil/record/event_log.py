@@ -11,8 +11,10 @@ party then edits its log, the log contradicts what the other parties have writte
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,17 +50,20 @@ class EventLog:
         return self._count, self._head
 
     def append(self, line: str) -> None:
+        """Append a line and its digest. If one does not fit on the disk, neither is appended."""
         data = line.encode()
-        _append(self._log, data + b"\n")
-        self._link(data)
+        with _whole(self._log), _whole(self._chain):
+            _append(self._log, data + b"\n")
+            self._link(data)
 
     def close(self) -> None:
         self._log.close()
         self._chain.close()
 
     def _link(self, line: bytes) -> None:
-        self._head, self._count = _linked(self._head, line), self._count + 1
-        _append(self._chain, self._head.encode() + b"\n")
+        head = _linked(self._head, line)
+        _append(self._chain, head.encode() + b"\n")
+        self._head, self._count = head, self._count + 1
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
@@ -120,6 +125,18 @@ def _whole_digests(chain: Path) -> bytes:
     """Return the complete lines of a chain. A full disk may have cut off the last digest."""
     data = read_bytes(chain, MOST_LINES_BYTES) if chain.exists() else b""
     return data[: data.rfind(b"\n") + 1]
+
+
+@contextmanager
+def _whole(file: IO[bytes]) -> Iterator[None]:
+    """A context: a failure leaves `file` as it was. Else the next line would join a part."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 def _append(file: IO[bytes], data: bytes) -> None:

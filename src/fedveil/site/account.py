@@ -22,6 +22,7 @@ from fedveil.privacy.adaptive_sum import AdaptiveSum
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger, Spendings
+from fedveil.privacy.loss import exactly
 from fedveil.site.account_file import AccountFile
 from fedveil.site.account_losses import from_plain, to_plain
 
@@ -123,8 +124,10 @@ class Window:
     in_clear: set[str] = field(default_factory=set)
 
     def add(self, charged: Charged) -> None:
-        self.releases += 1
         self.in_clear.update(charged.in_clear)
+        if not charged.kind:  # values in the clear alone (`disclose`)
+            return
+        self.releases += 1
         if promises_nothing(charged.kind):
             self.without_epsilon += 1
         else:
@@ -238,12 +241,7 @@ class SiteAccount:
             )
         with self._file.locked():
             self._catch_up()
-            body = self._body(
-                Charged(
-                    self._now(), released.job, released.what, released.mechanism, released.through,
-                    released.unit, tuple(released.in_clear), kind,
-                )
-            )  # fmt: skip
+            body = self._body(self._charged(released, kind))
             found = self._read(body)  # never write a line that cannot be read back
             if promises_nothing(kind) and not released.summed:
                 raise OverSpent(
@@ -253,6 +251,29 @@ class SiteAccount:
             self._check(found[1], limit)
             self._file.append(body)
             self._add(*found)
+
+    def disclose(self, released: Release) -> None:
+        """Write a line about values of a run that are sent in the clear, outside of any report.
+
+        Such values have no epsilon, and `spending` must be empty. A run gets such a line only once.
+        """
+        if released.spending:
+            raise InvalidValue("spending is not empty: use charge")
+        with self._file.locked():
+            self._catch_up()
+            said = (released.job, released.what)
+            if any((charged.job, charged.what) == said for charged in self.charges):
+                return
+            body = self._body(self._charged(released, ()))
+            found = self._read(body)  # never write a line that cannot be read back
+            self._file.append(body)
+            self._add(*found)
+
+    def _charged(self, released: Release, kind: Kind) -> Charged:
+        return Charged(
+            self._now(), released.job, released.what, released.mechanism, released.through,
+            released.unit, tuple(released.in_clear), kind,
+        )  # fmt: skip
 
     def month(self) -> datetime:
         """Return the beginning of the month that charges currently count for."""
@@ -282,7 +303,7 @@ class SiteAccount:
                 )  # fmt: skip
                 raise OverSpent(
                     f"{said} would bring the account {self.name} to {figure} {_TIMES[period]}"
-                    f"{which}, above the site's limit of {allowed:g}{mixed}"
+                    f"{which}, above the site's limit of {exactly(allowed)}{mixed}"
                 )
 
     def _catch_up(self) -> None:

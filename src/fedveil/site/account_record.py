@@ -21,6 +21,7 @@ from fedveil.pages.run_summary import TONES
 from fedveil.pages.table import Table
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.loss import exactly
 from fedveil.record.recorder import strict
 from fedveil.site.account import Charged, Limits, Privacy, SiteAccount, Window
 
@@ -71,7 +72,7 @@ class AccountRecord:
 
     def months(self) -> Table:
         """Return a table of each month's releases and epsilon, next to the monthly limit."""
-        limit = "none" if self.limits.month is None else f"{self.limits.month:g}"
+        limit = "none" if self.limits.month is None else exactly(self.limits.month)
         rows = [
             [name, *_spent(self.privacy(window)), limit]
             for name, window in sorted(self.account.windows("month").items())

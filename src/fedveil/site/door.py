@@ -144,6 +144,19 @@ class Charges:
         )
         self.account.charge(released, limit=self.policy.limits)
 
+    def disclose(self, value: str) -> None:
+        job = self.order.job
+        self.account.disclose(
+            Release(
+                job=self.order.digest.hex(),
+                what=f"the introduction to {job.name}",
+                mechanism=job.protection.name,
+                spending=(),
+                through=f"Flower, {self.server}",
+                in_clear=(value,),
+            )
+        )
+
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)
         return said if self.answer_after_s is None else [one for one in said if one != TIMING]

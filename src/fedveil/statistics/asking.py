@@ -15,6 +15,7 @@ from fedveil.base.array_types import Float64s
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import LimitReached, RunFailed
 from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import TIMING, Protection, RoundContext, Spending
 from fedveil.record.data_account import DataAccount
 from fedveil.rounds.loop import Carrier, Outcome, drive
@@ -181,7 +182,7 @@ class Asking:
         if ahead["run_most_drawn"].epsilon > limit:
             raise LimitReached(
                 f"round {step.round} would cost {ahead['run_most_drawn']}, above max_epsilon = "
-                f"{limit:g}"
+                f"{exactly(limit)}"
             )
 
     def _charge(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedveil.errors import JobError
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.settings import allowed
@@ -188,7 +189,8 @@ class QuestionFile(CheckedJob):
         if self.epsilon is None and name not in ("not_encrypt", "pw_encrypt"):
             yield f"epsilon is missing: {name} adds the noise of an epsilon, such as `epsilon: 1`"
         if self.epsilon is not None and name == "not_encrypt":
-            yield f"epsilon = {self.epsilon:g} promises what not_encrypt does not keep: remove it"
+            promised = f"epsilon = {exactly(self.epsilon)}"
+            yield f"{promised} promises what not_encrypt does not keep: remove it"
         if self.unit == "row" and name == "pw_encrypt":
             yield (
                 "unit = 'row' is not possible under pw_encrypt, which has no noise for a row: use "

@@ -193,7 +193,7 @@ def plots(found: Sequence[Line]) -> Iterator[Plot]:
         ends = [end(x for curve in over for x in curve.x) for end in (min, max)]
         levels = [*_levels(found, name, ends)]
         note = "Dashed: without a finite epsilon." if levels else ""
-        x = Axis("epsilon of the whole run", log=True)
+        x = Axis("epsilon of the whole run", log=True, unit="epsilon")
         what = f"{title(name)} against epsilon"
         yield Plot(f"{name}-epsilon", what, x, _test_axis(name), [*over, *levels], note)
 

@@ -15,6 +15,7 @@ from fedveil.entry.simulation import simulate
 from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.loss import exactly
 from fedveil.record.metric_names import Better, deciding
 
 #: A trial has at most this many rounds, with the noise of the whole run.
@@ -76,13 +77,13 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     yield _tried(bare, UNTRAINED, None, nothing, None)
     yield _tried(bare, BARE, None, nothing, None)
     for name in (*GAUSSIAN, *OTHERS):
-        tell(f"trial of {name} at epsilon {target:g}")
+        tell(f"trial of {name} at epsilon {exactly(target)}")
         for found in candidates(job, protection.dimension, target, [name]):
             check_buffers(found.job, layout)
             yield _tried(found.job, name, found, found.figure, found.noise(examples))
     if job.privacy.unit == "client":
         name = "distributed_dp"
-        tell(f"trial of {name} at epsilon {target:g} for one example")
+        tell(f"trial of {name} at epsilon {exactly(target)} for one example")
         for found in candidates(job, protection.dimension, target, [name], of_examples(job)):
             noise = found.noise(examples)
             yield _tried(found.job, f"{name}, one example", found, found.figure, noise)

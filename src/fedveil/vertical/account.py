@@ -25,7 +25,7 @@ from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
-from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.loss import PrivacyLoss, exactly
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -286,9 +286,8 @@ def opening(split: SplitModel, party: str) -> list[str]:
     """Return a party's first log lines, which say how each output that it sends is protected."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
-        noise = (
-            "one bit for each value and no noise" if privacy.eps is None else f"eps {privacy.eps:f}"
-        )
+        bits = "one bit for each value and no noise"
+        noise = bits if privacy.eps is None else f"eps {exactly(privacy.eps)}"
         found.setdefault(noise, []).append(part.name)
     bare = [
         f"The output of {name} leaves {party} without protection."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fedveil.privacy.loss import exactly
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Crossing, SplitModel
@@ -66,7 +67,7 @@ def _output(crossing: Crossing) -> str:
     count = math.prod(crossing.output)
     if crossing.privacy is not None:
         eps = crossing.privacy.eps
-        how = "without noise" if eps is None else f"at eps {eps:g} of EmbeddingDP"
+        how = "without noise" if eps is None else f"at eps {exactly(eps)} of EmbeddingDP"
         return f"{count:,} bits of {crossing.part} {how}"
     return f"{count:,} numbers of {crossing.part}, unprotected"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedveil.errors import LimitReached
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.loss import PrivacyLoss, exactly
 from fedveil.vertical.account import repeated_spending, sends_unprotected, unprotected_gradients
 from fedveil.vertical.split import SplitModel
 
@@ -57,7 +57,7 @@ class Limit:
         if figure.epsilon > self._epsilon:
             raise LimitReached(
                 f"{what} would bring an example of {self._party} to {figure}, above "
-                f"privacy.max_epsilon = {self._epsilon:g}"
+                f"privacy.max_epsilon = {exactly(self._epsilon)}"
             )
 
     def forecast(self, epochs: int) -> str | None:

@@ -17,6 +17,7 @@ from fedveil.attacks.gradient.recovered_examples import Score
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float32s, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import ModelShape, make_model, training_plan
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
@@ -159,9 +160,10 @@ class Sight:
 def _what_was_seen(view: View) -> str:
     known = view.known
     steps = known.training.steps(known.count)
-    whose = "one client's report" if view.cohort == 1 else f"the aggregate of {view.cohort} clients"
-    examples = f"{known.count} example{'s' * (known.count != 1)}"
-    return f"{whose}; {examples} and {steps} local step{'s' * (steps != 1)} a client"
+    cohort = quantity(view.cohort, "client")
+    whose = "one client's report" if view.cohort == 1 else f"the aggregate of {cohort}"
+    examples, trained = quantity(known.count, "example"), quantity(steps, "local step")
+    return f"{whose}; {examples} and {trained} a client"
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:

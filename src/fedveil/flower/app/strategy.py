@@ -24,6 +24,7 @@ from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.app.saved_charges import Kept, KeptRounds
 from fedveil.flower.records import MESSAGE, check_report, common_record
 from fedveil.privacy.ledger import Ledger, project
+from fedveil.privacy.loss import exactly
 from fedveil.protections.advice import Cohort
 from fedveil.protections.base import BY_SIZE, TIMING, Protection, RoundContext, Spending, State
 from fedveil.rounds.loop import Outcome, drive
@@ -331,7 +332,7 @@ class ProtectedStrategy(Strategy):
         if figure.epsilon > limit:
             raise LimitReached(
                 f"the next round would bring the most-drawn client to {figure}, above "
-                f"max_epsilon = {limit:g}"
+                f"max_epsilon = {exactly(limit)}"
             )
 
     def _warn_of_thin(self, spending: Sequence[Spending], protection: Protection) -> None:

@@ -21,7 +21,13 @@ from flwr.clientapp import ClientApp
 from fedveil.base.message import Message as Words
 from fedveil.base.message import encode, only_fields, take
 from fedveil.base.own_code import place_of
-from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
+from fedveil.engine.job_protection import (
+    REVEALED,
+    Deployed,
+    job_digest,
+    make_protection,
+    report_entropy,
+)
 from fedveil.errors import (
     AnsweredBefore,
     ClientWithheld,
@@ -175,6 +181,8 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
         if "examples" in files.job.deployment.reveal:
             from fedveil.flower.job.client_training import example_count
 
+            if member.owner is not None:
+                member.owner.disclose(REVEALED)
             counts.append(example_count(files.job, member.client, member.data, files.data))
     said = {"client": clients} | ({"examples": counts} if counts else {})
     return encode({k: v[0] if len(v) == 1 else np.array(v, np.int64) for k, v in said.items()})

@@ -34,6 +34,9 @@ class Owner(Protocol):
     def charge(self, protection: Protection, asked: Words) -> None:
         """Charge the report that the message `asked` requests. Raises if it must not be sent."""
 
+    def disclose(self, value: str) -> None:
+        """Record that the client sends a value in the clear, outside of any report."""
+
 
 class RoundTraining(Protocol):
     """A client's training in one round."""

@@ -10,6 +10,7 @@ if a record states less than the result, and with code 2 if a record cannot be r
 import json
 import math
 import sys
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,24 @@ def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
 
 
 def number(value: Any) -> float:
-    """Convert a number from strict JSON, which writes infinity as a text."""
-    return float(value)
+    """Convert a number from strict JSON, which writes infinity as a text. Raises TypeError."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if math.isnan(found):
+        raise TypeError(f"{value!r} is no number")
+    return found
+
+
+def shown(value: float) -> str:
+    """Format an epsilon or delta with at most six significant digits, rounded up, never down."""
+    return f"{float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(str(value))):.6g}"
+
+
+def faulty(error: Exception) -> str:
+    """Return in words what is wrong with a record."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def verdict(stated: float, epsilon: float, error: float) -> str:
@@ -144,25 +161,29 @@ def main(files: list[str]) -> int:
     wrong = False
     for file in files:
         try:
-            accounts = json.loads(Path(file).read_text("utf-8"))["accounts"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            print(f"{file} cannot be read: {error}", file=sys.stderr)
+            for account in json.loads(Path(file).read_text("utf-8"))["accounts"]:
+                wrong |= compared(account, file) == "STATES LESS"
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as why:
+            print(f"{file} cannot be read: {faulty(why)}", file=sys.stderr)
             return 2
-        for account in accounts:
-            stated, what = number(account["epsilon"]), f"{file}: {account['of']}"
-            if account["missing"]:
-                print(f"{what}: not recomputed: {account['missing']}")
-                continue
-            try:
-                epsilon, doubt = recomputed(account)
-            except ValueError as why:
-                print(f"{what}: not recomputed: too large: {why}")
-                continue
-            word = verdict(stated, epsilon, doubt)
-            wrong |= word == "STATES LESS"
-            print(f"{what}: stated {stated:.6g}, recomputed {epsilon:.6g} at delta "
-                  f"{account['delta']:g}: {word}")  # fmt: skip
     return int(wrong)
+
+
+def compared(account: dict[str, Any], file: str) -> str:
+    """Print the comparison of an account of `file`, and return its verdict, or "" without one."""
+    stated, what = number(account["epsilon"]), f"{file}: {account['of']}"
+    if account["missing"]:
+        print(f"{what}: not recomputed: {account['missing']}")
+        return ""
+    try:
+        epsilon, doubt = recomputed(account)
+    except ValueError as why:
+        print(f"{what}: not recomputed: too large: {why}")
+        return ""
+    word = verdict(stated, epsilon, doubt)
+    print(f"{what}: stated {shown(stated)}, recomputed {shown(epsilon)} at delta "
+          f"{shown(account['delta'])}: {word}")  # fmt: skip
+    return word
 
 
 if __name__ == "__main__":
