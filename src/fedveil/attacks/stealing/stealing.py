@@ -146,10 +146,7 @@ def steal(
         trapped, imprint, seen = _played(target, cells, statistics, form)
         readings = [Reading(seen.aggregate, np.ones_like(seen.aggregate))]
         rows = np.concatenate([target.rows(client) for client in seen.asked])
-        saw = f"the sum of {len(seen.asked)} clients with {len(rows)} examples"
-        trapped, imprint, _, total = _played(target, cells, statistics, form)
-        readings = [Reading(total, np.ones_like(total))]
-        saw = f"the sum of {len(sizes):,} clients with {int(sizes.sum()):,} examples"
+        saw = f"the sum of {len(seen.asked):,} clients with {len(rows):,} examples"
     prior = PublicLaw.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
     watch.step(2, 2, saw)
