@@ -45,6 +45,23 @@ def test_the_target_of_one_output_may_be_a_number_or_a_list_of_one(y: list[Any])
     assert found.y.tolist() == [[0.5], [-1.0], [0.0]]
 
 
+def test_a_single_record_of_another_shape_counts_for_nothing() -> None:
+    """As beside others, with which NumPy makes no array of numbers of it."""
+    form = Form((2,), "class", 3)
+    for x in (np.ones((1, 3)), np.array([4.0]), np.array(["2024-01-31"], "M8[D]")):
+        found = read("own", [(np.zeros((2, 2)), [0, 1]), (x, [2])], form)
+        assert found.usable is not None
+        assert found.usable.tolist() == [True, True, False]
+
+
+def test_no_infinite_number_is_a_whole_number() -> None:
+    for kind in (np.float16, np.float32, np.float64):
+        x = np.array([[1, 2], [np.inf, 0], [-np.inf, 0]], kind)
+        found = read("own", [(x, [0, 1, 2])], Form((2,), "class", 3, whole=True))
+        assert found.usable is not None
+        assert found.usable.tolist() == [True, False, False]
+
+
 def test_own_targets_of_two_shapes_are_one_sentence() -> None:
     """Records that are read together are refused in the same way."""
     form = Form((2,), "own", 1, (3,))

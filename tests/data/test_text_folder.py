@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,24 @@ def test_a_wrong_line_is_one_sentence(
     with pytest.raises(DataInvalid, match=sentence) as caught:
         text_folder.read(str(texts), form)
     assert "train.jsonl" in str(caught.value)
+
+
+def test_a_text_that_the_tokeniser_refuses_is_an_invalid_line(words: Path, tmp_path: Path) -> None:
+    """Without a token for unknown words, the library raises an error of no particular class."""
+    library = pytest.importorskip("tokenizers")
+    known = library.Tokenizer(library.models.WordLevel({"<end>": 0, "rain": 1}))
+    known.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    folder = tmp_path / "known"
+    shutil.copytree(words, folder)
+    known.save(str(folder / "tokenizer.json"))
+    lines = [{"text": "rain rain"}, {"text": "dragon"}]
+    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:1])
+    form = TextForm(ModelFolder.of(f"hf:{folder}"), "next_token", 3)
+    with pytest.raises(DataInvalid, match="line 2: the tokeniser cannot convert it: WordLevel"):
+        text_folder.read(str(texts), form)
+    train = text_folder.read(str(texts), form, apart=True).train
+    assert train.usable is not None
+    assert train.usable.tolist() == [True, False]
 
 
 def test_only_a_line_feed_ends_a_line(words: Path, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from torch import nn
 
 import fedveil
 import parts
+import record_parts
 from fedveil.attacks.target import Target
+from fedveil.data.examples import Examples
 from fedveil.data.partition import Partition, held_out, iid
-from fedveil.engine.assembly import load_data, make_partition, make_shares
+from fedveil.engine.assembly import ModelShape, load_data, make_model, make_partition, make_shares
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut, summary
 from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
@@ -23,7 +25,7 @@ from fedveil.errors import DeploymentError, InvalidValue, TaskInvalid
 from fedveil.flower.job.deploy import deployable
 from fedveil.learning.evaluate import score
 from fedveil.learning.learning_task import find
-from fedveil.learning.trained_part import TrainedPart
+from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.pages import curves
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
@@ -120,6 +122,54 @@ def test_an_unusable_example_is_not_tested_and_is_part_of_the_fingerprint() -> N
     assert usable[held.shares.indices].all()
     assert 0 < len(held.shares.indices) < 48
     assert [*engine.identify()][-1] is usable
+
+
+def apart(change: Any) -> ClientTest:
+    """A test of the clients under the unit example, after a `change` of the training targets."""
+    unit = {"sampling_rate": 0.9, "batch_size": 10}
+    settings = job(privacy={"unit": "example"}, training=unit)
+    dataset, engine = load_data(settings), Simulator()
+    dataset = replace(dataset, train=replace(dataset.train, y=change(dataset.train.y)))
+    engine.settle(settings, dataset)
+    held = engine.held_out()
+    assert held is not None
+    model = make_model(settings, ModelShape.of(dataset))
+    return ClientTest(TrainedPart.of(model), find("classification"), held, "cpu")
+
+
+def test_an_example_that_the_model_raises_for_has_no_effect_on_a_client_s_figure() -> None:
+    """The others are tested as if it were unusable, and the run does not end."""
+    test = apart(np.copy)
+    held, whole = test._held, test.quality()
+    for row in held.shares.indices:  # one that makes a difference
+        rest = HeldOut(held.examples, held.shares.only(np.arange(len(held.examples)) != row))
+        expected = ClientTest(test._part, find("classification"), rest, "cpu").quality()
+        if expected != whole:
+            break
+
+    def beyond(y: Any) -> Any:
+        y = y.copy()
+        y[row] = 99  # a class for which the model has no score
+        return y
+
+    assert apart(beyond).quality() == expected != whole
+    none = apart(lambda y: y + 99).quality()
+    assert all(math.isnan(value) for value in none.values())
+    other = replace(held.examples, usable=None, y=beyond(held.examples.y))
+    with pytest.raises(IndexError):  # without the guarantee the error is told
+        ClientTest(test._part, find("classification"), HeldOut(other, held.shares), "cpu").quality()
+
+
+def test_an_example_that_the_fixed_layers_raise_for_has_no_effect_on_a_client_s_figure() -> None:
+    x = np.random.default_rng(0).normal(size=(12, record_parts.FEATURES)).astype(np.float32)
+    x[4] = 1e9  # which the fixed layers raise for
+    examples = Examples(x, np.arange(12) % 3, np.ones(12, np.bool_))
+    part = TrainedPart.of(only_head(record_parts.frozen()))
+    shares = Partition(np.arange(12), np.array([0, 6, 12]))
+    task = find("classification")
+    found = ClientTest(part, task, HeldOut(examples, shares), "cpu").quality()
+    rest = shares.only(np.arange(12) != 4)
+    assert found == ClientTest(part, task, HeldOut(examples, rest), "cpu").quality()
 
 
 def test_a_run_records_and_shows_what_clients_have_of_its_model(tmp_path: Path) -> None:

@@ -257,6 +257,24 @@ def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:
         model.table(torch.tensor([4]))
 
 
+def test_no_learning_rate_undoes_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The squares of a very small gradient are no float64, and its norm is not their sum."""
+    (client,) = clients(ROOM, 4, (2,))
+    client.x[:], client.y[:] = 0.0, 0
+    kernel = clipped_examples._add_linear
+    for score in (280.0, 370.0, 400.0):
+        model = linear()
+        with torch.no_grad():
+            model[1].weight.zero_()  # type: ignore[index, operator]
+            model[1].bias.copy_(torch.tensor([score, 0, 0, 0]))  # type: ignore[index, union-attr]
+        trainer = ClippedExamplesTrainer(model, plan(lr=1e250), rate=1.0, clip=0.3)
+        (update,) = train(trainer, model, [client])
+        assert np.linalg.norm(update) <= 0.6
+        with monkeypatch.context() as patch:
+            patch.setattr(clipped_examples, "_add_linear", kernel.numpy_path)  # type: ignore[attr-defined]
+            assert train(trainer, model, [client])[0].tobytes() == update.tobytes()
+
+
 @pytest.mark.parametrize("make", [linear, dense])
 def test_an_example_that_is_not_usable_counts_for_nothing(make: object) -> None:
     model = make()  # type: ignore[operator]

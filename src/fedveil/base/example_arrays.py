@@ -151,9 +151,9 @@ def as_whole(array: Array) -> tuple[Array, Bools]:
     """Return examples as int64, and a mask of the examples that the conversion does not change."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
-            whole: Bools = (
-                (array == np.floor(array)) & (array >= -_INT64_END) & (array < _INT64_END)
-            )
+            finite = np.isfinite(array)  # as a 16-bit float, the end below is infinite
+            whole: Bools = finite & (array == np.floor(array))
+            whole &= (array >= -_INT64_END) & (array < _INT64_END)
             array = np.where(whole, array, 0)
         else:
             whole = np.asarray(array <= np.iinfo(np.int64).max)

@@ -198,7 +198,7 @@ def _numbers(
         if array.dtype.kind in _NUMBERS and (any_shape or shape in shapes):
             kept = shape if any_shape else shapes[0]
             return array.reshape(len(array), *kept), np.ones(len(array), np.bool_)
-        if array.dtype.kind in _READABLE:
+        if array.dtype.kind in _READABLE or len(array) == 1:  # one record decides the shape
             records, array = list(array), None
     if array is not None:
         raise DataInvalid(

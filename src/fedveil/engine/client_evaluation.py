@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedveil.base.array_types import Array, Float64s
+from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.data.examples import Examples
 from fedveil.data.partition import Partition
 from fedveil.errors import TaskInvalid
-from fedveil.learning.evaluate import score
+from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.record.metric_names import Better
@@ -43,30 +43,59 @@ class ClientTest:
         self._name, self.better = next(iter(task.measures.items()))
 
     @cached_property
-    def _rows(self) -> tuple[Array, Array]:
-        rows, examples = self._held.shares.indices, self._held.examples
+    def _tested(self) -> tuple[Array, Array, Partition]:
+        """The trained part's inputs for the usable held-out examples, their targets and clients."""
+        shares, examples = self._held.shares, self._held.examples
+        rows = shares.indices
         x, y = examples.x[rows], examples.y[rows]
         if examples.usable is None:
-            return self._part.seen(x, self._device), y
-        return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
+            return self._part.seen(x, self._device), y, shares
+        x, usable = self._part.seen_apart(x, examples.usable[rows], self._device)
+        chosen = np.zeros(len(examples), np.bool_)
+        chosen[rows[usable]] = True
+        return x[usable], y[usable], shares.only(chosen)
+
+    def _scored(self) -> tuple[Scores | None, Int64s]:
+        """Return the scores of all usable held-out examples, and where each client's begin and end.
+
+        Under `privacy.unit: example`, an example that the model or the task raises for is unusable
+        too. Without a usable example, the scores are None.
+        """
+        x, y, shares = self._tested
+        if not len(y):
+            return None, shares.offsets
+        try:
+            return score(self._part.module, self._task, x, y), shares.offsets
+        except Exception:  # find out which examples fail
+            if self._held.examples.usable is None:
+                raise
+        fits = np.array([self._fits(x[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+        found = score(self._part.module, self._task, x[fits], y[fits]) if fits.any() else None
+        return found, np.append(0, np.cumsum(fits))[shares.offsets]
+
+    def _fits(self, x: Array, y: Array) -> bool:
+        try:
+            score(self._part.module, self._task, x, y)
+        except Exception:  # the user's model may raise anything
+            return False
+        return True
 
     def quality(self) -> dict[str, float]:
         """Return the task's first metric, summarised over the clients (`summary`)."""
-        if not len(self._held.shares.indices):  # no held-out example is usable
+        scores, ends = self._scored()
+        if scores is None:
             return summary(np.zeros(0), self.better)
-        scores = score(self._part.module, self._task, *self._rows)
-        ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
         each = [float(scores.of(rows)[self._name]) for rows in owned if len(rows)]
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
         """Return the task's first metric on a client's held-out examples, NaN without any."""
-        start, end = map(int, self._held.shares.offsets[client : client + 2])
+        x, y, shares = self._tested
+        start, end = map(int, shares.offsets[client : client + 2])
         if start == end:
             return math.nan
-        x, y = (rows[start:end] for rows in self._rows)
-        found = score(self._part.module, self._task, x, y).figures()
+        found = score(self._part.module, self._task, x[start:end], y[start:end]).figures()
         return float(found[self._name])
 
 

@@ -41,6 +41,9 @@ from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: The most gradient entries in memory at a time, and the most examples.
 _ENTRIES, _AT_ONCE = 1 << 22, 64
+#: A squared norm of the loss's gradient at the output below this counts as zero, because float64
+#: could not hold the squares that it is the sum of. A large learning rate would undo the clip.
+_LEAST = 1e-200
 
 
 class ClippedExamplesTrainer(OneThread):
@@ -171,8 +174,9 @@ def _add_linear_numpy(
             scores = np.add.reduce(np.vstack([bias, features[:, None] * columns]), axis=0)
             square = float(np.cumsum(np.append(one, features * features))[-1])
             error = _error_numpy(scores, int(y[i]))
-            norm = math.sqrt(square * float(np.cumsum(error * error)[-1]))
-        if not norm < math.inf:
+            length = float(np.cumsum(error * error)[-1])
+            norm = math.sqrt(square * length)
+        if length < _LEAST or not norm < math.inf:
             continue
         error *= -share if norm * share <= clip else -(clip / norm)
         moved += features[:, None] * error
@@ -220,7 +224,7 @@ def _add_linear(
                 error[k] -= 1.0
             length += error[k] * error[k]
         norm = math.sqrt(square * length)
-        if not norm < math.inf:
+        if length < _LEAST or not norm < math.inf:
             continue
         factor = -share if norm * share <= clip else -(clip / norm)
         for k in range(outputs):

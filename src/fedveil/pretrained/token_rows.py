@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.base.array_types import Int64s
 from fedveil.base.example_arrays import IGNORED
-from fedveil.errors import MissingExtra
+from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.pretrained.model_folder import ModelFolder
 
 #: A row of tokens, and the target of each.
@@ -36,8 +36,14 @@ class TokenRows:
         self.size: int = 1 + max(self._tokenizer.get_vocab().values())
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
-        """Return a text's tokens. With `marked`, the tokeniser adds its begin and end tokens."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
+        """Return a text's tokens. With `marked`, the tokeniser adds its begin and end tokens.
+
+        Raises `DataInvalid` for a text that the tokeniser cannot convert.
+        """
+        try:
+            found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
+        except Exception as error:  # the library raises Exception itself
+            raise DataInvalid(f"the tokeniser cannot convert it: {error}") from None
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
