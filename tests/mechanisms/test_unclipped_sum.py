@@ -61,3 +61,12 @@ def test_likelihoods_are_the_noise_s() -> None:
 def test_noise_out_of_range(eps: float) -> None:
     with pytest.raises(InvalidValue, match=r"need noise of sigma = .* which is outside"):
         GaussianSum(eps, 1e-9, 1.0, dimension=100)
+
+
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_a_sum_of_another_length_is_refused(length: int) -> None:
+    """Each entry's rounding moves the sum, and the noise is made for `dimension` of them."""
+    mechanism = GaussianSum(1.0, 1e-3, 1.0, dimension=3)
+    for release in (mechanism.privatize, mechanism.multiples):
+        with pytest.raises(InvalidValue, match=f"update has {length} entries, but dimension is 3"):
+            release(np.zeros(length), Seeded(0))

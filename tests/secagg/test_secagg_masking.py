@@ -167,6 +167,12 @@ def test_a_vector_that_is_not_finite_is_refused(bad: float) -> None:
         FixedPoint(1.0, 8).quantise(np.array([bad]), Seeded(0))
 
 
+@pytest.mark.parametrize("clip", [5e-324, 1e-280, 1e280, 1.7e308])
+def test_a_clip_whose_step_or_sums_no_float_holds_is_refused(clip: float) -> None:
+    with pytest.raises(InvalidValue, match=r"clip = .* is outside \[1.18305e-271, 8.45271e\+270\]"):
+        FixedPoint(clip, 16)
+
+
 def test_a_vector_of_several_parts_is_rounded_in_its_own_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -198,3 +198,29 @@ def test_times_of_any_unit_and_year_are_days() -> None:
         np.testing.assert_allclose(table.numbers(name), found[name], rtol=1e-9, atol=1e-12)
     # Texts of times have microseconds, whether pandas is installed or not.
     assert table.numbers("ns").tolist() == pytest.approx([1e-6 / 86400, 1], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "int64", "decimal128"])
+def test_a_number_that_means_an_empty_cell_is_one_whatever_its_type(kind: str) -> None:
+    """A float's text is 9999.0, and 1.234 would be 1234 with decimal commas."""
+    arrow = pytest.importorskip("pyarrow")
+    made = arrow.decimal128(9, 3) if kind == "decimal128" else getattr(arrow, kind)()
+    x = [1.234, 9999.0, 2.125, 0.1] if kind != "int64" else [1, 9999, 2, 3]
+    cells = [decimal.Decimal(str(cell)) for cell in x] if kind == "decimal128" else x
+    write("t.parquet", id=[7, 8, 9, 6], x=arrow.array(cells, made), comma=["1,5", "2,5", "-", "3"])
+    for empty in (["-", "9999", "0.1"], ["-", "9999.0", "0.1"]):
+        reading = ReadingSettings(empty=empty)
+        wanted = Wanted("id", ("x", "comma"), may_lack=("x", "comma"), reading=reading)
+        found = read("t.parquet", wanted).numbers("x")
+        last = 3 if kind == "int64" else np.nan
+        assert found.tolist() == pytest.approx([x[0], np.nan, x[2], last], rel=1e-6, nan_ok=True)
+
+
+def test_texts_may_be_views() -> None:
+    arrow = pytest.importorskip("pyarrow", "16")
+    kind = arrow.string_view()
+    columns = {"id": ["a", "b"], "x": ["1,5", "2"], "city": ["Oslo", None]}
+    write("t.parquet", **{name: arrow.array(cells, kind) for name, cells in columns.items()})
+    table = read("t.parquet", Wanted("id", ("x",), ("city",), ("city",)))
+    assert (table.ids.tolist(), table.numbers("x").tolist()) == (["a", "b"], [1.5, 2.0])
+    assert table.known == {"city": ["Oslo", ""]}

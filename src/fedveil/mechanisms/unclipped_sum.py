@@ -90,6 +90,10 @@ class GaussianSum:
         draws noise.
         """
         vector = finite_vector("update", update)
+        if len(vector) != self.dimension:  # rounding more entries would move the sum further
+            raise InvalidValue(
+                f"update has {len(vector):,} entries, but dimension is {self.dimension:,}"
+            )
 
         def draw(part: slice) -> Int64s:
             whole = to_grid(vector[part], self.step)

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Float64s, Int64s, Uint64s, into_floats
 from fedveil.base.kernels import compiled
-from fedveil.base.validate import finite_vector, integer, positive
+from fedveil.base.validate import finite_vector, integer, within
 from fedveil.entropy import Entropy
 
 MAX_ENTRY_BITS = 32
+#: Range of `clip`: neither a step nor a sum of 2^32 vectors leaves the normal numbers.
+_LEAST, _MOST = 2.0**-900, 2.0**900
 _PART = 1 << 16
 
 
@@ -25,7 +27,7 @@ class FixedPoint:
     """
 
     def __init__(self, clip: float, bits: int) -> None:
-        self.clip = positive("clip", clip)
+        self.clip = within("clip", clip, _LEAST, _MOST)
         self.bits = integer("bits", bits, 2, MAX_ENTRY_BITS)
         self.largest = (1 << (self.bits - 1)) - 1
         self.step = self.clip / self.largest

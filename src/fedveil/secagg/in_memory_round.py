@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Int64s
 from fedveil.base.message import Message, decode, encode
-from fedveil.base.validate import choice, finite_vector, integer, positive
+from fedveil.base.validate import choice, finite_vector, integer
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import ClientWithheld, InvalidValue
 from fedveil.rounds.loop import Carrier, drive
@@ -173,7 +173,7 @@ def _whole_numbers(
     real = {c: finite_vector(f"vectors[{c}]", a) for c, a in arrays.items()}
     if clip is None:
         clip = max(float(np.abs(a).max()) for a in real.values()) or 1.0
-    fixed = FixedPoint(positive("clip", clip), bits)
+    fixed = FixedPoint(clip, bits)
     numbers = {c: fixed.quantise(a, entropy.stream("rounding", c)) for c, a in sorted(real.items())}
     return numbers, fixed.largest, fixed
 

@@ -33,6 +33,10 @@ class Cells:
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
+        stated = [number for text in empty if (number := FORMS["point"](text)) is not None]
+        with np.errstate(over="ignore"):
+            #: The numbers among them, also as a column of 32 bits has them.
+            self.empty_numbers = np.array([*stated, *np.array(stated, np.float32)], np.float64)
         self._rows: dict[str, int] = {}
         self._numbers = np.empty((0, len(FORMS)))
 
@@ -84,15 +88,19 @@ class NumberColumn:
         self._seen = False
 
     def add(self, piece: Piece) -> None:
-        found = None if self._cells.empty else self._plain_numbers(piece)
+        by_text = self._cells.empty and not piece.has_numbers(self.name)
+        found = None if by_text else self._plain_numbers(piece)
         if found is None or np.isinf(found.values).any():
             self._add_texts(piece)
             return
-        missing = np.isnan(found.values)
+        values, missing = found.values, np.isnan(found.values)
+        if self._cells.empty:
+            missing |= np.isin(values, self._cells.empty_numbers)
+            values = np.where(missing, np.nan, values)
         if not missing.all():
             self._seen, self.forms = True, list(found.forms)
         self._check_missing(missing, piece)
-        self._spool.append([self._key(form) for form in self.forms], found.values)
+        self._spool.append([self._key(form) for form in self.forms], values)
 
     def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
         """Return the column's numbers if the piece can parse them directly, otherwise None."""

@@ -67,6 +67,13 @@ class _Batch(Piece):
             own = ("boolean",)
         return PlainNumbers(self._values(column), [form for form in forms if form in own])
 
+    def has_numbers(self, column: str) -> bool:
+        from pyarrow import types
+
+        kind = self._kind(column)
+        return any(is_kind(kind) for is_kind in (
+            types.is_integer, types.is_floating, types.is_decimal))  # fmt: skip
+
     def dates(self, column: str) -> Float64s | None:
         from pyarrow import types
 
@@ -162,7 +169,8 @@ def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    is_view = getattr(types, "is_string_view", lambda _: False)  # pyarrow 15 has no such type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or is_view(kind))
 
 
 @contextmanager

@@ -43,6 +43,10 @@ class Piece(ABC):
         """Return a column of numbers in one of `forms`. None if it must be read as texts."""
         return None
 
+    def has_numbers(self, column: str) -> bool:
+        """Return True if the file stores the column's cells as numbers, not as texts."""
+        return False
+
     def dates(self, column: str) -> Float64s | None:
         """Return a column of ISO dates as days since 1970. None if it must be read as texts."""
         return None
