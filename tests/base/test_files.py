@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedveil.base.files import (
     PARTIAL,
     alone,
+    append_whole,
     from_home,
     open_in_place,
     open_to_append,
@@ -92,3 +96,25 @@ def test_a_users_home_is_found_and_an_unknown_users_stays(
     assert from_home("~/texts") == tmp_path / "texts"
     assert from_home("~nobody-of-this-name/texts") == Path("~nobody-of-this-name/texts")
     assert from_home(Path("data/~x")) == Path("data/~x")
+
+
+def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """The disk takes three bytes at a time, and fills up in the second record."""
+
+    class Disk(io.FileIO):
+        room = 11
+
+        def write(self, data: Any) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = super().write(data[: min(3, self.room)])
+            self.room -= written
+            return written
+
+    with Disk(tmp_path / "file", "ab") as file:
+        append_whole(file, b"12345678")
+        with pytest.raises(OSError, match="No space"):
+            append_whole(file, b"abcdefgh")
+        file.room = 8
+        append_whole(file, b"ABCDEFGH")
+    assert (tmp_path / "file").read_bytes() == b"12345678ABCDEFGH"

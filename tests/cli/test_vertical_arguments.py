@@ -175,6 +175,8 @@ def test_new_rows_are_scored_as_asked(command: Command, watched: Watched) -> Non
     )]  # fmt: skip
     code, _, err = command("vertical", "predict", "run", "--connect", "127.0.0.1:8")
     assert (code, "--connect needs --data FILE" in err) == (2, True)
+    code, _, err = command("vertical", "predict", "run", "--most-ids", 33)
+    assert (code, "--most-ids needs --data FILE" in err) == (2, True)
     with pytest.raises(InvalidValue, match="--listen is for the leader and --connect for a"):
         new_rows.predict_new(Path(), [], Path("x.csv"), "a", "b", None, True, 9, None)
 

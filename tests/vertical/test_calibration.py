@@ -130,6 +130,7 @@ def test_a_file_of_predictions_is_new_and_has_all_that_was_predicted(tmp_path: P
     for name, why in (
         ("told.txt", r"told\.txt must end in \.csv or \.npz"),
         ("no/told.csv", "there is no folder .*no$"),
+        ("/proc/self/told.csv", r"/proc/self/told\.csv cannot be written: "),
     ):
         with pytest.raises(FedveilError, match=why):
             PredictionFile(tmp_path / name)

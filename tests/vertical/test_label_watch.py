@@ -230,6 +230,29 @@ def test_parts_of_one_follower_are_read_alone_and_together_at_both_ends_and_in_s
         assert text.endswith(when[number // 3])
 
 
+def test_a_step_that_is_repeated_after_a_restart_is_measured_once() -> None:
+    """Steps 3 to 5 are repeated, and a link broke within step 6."""
+    split, told = Bottoms().split_model(), list[list[str]]()
+    for repeats in (False, True):
+        said: list[str] = []
+        watch = LabelWatch(split, 2, lambda crossing, rows, *more: rows, said.append, 8)
+        order = [1, 2, 3, 4, 5, 3, 4, 5, 6, 6, 7, 8] if repeats else range(1, 9)
+        ended = [True] * 8 + [False] + [True] * 3
+        for at, step in enumerate(order):
+            draw = Seeded(step, "labels").generator()
+            places = np.arange(step * BATCH, (step + 1) * BATCH) % (3 * BATCH)
+            labels = places % 2
+            for crossing in split.crossings:
+                rows, occasion = by_sign(labels, draw), Occasion("train", 0, step, 0, places)
+                watch(crossing, torch.from_numpy(rows), torch.from_numpy(labels), occasion)
+            if not repeats or ended[at]:
+                watch.step_ended(last=step == 8)
+        told.append(said)
+    assert told[0] == told[1]
+    assert any("measured in steps 1 to 8" in text for text in told[0])
+    assert any("added up over steps 1 to 8" in text for text in told[0])
+
+
 def longer(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Return gradients of random directions that are longer for examples of class 1."""
     return nothing(labels, draw) * np.where(labels == 1, 9.0, 1.0)[:, None]

@@ -277,6 +277,27 @@ def test_evaluations_are_charged_to_held_out_rows_alone(
     scored.close()
 
 
+def test_a_training_example_that_is_held_out_too_is_charged_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_examples, "looks_begun", {tmp_path: 6}.__getitem__)
+    bundle = RunFolder(tmp_path / "bundle", None)  # type: ignore[arg-type]
+    (bundle.path / "state").mkdir(parents=True)
+    ids = [np.array(["u3", "both"]), np.array(["both", "t2"])]
+    sent = sent_file(ids, [np.array([5, 2]), np.array([4, 9])], [True, False])
+    (bundle.path / "sent").write_bytes(sent)
+    split = SplitModel(
+        [Part("low", "bank", ("data.x",), (3,)), Part("top", "lead", ("low",), (2,))], leader="lead"
+    )
+    state = bundle.within("state")
+    scored = ScoredExamples(bundle, state, split, "bank", SimpleNamespace())  # type: ignore[arg-type]
+    scored.load(np.array(["t2", "both", "new", "u3"]))
+    times, has_label = scored._sent(scored._own)
+    assert times.tolist() == [9, 2 + 6, 0, 5]
+    assert has_label.tolist() == [0, 1, 0, 1]
+    scored.close()
+
+
 def test_nothing_unprotected_is_sent_under_a_limit(tmp_path: Path) -> None:
     with pytest.raises(LimitReached):
         trained(tmp_path, limit=3.0)

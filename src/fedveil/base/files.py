@@ -55,6 +55,21 @@ def open_to_append(path: Path) -> io.FileIO:
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
+def append_whole(file: io.FileIO, data: bytes) -> None:
+    """Append all of `data` to a file from `open_to_append`, or nothing if that fails.
+
+    A disk that fills up may take only a part of `data`. Without this part's removal, later records
+    would begin in the middle of a record. Raises OSError if `data` cannot be written.
+    """
+    begin, left = os.fstat(file.fileno()).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        file.truncate(begin)
+        raise
+
+
 def open_in_place(path: Path, flags: int) -> int:
     """Open a file with the `flags` of `os.open`, to modify it in place. Returns its descriptor.
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.files import open_to_append
+from fedveil.base.files import append_whole, open_to_append
 from fedveil.base.packing import packed_size
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Entropy
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
+from fedveil.record.run_folder import explained
 from fedveil.vertical.split import Crossing
 from fedveil.vertical.step import Occasion
 
@@ -111,12 +113,13 @@ class Reports:
 class _KeptMemory(ReportMemory):
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
+        self._path = path
         record = _KEY_BYTES + width
         raw = read_bytes(path, MOST_STATE_BYTES) if path.exists() else b""
         whole = len(raw) - len(raw) % record  # a killed process may have left an incomplete record
         records = np.frombuffer(raw[:whole], np.uint8).reshape(-1, record)
         keys = np.ascontiguousarray(records[:, :_KEY_BYTES]).view("<i8").reshape(-1)
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self.reports(keys, lambda places: records[places, _KEY_BYTES:])
         self._file = open_to_append(path)
         self._file.truncate(whole)
@@ -129,7 +132,8 @@ class _KeptMemory(ReportMemory):
             rows = draw(places)
             if self._file is not None:
                 heads = named[places].reshape(-1, 1).view(np.uint8)
-                self._file.write(np.concatenate([heads, rows], axis=1).tobytes())
+                with explained(self._path):
+                    append_whole(self._file, np.concatenate([heads, rows], axis=1).tobytes())
             return rows
 
         return super().reports(named, kept)

@@ -56,6 +56,7 @@ class LabelWatch:
     `classes` is the task's number of classes, or None if labels are not classes. Of the `steps`
     steps left in the run, the first few and last few are measured. After either, `tell` receives a
     sentence for each part whose gradient is returned, and one for all parts of a follower together.
+    A step that is repeated after a restart is measured and counted once.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class LabelWatch:
         self._windows = [w for w in windows if w[0] < w[1]] if self._cuts else []
         self._all = len(self._windows)
         self._sums = None if classes is None else GradientSums(_EXAMPLES, _VALUES)
-        self._began = 0
+        self._began = self._latest = 0
+        #: Each part's last measured step and micro-batch.
+        self._measured: dict[str, tuple[int, int]] = {}
 
     @property
     def has_told(self) -> bool:
@@ -97,6 +100,11 @@ class LabelWatch:
         self, crossing: Crossing, gradient: torch.Tensor, labels: torch.Tensor, occasion: Occasion
     ) -> torch.Tensor:
         passed = self._passed(crossing, gradient, labels, occasion)
+        place = occasion.step, occasion.micro
+        if place <= self._measured.get(crossing.part, (0, -1)):
+            return passed
+        self._measured[crossing.part] = place
+        self._latest = max(self._latest, occasion.step)
         self._began = self._began or occasion.step
         if self._sums is not None and crossing.sender in self._cuts:
             self._sums.add(crossing.part, passed, labels, occasion)
@@ -112,6 +120,8 @@ class LabelWatch:
     def step_ended(self, *, last: bool = False) -> None:
         """Count a step that all parties have applied. `last` marks the run's last step."""
         watched = self._watches
+        if self._began and self._steps == self._latest - self._began + 1:
+            return  # repeated after a restart
         self._steps += 1
         if watched and (last or self._steps == self._windows[0][1]):
             begin, _ = self._windows.pop(0)

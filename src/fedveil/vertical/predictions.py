@@ -74,13 +74,19 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return `path`. Raises an error for an ending not in `endings`, or if the file exists."""
+    """Return `path`. Raises an error for an ending not in `endings`, or if the file exists.
+
+    Also raises RunFolderError if the file cannot be created, before anything is charged.
+    """
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():
         raise RunFolderError(f"{path} already exists; it is not overwritten")
     if not path.parent.is_dir():
         raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
+    with explained(path):
+        path.open("xb").close()
+        path.unlink()
     return path
 
 

@@ -95,6 +95,8 @@ def predict(
         return predict_new(run, data, out, listen, connect, tls, insecure, patience, most_ids)
     if connect is not None:
         raise InvalidValue("--connect needs --data FILE: a follower scores its own new rows")
+    if most_ids is not None:
+        raise InvalidValue("--most-ids needs --data FILE: it limits guesses at ids in that file")
     from fedveil.vertical.predictions import PredictionFile
 
     file = PredictionFile(out)

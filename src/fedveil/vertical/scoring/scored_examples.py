@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
-from fedveil.base.files import open_to_append
+from fedveil.base.files import append_whole, open_to_append
 from fedveil.base.message import take_array
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import UNPROTECTED
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, unsealed
 from fedveil.vertical.account import looks_begun, sends_unprotected
 from fedveil.vertical.bundle import DIGEST_BYTES, SCORED, SENT, id_digests, looked_up, scored_times
@@ -30,6 +29,7 @@ from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
 
 _Keys = npt.NDArray[np.bytes_]
+_Sent = tuple[_Keys, npt.NDArray[np.int64]]
 
 
 class ScoredExamples:
@@ -41,9 +41,10 @@ class ScoredExamples:
         self._split, self._party, self._limit = split, party, limit
         self._sends = any(crossing.sender == party for crossing in split.crossings)
         self._run = bundle.path.parent
-        self._before, self._times, self._labelled = _trained(bundle)
+        self._trained, self._held_out = _sent_before(bundle)
         self._known, self._counts = scored_times(bundle.path)
-        self._file = open_to_append(state.path / SCORED)
+        self._path = state.path / SCORED
+        self._file = open_to_append(self._path)
         self._file.truncate(int(self._counts.sum()) * DIGEST_BYTES)  # the last may be incomplete
         self._own = row_values(np.zeros((0, DIGEST_BYTES), np.uint8))
         self._scored = np.zeros(0, np.int64)
@@ -72,9 +73,8 @@ class ScoredExamples:
     def charge(self, positions: Positions) -> None:
         """Count the examples at the distinct `positions` as sent. Call it before they are sent."""
         if self._sends:
-            data = memoryview(np.ascontiguousarray(self._own[positions]).view(np.uint8).data)
-            while data:
-                data = data[self._file.write(data) :]
+            with explained(self._path):
+                append_whole(self._file, self._own[positions].tobytes())
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
@@ -99,11 +99,14 @@ class ScoredExamples:
         self._file.close()
 
     def _sent(self, keys: _Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return how often the run sent each example, and 1 for training examples, else 0."""
-        times = looked_up(keys, self._before, self._times)
-        labelled = looked_up(keys, self._before, self._labelled)
-        is_held_out = looked_up(keys, self._before, 1 - self._labelled) > 0
-        return np.where(is_held_out, np.maximum(times, looks_begun(self._run)), times), labelled
+        """Return how often the run sent each example, and 1 for training examples, else 0.
+
+        The counts of an id that is both a training and a held-out example are added.
+        """
+        times, labelled = _counts(keys, *self._trained)
+        looks, is_held_out = _counts(keys, *self._held_out)
+        evaluated = is_held_out * np.maximum(looks, looks_begun(self._run))
+        return times + evaluated, labelled
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
         """Return [[times sent, 1 if labelled else 0, times scored]] of the costliest state."""
@@ -123,17 +126,26 @@ class ScoredExamples:
         self._known, self._counts = keys[order], counts[order]
 
 
-def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Read from a bundle how often training sent each example's values to other parties.
+def _sent_before(bundle: RunFolder) -> tuple[_Sent, _Sent]:
+    """Read from a bundle how often the run sent each example's values to other parties.
 
-    Returns the ids' digests in ascending order, these counts, and 1 for training examples, else 0.
+    Returns two pairs, of the training examples and of the held-out examples. A pair has the ids'
+    digests in ascending order, and the counts.
     """
     path = bundle.path / SENT
     with intact(path):
         held = unsealed(read_bytes(path, MOST_STATE_BYTES))
         digests = take_array(held, "ids", np.uint8, (None, DIGEST_BYTES))
         times = take_array(held, "times", np.int64, (len(digests),))
-        labelled = take_array(held, "labelled", np.uint8, (len(digests),))
+        labelled = take_array(held, "labelled", np.uint8, (len(digests),)) > 0
     keys = row_values(digests)
     order = np.argsort(keys, kind="stable")
-    return keys[order], times[order], labelled[order].astype(np.int64)
+    trained, held_out = order[labelled[order]], order[~labelled[order]]
+    return (keys[trained], times[trained]), (keys[held_out], times[held_out])
+
+
+def _counts(
+    keys: _Keys, known: _Keys, times: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the count of each key in `known`, and 1 for each key that is in it, else 0."""
+    return looked_up(keys, known, times), looked_up(keys, known, np.ones(len(known), np.int64))
