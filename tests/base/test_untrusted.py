@@ -294,7 +294,7 @@ ELSEWHERE = {
     "link/tls.py": (1, "OpenSSL opens the files; the helper has read both"),
     "data/digits.py": (1, "a file of scikit-learn"),
     "data/purchase100.py": (1, "NumPy reads the lines that the helper gives"),
-    "vertical/predictions.py": (2, "new files, which are never opened where one is"),
+    "vertical/predictions.py": (3, "new files, which are never opened where one is"),
     "vertical/scoring/predicted.py": (1, "a new file, which is never opened where one is"),
     "flower/sealed_state.py": (1, "a key in a folder that is the user's alone"),
     "site/code_child.py": (1, "bytes in memory, from the site's own reader, without objects"),
@@ -307,6 +307,7 @@ ELSEWHERE = {
     "pages/dossier/recompute.py": (1, "a script that a reviewer runs on a record, without fedveil"),
     "pages/page.py": (1, "the script and the style of this package"),
     "vertical/part_memory.py": (1, "/proc/meminfo"),
+    "cli/standard_output.py": (1, "/dev/null"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}
 _BY_OWNER = {"np.load", "np.fromfile", "os.open", "io.open", "gzip.open"}

@@ -405,7 +405,8 @@ def test_what_is_no_record_s_doing_is_refused_as_before() -> None:
         "has dtype float64 and shape": {"x_train": np.zeros((EXAMPLES, 2))},
         "the numbers must be equal": {"y_train": np.zeros(3, np.int64)},
         "has several inputs": {"x_train": {"a": np.zeros((EXAMPLES, 5))}},
-        "is not an array": {"x_train": 5.0, "y_train": None},
+        "y_train is None": {"y_train": None},
+        "is not an array": {"x_train": 5.0},
     }
     for sentence, change in refusals.items():
         record_parts.HELD["data"] = whole | change

@@ -161,7 +161,8 @@ def test_a_node_counts_the_examples_of_each_of_its_clients(monkeypatch: pytest.M
         client_training, "example_count", lambda asked, *of: counts[of] if asked is files.job else 0
     )
     members: list[Any] = [
-        SimpleNamespace(client=client, data=data, job=None) for client, data, _ in counts
+        SimpleNamespace(client=client, data=data, job=None, owner=None)
+        for client, data, _ in counts
     ]
     said = decode(job_client._introduce(files, members))
     assert [np.atleast_1d(said[name]).tolist() for name in ("client", "examples")] == [

@@ -258,6 +258,8 @@ NAMES = st.sampled_from(AWKWARD) | st.text(min_size=1, max_size=20).filter(
     )
 )
 POSITIVE = st.floats(1e-300, 1e300)
+#: A smaller learning rate is refused.
+RATES = st.floats(1e-30, 1e300)
 JOBS = st.fixed_dictionaries(
     {},
     optional={
@@ -269,7 +271,7 @@ JOBS = st.fixed_dictionaries(
         ),
         "model": st.sampled_from([*MODELS, "a.b:c"]),
         "training": st.fixed_dictionaries(
-            {}, optional={"lr": POSITIVE, "epochs": st.integers(1, 9), "engine": st.just("vmap")}
+            {}, optional={"lr": RATES, "epochs": st.integers(1, 9), "engine": st.just("vmap")}
         ),
         "server": st.fixed_dictionaries(
             {}, optional={"tau": POSITIVE, "optimizer": st.sampled_from(["none", "yogi"])}
