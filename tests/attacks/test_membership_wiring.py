@@ -120,7 +120,7 @@ def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.M
 def test_examples_of_clients_that_took_no_part_are_not_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the attacked run's four clients two took part, and one of each reference run's."""
+    """Two of four clients took part in the attacked run, and one in each reference run."""
     played: list[Target] = []
 
     def rehearse(target: Target) -> Rehearsal:

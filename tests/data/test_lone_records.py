@@ -46,7 +46,7 @@ def test_the_target_of_one_output_may_be_a_number_or_a_list_of_one(y: list[Any])
 
 
 def test_a_single_record_of_another_shape_counts_for_nothing() -> None:
-    """As beside others, with which NumPy makes no array of numbers of it."""
+    """NumPy makes an array of numbers of a single record, whatever its shape."""
     form = Form((2,), "class", 3)
     for x in (np.ones((1, 3)), np.array([4.0]), np.array(["2024-01-31"], "M8[D]")):
         found = read("own", [(np.zeros((2, 2)), [0, 1]), (x, [2])], form)
