@@ -17,6 +17,7 @@ from fedveil.base.files import (
     from_home,
     open_in_place,
     open_to_append,
+    write_all,
     write_new,
     write_whole,
 )
@@ -96,6 +97,16 @@ def test_a_users_home_is_found_and_an_unknown_users_stays(
     assert from_home("~/texts") == tmp_path / "texts"
     assert from_home("~nobody-of-this-name/texts") == Path("~nobody-of-this-name/texts")
     assert from_home(Path("data/~x")) == Path("data/~x")
+
+
+def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data[:5]))
+
+    file = Slow()
+    write_all(file, b'{"round": 3, "loss": 0.25}\n')
+    assert file.getvalue() == b'{"round": 3, "loss": 0.25}\n'
 
 
 def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

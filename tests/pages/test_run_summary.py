@@ -332,8 +332,11 @@ def test_a_model_that_was_good_and_is_useless_has_collapsed(
 
 @pytest.mark.parametrize(
     ("settings", "bounds"),
-    [((), True), (("training.gradient_norm=2",), False), (("training.algorithm=fedcm",), False)],
-)
+    [((), True), (("training.algorithm=feddyn", "server.optimizer=none", "server.lr=1"), True),
+     (("training.gradient_norm=2",), False), (("training.algorithm=fedcm",), False),
+     (("privacy.unit=example", "training.sampling_rate=0.5", "server.weighting=equal",
+       "training.epochs=1"), False)],
+)  # fmt: skip
 def test_a_collapsed_run_is_told_how_to_bound_its_gradients(
     settings: tuple[str, ...], bounds: bool, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from fedveil.errors import ClaimRefuted, RunFolderError
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
-from fedveil.record import recorder
 from fedveil.record.account_lines import keep_accounts, read_accounts
 from fedveil.record.before_after import BeforeAfter, keep_before_after, read_before_after
 from fedveil.record.finding_lines import (
@@ -40,16 +38,6 @@ def test_every_figure_survives_at_every_depth(figure: Any, where: Any) -> None:
 def test_figures_in_a_tuple_are_written_as_in_a_list() -> None:
     record = {"loss": (math.nan, -math.inf, 0.5), "deep": {"at": [(math.inf, 2)]}}
     assert strict(record) == {"loss": ["nan", "-inf", 0.5], "deep": {"at": [["inf", 2]]}}
-
-
-def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
-    class Slow(io.BytesIO):
-        def write(self, data: Any) -> int:
-            return super().write(bytes(data[:5]))
-
-    file = Slow()
-    recorder._append(file, '{"round": 3, "loss": 0.25}\n')
-    assert file.getvalue() == b'{"round": 3, "loss": 0.25}\n'
 
 
 def test_a_broken_line_is_named_and_an_incomplete_last_one_is_ignored() -> None:

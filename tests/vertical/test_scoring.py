@@ -256,20 +256,25 @@ def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:
     )
 
 
-def test_evaluations_are_charged_to_held_out_rows_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scored_examples, "looks_begun", {tmp_path: 6}.__getitem__)
-    bundle = RunFolder(tmp_path / "bundle", None)  # type: ignore[arg-type]
+def scored_after(run: Path, train: dict[str, int], held_out: dict[str, int]) -> ScoredExamples:
+    """Return the counter of a bank whose run has sent each id's values that many times."""
+    bundle = RunFolder(run / "bundle", None)  # type: ignore[arg-type]
     (bundle.path / "state").mkdir(parents=True)
-    ids = [np.array(["u3", "u1"]), np.array(["t1", "t2", "t4"])]
-    sent = sent_file(ids, [np.array([5, 2]), np.array([4, 0, 9])], [True, False])
-    (bundle.path / "sent").write_bytes(sent)
+    ids = [np.array([*sent]) for sent in (train, held_out)]
+    times = [np.array([*sent.values()]) for sent in (train, held_out)]
+    (bundle.path / "sent").write_bytes(sent_file(ids, times, [True, False]))
     split = SplitModel(
         [Part("low", "bank", ("data.x",), (3,)), Part("top", "lead", ("low",), (2,))], leader="lead"
     )
     state = bundle.within("state")
-    scored = ScoredExamples(bundle, state, split, "bank", SimpleNamespace())  # type: ignore[arg-type]
+    return ScoredExamples(bundle, state, split, "bank", SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_evaluations_are_charged_to_held_out_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_examples, "looks_begun", {tmp_path: 6}.__getitem__)
+    scored = scored_after(tmp_path, {"u3": 5, "u1": 2}, {"t1": 4, "t2": 0, "t4": 9})
     scored.load(np.array(["t2", "u1", "new", "t1", "u3", "t4"]))
     times, has_label = scored._sent(scored._own)
     assert times.tolist() == [6, 2, 0, 6, 5, 9]
@@ -281,16 +286,7 @@ def test_a_training_example_that_is_held_out_too_is_charged_for_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scored_examples, "looks_begun", {tmp_path: 6}.__getitem__)
-    bundle = RunFolder(tmp_path / "bundle", None)  # type: ignore[arg-type]
-    (bundle.path / "state").mkdir(parents=True)
-    ids = [np.array(["u3", "both"]), np.array(["both", "t2"])]
-    sent = sent_file(ids, [np.array([5, 2]), np.array([4, 9])], [True, False])
-    (bundle.path / "sent").write_bytes(sent)
-    split = SplitModel(
-        [Part("low", "bank", ("data.x",), (3,)), Part("top", "lead", ("low",), (2,))], leader="lead"
-    )
-    state = bundle.within("state")
-    scored = ScoredExamples(bundle, state, split, "bank", SimpleNamespace())  # type: ignore[arg-type]
+    scored = scored_after(tmp_path, {"u3": 5, "both": 2}, {"both": 4, "t2": 9})
     scored.load(np.array(["t2", "both", "new", "u3"]))
     times, has_label = scored._sent(scored._own)
     assert times.tolist() == [9, 2 + 6, 0, 5]

@@ -358,8 +358,7 @@ def recovered_of_batches(
     readings: Sequence[Reading] = seen.readings[:cases]
     parts = [target.rows(i) for i in range(len(readings))]
     if all(reading.empty for reading in readings):
-        readings = [Reading(seen.aggregate, np.ones_like(seen.aggregate))]
-        parts = [np.concatenate([target.rows(i) for i in seen.asked])]
+        readings, parts = [seen.mean], [target.rows_of(seen.asked)]
     hits, total, picture = 0, 0, None
     shape = target.dataset.example_shape
     for i, (reading, rows) in enumerate(zip(readings, parts, strict=True)):

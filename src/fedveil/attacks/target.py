@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -217,12 +217,12 @@ class Target:
     def rows(self, client: int) -> Int64s:
         return self.partition.of(client)
 
-    def rows_of(self, clients: Clients | None) -> Int64s:
+    def rows_of(self, clients: Iterable[int] | Clients | None) -> Int64s:
         """Return the training examples of these clients together. None means all clients."""
         split = self.partition
         if clients is None:
             return split.indices
-        known = [split.of(client) for client in clients.tolist() if client < split.clients]
+        known = [split.of(int(client)) for client in clients if client < split.clients]
         return np.concatenate([split.indices[:0], *known])
 
     @cached_property

@@ -7,9 +7,9 @@ import fcntl
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from fedveil.base.untrusted import check_kind
 
@@ -55,19 +55,32 @@ def open_to_append(path: Path) -> io.FileIO:
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
-def append_whole(file: io.FileIO, data: bytes) -> None:
-    """Append all of `data` to a file from `open_to_append`, or nothing if that fails.
+def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of `data` to a file without a buffer, which may take only a part at a time."""
+    left = memoryview(data)
+    while left:  # a partial write reports its error on the next try
+        left = left[file.write(left) :]
 
-    A disk that fills up may take only a part of `data`. Without this part's removal, later records
-    would begin in the middle of a record. Raises OSError if `data` cannot be written.
+
+@contextmanager
+def restored_on_failure(file: IO[bytes]) -> Iterator[None]:
+    """A context in which an OSError, such as of a full disk, restores the length of `file`.
+
+    A part of a record would otherwise remain, and the next record would begin in its middle.
     """
-    begin, left = os.fstat(file.fileno()).st_size, memoryview(data)
+    size = os.fstat(file.fileno()).st_size
     try:
-        while left:
-            left = left[file.write(left) :]
+        yield
     except OSError:
-        file.truncate(begin)
+        with suppress(OSError):
+            file.truncate(size)
         raise
+
+
+def append_whole(file: IO[bytes], data: bytes) -> None:
+    """Append all of `data` to a file from `open_to_append`, or nothing if that raises OSError."""
+    with restored_on_failure(file):
+        write_all(file, data)
 
 
 def open_in_place(path: Path, flags: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import Shape, Targets, alike, shape_of
 from fedveil.data import inputs
-from fedveil.data.targets import check_follow, checked, next_tokens, outputs
+from fedveil.data.targets import check_derivable, checked, next_tokens, outputs
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 
@@ -132,7 +132,7 @@ def _learnt(examples: Examples, y: Any) -> list[Array]:
 def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Examples:
     rows = inputs.checked(name, f"x_{part}", inputs.as_array(name, f"x_{part}", x))
     if y is None:
-        check_follow(targets, name, f"y_{part}")
+        check_derivable(targets, name, f"y_{part}")
         return Examples(*next_tokens(name, f"x_{part}", rows))
     learnt = checked(targets, name, f"y_{part}", y)
     if len(rows) != len(learnt):

@@ -26,7 +26,7 @@ from fedveil.base.example_arrays import (
     shape_of,
 )
 from fedveil.data.examples import Dataset, Examples
-from fedveil.data.targets import check_follow
+from fedveil.data.targets import check_derivable
 from fedveil.errors import DataInvalid
 
 #: NumPy kinds of numbers, and kinds that an array gets if one of its records is no number.
@@ -121,7 +121,7 @@ def _each(records: Any) -> Iterator[Any]:
 
 def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
     if y is None:
-        check_follow(form.targets, name, "y_train")
+        check_derivable(form.targets, name, "y_train")
         return _next_tokens(name, x, form)
     rows, usable = _numbers(name, "x_train", x, [form.shape])
     learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(form))

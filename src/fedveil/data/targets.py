@@ -50,8 +50,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     return _classes(name, declared, max(int(values(part).max()) for part in parts))
 
 
-def check_follow(kind: Targets, name: str, part: str) -> None:
-    """Raise `DataInvalid` unless targets of `kind` follow from the examples, without a y."""
+def check_derivable(kind: Targets, name: str, part: str) -> None:
+    """Raise `DataInvalid` unless targets of `kind` can be derived from the examples alone."""
     if kind != "tokens":
         raise DataInvalid(
             f"data {name}: {part} is None, but only the targets of task = next_token follow from "

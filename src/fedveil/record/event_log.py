@@ -11,14 +11,12 @@ party then edits its log, the log contradicts what the other parties have writte
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from fedveil.base.files import open_to_append
+from fedveil.base.files import open_to_append, restored_on_failure, write_all
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
 
@@ -37,7 +35,7 @@ class EventLog:
         self._chain: IO[bytes] = open_to_append(chain)
         self._chain.truncate(len(whole))
         if not ends_whole(path, MOST_LINES_BYTES):
-            _append(self._log, b"\n")
+            write_all(self._log, b"\n")
         self._count = len(digests)
         self._head = digests[-1].decode("ascii", "replace") if digests else _START
         # A log without a chain is of an earlier version. A killed process may lack the last digest.
@@ -52,8 +50,8 @@ class EventLog:
     def append(self, line: str) -> None:
         """Append a line and its digest. If one does not fit on the disk, neither is appended."""
         data = line.encode()
-        with _whole(self._log), _whole(self._chain):
-            _append(self._log, data + b"\n")
+        with restored_on_failure(self._log), restored_on_failure(self._chain):
+            write_all(self._log, data + b"\n")
             self._link(data)
 
     def close(self) -> None:
@@ -62,7 +60,7 @@ class EventLog:
 
     def _link(self, line: bytes) -> None:
         head = _linked(self._head, line)
-        _append(self._chain, head.encode() + b"\n")
+        write_all(self._chain, head.encode() + b"\n")
         self._head, self._count = head, self._count + 1
 
 
@@ -125,20 +123,3 @@ def _whole_digests(chain: Path) -> bytes:
     """Return the complete lines of a chain. A full disk may have cut off the last digest."""
     data = read_bytes(chain, MOST_LINES_BYTES) if chain.exists() else b""
     return data[: data.rfind(b"\n") + 1]
-
-
-@contextmanager
-def _whole(file: IO[bytes]) -> Iterator[None]:
-    """A context: a failure leaves `file` as it was. Else the next line would join a part."""
-    size = os.fstat(file.fileno()).st_size
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):
-            file.truncate(size)
-        raise
-
-
-def _append(file: IO[bytes], data: bytes) -> None:
-    while data:  # a partial write reports its error on the next try
-        data = data[file.write(data) :]

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil.base.files import open_to_append
+from fedveil.base.files import open_to_append, write_all
 from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened
 from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
@@ -85,7 +85,7 @@ class Recorder:
         """Append a round's record to the metrics. Call `sync` to wait until it is on disk."""
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
-            _append(self._metrics, line)
+            write_all(self._metrics, line.encode())
         self._digest.update(line.encode())
         self.records.append(record)
         if self._board is not None:
@@ -138,12 +138,6 @@ class Metrics:
                 raise MessageInvalid("it is not what its checkpoint vouches for")
             records = [_record(read_line(line)) for line in data.decode().splitlines()]
             return cls(size, found, records)
-
-
-def _append(file: IO[bytes], text: str) -> None:
-    data = text.encode()
-    while data:  # a partial write reports its error on the next try
-        data = data[file.write(data) :]
 
 
 def read_whole_lines(

@@ -50,9 +50,9 @@ class Attempts:
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
         """Record on disk that `round` is started, and the cost of one of its reports.
 
-        `stated` has the keys of a record that state privacy, for everything that has been sent when
-        this round has ended. Its `round` is the last started one. Pages show `stated` if that round
-        gets no record.
+        `stated` has a record's keys about privacy (`PRIVACY`), as they are after this round if no
+        report is lost, and the number `round` of the last started round. Pages show `stated` if
+        that round gets no record.
         """
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())

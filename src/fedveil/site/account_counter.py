@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from fedveil.base.files import alone, open_to_append, sync_to_disk, write_new
+from fedveil.base.files import alone, open_to_append, sync_to_disk, write_all, write_new
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, opened
 
 _LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
@@ -66,7 +66,5 @@ class AccountCounter:
 def append(path: Path, line: bytes) -> None:
     """Append a line to a file, and wait until it is on disk."""
     with open_to_append(path) as file:
-        left = memoryview(line)
-        while left:
-            left = left[file.write(left) :]
+        write_all(file, line)
         os.fsync(file.fileno())

@@ -234,26 +234,29 @@ def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
         return data
     if isinstance(data, str | Path):
         return FileTable(str(data), apart=apart)
-    if isinstance(data, Mapping):
-        return ArrayTable(name, data, apart=apart)
     if hasattr(data, "train") and hasattr(data, "owners"):
         columns = _of_pair(data.train.x, data.train.y)
         owners = {} if data.owners is None else {"client": data.owners}
         return ArrayTable(data.name, {**columns, **owners}, apart=apart)
+    return ArrayTable(name, _columns_of(data, name), apart=apart)
+
+
+def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
+    """Return the columns of a mapping, a DataFrame, a pair (x, y) or an array, by name."""
+    if isinstance(data, Mapping):
+        return data
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return ArrayTable(name, {str(c): _of_frame(data[c]) for c in data.columns}, apart=apart)
+        return {str(c): _of_frame(data[c]) for c in data.columns}
     if isinstance(data, tuple) and len(data) == 2:
-        return ArrayTable(name, _of_pair(*data), apart=apart)
+        return _of_pair(*data)
     try:
         array = np.asarray(data)
     except ValueError:
         array = np.empty(0)
     if array.dtype.names:
-        return ArrayTable(
-            name, {column: array[column] for column in array.dtype.names}, apart=apart
-        )
+        return {column: array[column] for column in array.dtype.names}
     if array.ndim == 2:
-        return ArrayTable(name, {str(i): array[:, i] for i in range(array.shape[1])}, apart=apart)
+        return {str(i): array[:, i] for i in range(array.shape[1])}
     raise DataInvalid(f"{name} is no table: a file, columns by name or rows of numbers are needed")
 
 

@@ -25,7 +25,6 @@ from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
-from fedveil.protections.reading import Reading
 
 #: Examples recovered at this peak signal-to-noise ratio, in decibels, count: a mean squared error
 #: of 0.01 for values in [0, 1].
@@ -144,8 +143,7 @@ def steal(
         watch.step(1, 2, "a model for the sum")
         cells = cells_needed(int(sizes.sum()), statistics)
         trapped, imprint, seen = _played(target, cells, statistics, form)
-        readings = [Reading(seen.aggregate, np.ones_like(seen.aggregate))]
-        rows = np.concatenate([target.rows(client) for client in seen.asked])
+        readings, rows = [seen.mean], target.rows_of(seen.asked)
         saw = f"the sum of {len(seen.asked):,} clients with {len(rows):,} examples"
     prior = PublicLaw.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])

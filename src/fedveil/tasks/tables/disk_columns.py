@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.array_types import Array
+from fedveil.base.files import write_all
 from fedveil.errors import DataUnavailable
 
 #: The threads that read, summarise or encode columns.
@@ -38,10 +39,8 @@ class Spool:
 
         All pieces of a column must have the same type.
         """
-        rest = np.ascontiguousarray(piece).view(np.uint8).data
         with _space():
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file, np.ascontiguousarray(piece).view(np.uint8).data)
         for column in columns:
             self._types[column] = piece.dtype
             self._pieces[column].append((self._size, len(piece)))
