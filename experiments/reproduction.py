@@ -41,7 +41,12 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         stack.enter_context(resumed_by(how))
         again = (path / f"{name}.md").exists()
         with _timed(folder, name, scale, spent_s, again) as clock:
-            outcome = experiment.run(path, scale, tell)
+
+            def tell_and_save(line: str) -> None:  # a killed run then loses only its own seconds
+                _write(folder, name, scale, clock())
+                tell(line)
+
+            outcome = experiment.run(path, scale, tell_and_save)
         figures = {plot.name: f"{name}-{plot.file}.svg" for plot in outcome.plots}
         for plot in outcome.plots:
             folder.write_atomically(figures[plot.name], svg(plot))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,7 @@ class Toy(Experiment):
         attempts = folder / "attempts"
         count = int(attempts.read_text()) + 1 if attempts.exists() else 1
         attempts.write_text(str(count))
+        tell("run 1 of 1")
         if self.cut_off:
             end = KeyboardInterrupt()
             end.add_note("`fedveil run --resume attempts` goes on")
@@ -76,7 +78,9 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
     code, out, err = command("reproduce", "toy", "--scale", "small")
     assert code == Exit.DONE, err
     folder = Path("runs", "reproduce-toy-small")
-    assert err == f"toy at scale small takes about 90 s on two cores; it is in {folder}\n"
+    assert (
+        err == f"toy at scale small takes about 90 s on two cores; it is in {folder}\nrun 1 of 1\n"
+    )
     assert out.endswith(f"2 of 2 results agree with the source.\nwritten to {folder / 'toy.md'}\n")
     page = (tmp_path / folder / "toy.md").read_text()
     for part in (
@@ -126,6 +130,20 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     (tmp_path / "in here" / BEGUN).write_text(json.dumps(begun))
     assert command(*arguments)[0] == Exit.DONE
     assert json.loads((tmp_path / "in here" / BEGUN).read_text()) == begun  # it was finished before
+
+
+def test_a_killed_experiment_has_saved_the_duration_of_its_earlier_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(time, "perf_counter", iter([100.0, 175.0, 200.0, 200.0]).__next__)
+
+    def tell(line: str) -> None:
+        if line.startswith("run"):
+            seen.append(json.loads((tmp_path / "out" / BEGUN).read_text())["seconds"])
+
+    reproduce("toy", "small", tmp_path / "out", tell)
+    assert seen == [75]
 
 
 def test_the_table_has_every_experiment(command: Command) -> None:
