@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ from torch.utils.data import TensorDataset
 
 CLIENTS, IMAGES, WINDOWS = 10, 50, 2
 VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 25_000, 64, 768, 12, 12
+#: The folder of the model under the adapters, with random weights. It is made where it is missing.
+ADAPTED = Path(tempfile.gettempdir(), "gpt2-of-104-million-random-weights")
+RANK = 8
 
 
 def resnet18_data() -> Any:
@@ -48,11 +53,48 @@ def medium(shape: Sequence[int], outputs: int) -> nn.Module:
     return _Decoder(1024, 24, 16)
 
 
-medium_data = transformer_data
+medium_data = adapters_data = transformer_data
+
+
+def make_adapted() -> None:
+    """Save a GPT-2 of small size with random weights and 25,000 tokens: 104,303,616 parameters."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    if (ADAPTED / "model.safetensors").is_file():
+        return
+    shape = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 2 * CONTEXT}
+    kept = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **shape, **kept)
+    with tempfile.TemporaryDirectory(dir=ADAPTED.parent) as folder:
+        GPT2LMHeadModel(config).save_pretrained(f"{folder}/model")
+        Path(folder, "model").rename(ADAPTED)
+
+
+def adapters() -> nn.Module:
+    """Return the saved model with adapters of its attention, of which 294,912 numbers train."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(ADAPTED)
+    lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["c_attn"], fan_in_fan_out=True)
+    return _Scores(get_peft_model(base, lora))
 
 
 def _norm(channels: int) -> nn.Module:
     return nn.GroupNorm(32, channels)
+
+
+class _Scores(nn.Module):
+    """Returns a language model's scores alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.model(input_ids=x).logits
+        return scores
 
 
 class _Block(nn.Module):

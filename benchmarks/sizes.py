@@ -1,7 +1,7 @@
 """The time and memory that large models take of a client and of the server, under each protection.
 
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
-    python benchmarks/sizes.py rounds [--model resnet18|transformer|medium] [--rounds N]
+    python benchmarks/sizes.py rounds [--model resnet18|transformer|medium|adapters] [--rounds N]
                                       [--clients N] [--positions ...] [--precision bfloat16]
                                       [--peers peers/bin/python]
     python benchmarks/sizes.py reports [--parameters N ...] [--positions NAME ...]
@@ -15,10 +15,11 @@ not counted. Takes about three minutes for 11 million parameters and twenty for 
 
 `rounds`: whole rounds of the simulator: ten clients with 50 images of CIFAR's shape and ResNet-18
 with group norm (11 million parameters), or with a few windows of text and a transformer of 125
-million (`transformer`) or 354 million parameters (`medium`). The data are synthetic. Prints the
-seconds of the last round without its evaluation. There is one process, and torch has one thread,
-also for the peers in requirements-peers.txt, which do the same work unprotected. `--clients` of the
-ten take part. With `--precision bfloat16` clients train in mixed precision.
+million (`transformer`) or 354 million parameters (`medium`), or adapters of rank 8 of a GPT-2 of
+104 million parameters (`adapters`). Weights and data are random. Prints the seconds of the last
+round without its evaluation. There is one process, and torch has one thread, also for the peers in
+requirements-peers.txt, which do the same work unprotected. `--clients` of the ten take part. With
+`--precision bfloat16` clients train in mixed precision.
 
 `reports`: the processor time of one client's report without masks, and of the server's adding it,
 for each parameter of a model of `--parameters`.
@@ -53,6 +54,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.protections.base import ClientContext, RoundContext
 from fedveil.protections.catalog import POSITIONS
+from large_models import ADAPTED, RANK, make_adapted
 
 HERE = Path(__file__).parent
 PEERS = ("pfl_rounds.py", "flower_rounds.py")
@@ -189,9 +191,14 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
     """Return the blocks of a job that trains a large model on its data."""
     images = model == "resnet18"
     batch = 10 if images else 2
+    adapter = {"kind": "lora", "rank": RANK, "alpha": 2 * RANK, "targets": ["c_attn"]}
     return {
         "data": {"name": f"large_models:{model}_data"},
-        "model": f"large_models:{model}",
+        **(
+            {"model": f"hf:{ADAPTED}", "adapter": adapter}
+            if model == "adapters"
+            else {"model": f"large_models:{model}"}
+        ),
         "task": "classification" if images else "next_token",
         "training": {"epochs": 1, "batch_size": batch, "lr": 0.01, "precision": precision},
     }
@@ -304,6 +311,9 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
         parameters, clients = map(int, more)
         halves(position, 5_000, clients)  # loads and compiles the code
         return halves(position, parameters, clients)
+    if kind == "base":
+        make_adapted()
+        return {}
     model, count, precision, clients = more
     return rounds(position, model, int(count), precision, int(clients))
 
@@ -329,6 +339,8 @@ def show_rounds(asked: argparse.Namespace) -> bool:
     parts_of = ("round, s", "training", "protection", "aggregation", "CPU, s", "memory, MB")
     head("model", "position", *parts_of)
     for model in asked.model:
+        if model == "adapters":
+            alone("base", "")
         for position in asked.positions:
             of = alone("rounds", position, model, asked.rounds, asked.precision, asked.clients)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")

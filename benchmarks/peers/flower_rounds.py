@@ -45,7 +45,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peer_work import PARAMETERS, build, loss, synthetic
+from peer_work import PARAMETERS, build, loss, sent, synthetic
 from torch import nn
 
 client_app = ClientApp()
@@ -94,7 +94,7 @@ def train(message: Message, context: Context) -> Message:
     network, features, labels = actor_state(
         config["model"], config["clients"], config["examples"], config["seed"]
     )
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    network.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
     x, y = features[config["client"]], labels[config["client"]]
     batches = list(zip(x.split(config["batch"]), y.split(config["batch"]), strict=True))
     optimizer = torch.optim.SGD(network.parameters(), lr=config["lr"])
@@ -104,7 +104,7 @@ def train(message: Message, context: Context) -> Message:
             loss(network, inputs, targets).backward()
             optimizer.step()
     reply = {
-        "arrays": ArrayRecord(network.state_dict()),
+        "arrays": ArrayRecord(sent(network)),
         "metrics": MetricRecord({"num-examples": len(y)}),
     }
     return Message(content=RecordDict(reply), reply_to=message)
@@ -181,7 +181,7 @@ def benchmark(options: argparse.Namespace, folder: str) -> None:
     def serve(grid: Grid, context: Context) -> None:
         result = strategy.start(
             grid=grid,
-            initial_arrays=ArrayRecord(build(options.model).state_dict()),
+            initial_arrays=ArrayRecord(sent(build(options.model))),
             num_rounds=options.warmup + options.rounds,
             timeout=options.limit,
             train_config=ConfigRecord({name: getattr(options, name) for name in names}),

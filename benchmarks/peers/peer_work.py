@@ -20,6 +20,7 @@ PARAMETERS = {
     "dense": 1_297_252,
     "resnet18": 11_173_962,
     "transformer": 123_505_152,
+    "adapters": 294_912,
 }
 
 
@@ -28,11 +29,11 @@ def synthetic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the model takes and what it is to say, the first axis of each being the client.
 
-    A transformer takes tokens, and is to say the token that follows each.
+    A language model takes tokens, and is to say the token that follows each.
     """
     generator = np.random.default_rng(seed)
     size = (clients, examples)
-    if model == "transformer":
+    if model in ("transformer", "adapters"):
         shape = (*size, large_models.CONTEXT + 1)
         tokens = torch.from_numpy(generator.integers(0, large_models.VOCABULARY, shape))
         return tokens[..., :-1], tokens[..., 1:]
@@ -44,8 +45,15 @@ def synthetic(
 def build(model: str) -> nn.Module:
     """Return a new network."""
     network = _network(model)
-    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[model]
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert trained == PARAMETERS[model]
     return network
+
+
+def sent(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a client sends of a network: all but the weights that it does not train."""
+    fixed = {name for name, value in network.named_parameters() if not value.requires_grad}
+    return {name: value for name, value in network.state_dict().items() if name not in fixed}
 
 
 def loss(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -55,6 +63,8 @@ def loss(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _network(model: str) -> nn.Module:
+    if model == "adapters":
+        return large_models.adapters()
     if model == "transformer":
         return large_models.transformer((), large_models.VOCABULARY)
     if model == "resnet18":

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-MODELS = ("lenet", "dense", "resnet18", "transformer")
+MODELS = ("lenet", "dense", "resnet18", "transformer", "adapters")
 
 
 def parse_arguments() -> argparse.Namespace:
