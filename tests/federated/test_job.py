@@ -178,6 +178,9 @@ def test_owners_are_needed_where_they_decide():
     ]
     assert load("data: {name: 'mine:data', split: by_client}").clients.number is None
     assert load("data: {name: mnist, split: writers}").clients.number is None
+    assert (
+        load("data: {name: mnist, split: writers}\nclients: {fraction: 0.5}").clients.number is None
+    )
     assert problems("data: {name: image_folder}") == [
         "data.name = image_folder needs data.folder: name the folder that holds train/CLASS/ and "
         "test/CLASS/"

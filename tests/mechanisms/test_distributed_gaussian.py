@@ -182,6 +182,9 @@ def test_a_short_vector_is_not_scaled_and_a_long_one_is_to_the_clip():
 def test_what_is_no_finite_vector_is_refused(bad):
     with pytest.raises(InvalidValue):
         made().share(np.array(bad), signs_of(made()), Seeded(0))
+    of_examples = DistributedSum(1.0, 1.0, shares=3, clients=4, dimension=np.size(bad))
+    with pytest.raises(InvalidValue):
+        of_examples.share(np.array(bad), None, Seeded(0))
 
 
 def law(variance: float, reach: int) -> np.ndarray:
