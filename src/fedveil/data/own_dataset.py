@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.example_arrays import Targets, stacked
+from fedveil.base.example_arrays import Targets, is_plain, stacked
 from fedveil.data import lone_records
 from fedveil.data.examples import Dataset, Examples, checked_owners, make_dataset, of_tests
 from fedveil.data.inputs import as_array
@@ -61,11 +61,21 @@ def read_apart(name: str, targets: Targets) -> Dataset:
         public = of_tests(name, *test, classes=classes, targets=targets)
         form = Form.of(public)
         if form is None:
+            _check_targets(name, public)
             return _whole(name, _parts(name, result, targets), targets)
         train = lone_records.read(name, groups, form)
     ids = rest.get("client_ids")
     owners = None if ids is None else checked_owners(name, ids, len(train))
     return replace(public, train=train, owners=owners)
+
+
+def _check_targets(name: str, public: Dataset) -> None:
+    """Raise `DataInvalid` for examples of one array whose targets are not of one array."""
+    if is_plain(public.test.x) and not is_plain(public.test.y):
+        raise DataInvalid(
+            f"data {name}: y_test has several arrays or lengths, but privacy.unit = example needs "
+            "targets of one array and one shape. Use unit client"
+        )
 
 
 def read_records(name: str, form: Form) -> Examples:
