@@ -25,7 +25,14 @@ from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
 from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, without_result
 from fedveil.engine.run_state import RunState
-from fedveil.errors import LimitReached, RoundVoid, RunFailed, RunFolderError, RunStopped
+from fedveil.errors import (
+    LimitReached,
+    OutputLost,
+    RoundVoid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.ledger import Ledger
@@ -94,7 +101,7 @@ class Federation:
             if self.attempts.without_record(self.state.done) or self._unrepeated:
                 tell(record := self._cut_off(self.state.done + 1))
                 self.parts.callbacks.round(record)
-        except (RunStopped, KeyboardInterrupt) as end:
+        except (RunStopped, OutputLost, KeyboardInterrupt) as end:
             with suppress(RunFolderError):  # losing the log line is fine, losing the error is not
                 why = str(end) or "interrupted"
                 self.recorder.event(f"ended after round {self.state.done}: {why}")
