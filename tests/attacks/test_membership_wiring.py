@@ -187,7 +187,8 @@ def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.Monk
     def start(job: Any, *engine: Any, dataset: Any) -> Any:
         begun.append((job, dataset))
         ledger = SimpleNamespace(clients=[3])
-        return SimpleNamespace(run=lambda: SimpleNamespace(model="trained", ledger=ledger))
+        run = SimpleNamespace(model="trained", ledger=ledger, job=job, kept_round=None)
+        return SimpleNamespace(run=lambda: run)
 
     monkeypatch.setattr(shadow_runs, "start", start)
     target = Target.of(job(rounds=5, seed=8, privacy={"account": "ours", "max_epsilon": 3.0}))

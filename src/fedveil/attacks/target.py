@@ -16,6 +16,8 @@ from torch import nn
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.server_view import Seen, seen
 from fedveil.base.array_types import Bools, Float32s, Int64s
+from fedveil.base.message import take
+from fedveil.base.validate import integer
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
@@ -28,6 +30,7 @@ from fedveil.engine.assembly import (
     report_entropy,
     training_entropy,
 )
+from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.target_epsilon import whole_run
@@ -69,13 +72,26 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
-def _clients_of(run: Path) -> Clients | None:
-    """Return the clients that the run's ledger has charged, or None without a checkpoint."""
+def _clients_of(run: Path, job: Job) -> Clients | None:
+    """Return the clients with a part in the run's model, or None without a checkpoint."""
     saved = Checkpoint.at(run)
     if saved is None:
         return None
     with intact(run / LATEST):
-        return Ledger.from_state(saved.ledger).clients
+        charged = Ledger.from_state(saved.ledger).clients
+        kept = integer("round", take(saved.best, "round", int), 1, saved.round) if saved.best else 0
+    return with_a_part(charged, job, kept or None)
+
+
+def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
+    """Return the clients of a run that took part before its model was saved.
+
+    `charged` are the clients that took part in any round. If the job keeps the best model,
+    `kept_round` is the round of that model. Later rounds have no part in it. If clients are drawn
+    in secret, nobody knows the rounds of a client, and the result is `charged`.
+    """
+    drawn = None if kept_round is None else Cohorts(job).until(kept_round)
+    return charged if drawn is None else np.intersect1d(charged, np.array(drawn, np.uint64))
 
 
 @dataclass(frozen=True)
@@ -161,7 +177,9 @@ class Target:
         look_where_a_run_looked(path)
         target = cls.of(Job.load(path / JOB, overrides))
         read_model(path / MODEL, target.model)
-        return replace(target, trained=True, took_part=_clients_of(path))
+        own, number = Job.load(path / JOB), target.job.clients.number
+        own = own if own.clients.number or number is None else own.with_clients(number)
+        return replace(target, trained=True, took_part=_clients_of(path, own))
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""

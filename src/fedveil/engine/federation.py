@@ -155,6 +155,7 @@ class Federation:
         began = time.perf_counter()
         parts, state = self.parts, self.state
         before = state.protection
+            kept_round=parts.stopping.best_round(self.recorder.records),
         drawn = parts.cohorts.draw(number)
         spending = parts.protection.spending(before)
         cohort = [*drawn, *parts.canaries.clients]

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedveil.attacks.membership.report_scores import Round
-from fedveil.attacks.target import Target
+from fedveil.attacks.target import Target, with_a_part
 from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
@@ -91,13 +91,14 @@ def rehearse(target: Target) -> Rehearsal:
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
     data["privacy"]["account"] = None  # an attack releases no model, and must not spend the account
-    for block in ("evaluation", "checkpoint"):
-        data[block]["every"] = target.job.rounds
+    data["checkpoint"]["every"] = target.job.rounds
+    if not (target.job.stopping.may_end or target.job.stopping.keep == "best"):
+        data["evaluation"]["every"] = target.job.rounds
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
-        return Rehearsal(run.model, run.ledger.clients)
+        return Rehearsal(run.model, with_a_part(run.ledger.clients, run.job, run.kept_round))
 
 
 def play_round(
