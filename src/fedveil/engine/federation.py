@@ -23,7 +23,14 @@ from fedveil.engine.language_results import before_after
 from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
-from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, without_result
+from fedveil.engine.run_records import (
+    SECONDS,
+    TRAINER,
+    all_failed,
+    counted,
+    figures_of,
+    without_result,
+)
 from fedveil.engine.run_state import RunState
 from fedveil.errors import (
     LimitReached,
@@ -148,6 +155,7 @@ class Federation:
             stopped=stopped,
             audit=audit,
             others=others,
+            kept_round=parts.stopping.best_round(self.recorder.records),
             presentation=self.presentation,
         )
 
@@ -155,7 +163,6 @@ class Federation:
         began = time.perf_counter()
         parts, state = self.parts, self.state
         before = state.protection
-            kept_round=parts.stopping.best_round(self.recorder.records),
         drawn = parts.cohorts.draw(number)
         spending = parts.protection.spending(before)
         cohort = [*drawn, *parts.canaries.clients]
@@ -228,7 +235,7 @@ class Federation:
             **self.executor.shown(),
             **quality,
             **({} if parts.trainer is None else {TRAINER: parts.trainer}),
-            **parts.protection.shown(before),
+            **figures_of(parts.protection, before, quality),
             **self._privacy(self.state.ledger),
             **{f"{SECONDS}{name}": value for name, value in sorted(outcome.seconds.items())},
         }
