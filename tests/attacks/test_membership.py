@@ -473,6 +473,15 @@ def test_the_members_of_a_best_model_took_part_before_it_was_saved(tmp_path: Pat
     assert played.clients.tolist() == first
 
 
+def test_a_run_that_ended_early_has_fewer_rounds_than_its_job(tmp_path: Path) -> None:
+    few = {"number": 12, "fraction": 0.17}
+    early = job(clients=few, rounds=8, training={"epochs": 1}, stopping={"target": 0.0})
+    run = simulate(early, tmp_path / "run")
+    assert len(run.metrics) == Target.of_run(run.folder).rounds == 1
+    target = Target.of(early)
+    assert (target.rounds, rehearse(target).rounds) == (8, 1)
+
+
 def rising(round: int) -> float:
     return 1e-3 if round == 1 else 1e5
 

@@ -70,8 +70,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         "extraction",
         effort,
         found,
-        rounds=target.job.rounds,
-        saw=f"the model after {quantity(target.job.rounds, 'round')}, with phrases of "
+        rounds=played.rounds,
+        saw=f"the model after {quantity(played.rounds, 'round')}, with phrases of "
         f"{SECRET} secret tokens; {int((phrases.copies > 0).sum())} phrases are of clients that "
         "took part",
     )

@@ -72,15 +72,19 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
-def _clients_of(run: Path, job: Job) -> Clients | None:
-    """Return the clients with a part in the run's model, or None without a checkpoint."""
+def _played(run: Path, job: Job) -> tuple[Clients | None, int | None]:
+    """Return the clients with a part in the run's model, and the number of rounds of the run.
+
+    Both are None without a checkpoint.
+    """
     saved = Checkpoint.at(run)
     if saved is None:
-        return None
+        return None, None
     with intact(run / LATEST):
         charged = Ledger.from_state(saved.ledger).clients
-        kept = integer("round", take(saved.best, "round", int), 1, saved.round) if saved.best else 0
-    return with_a_part(charged, job, kept or None)
+        rounds = integer("round", saved.round, 1)
+        kept = integer("round", take(saved.best, "round", int), 1, rounds) if saved.best else None
+    return with_a_part(charged, job, kept), rounds
 
 
 def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
@@ -114,6 +118,8 @@ class Target:
     trained: bool = False
     #: The numbers of the clients that took part in the run, or None if they are not known.
     took_part: Clients | None = None
+    #: The number of rounds of the run, or None if it is not known.
+    played: int | None = None
 
     @classmethod
     def of(cls, job: Job) -> Target:
@@ -179,7 +185,8 @@ class Target:
         read_model(path / MODEL, target.model)
         own, number = Job.load(path / JOB), target.job.clients.number
         own = own if own.clients.number or number is None else own.with_clients(number)
-        return replace(target, trained=True, took_part=_clients_of(path, own))
+        took_part, played = _played(path, own)
+        return replace(target, trained=True, took_part=took_part, played=played)
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""
@@ -196,6 +203,11 @@ class Target:
     @property
     def settings(self) -> Mapping[str, Any]:
         return self.job.protection.settings.model_dump(mode="json")
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the run, which may have ended early, or else of the job."""
+        return self.job.rounds if self.played is None else self.played
 
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.

@@ -63,8 +63,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         "membership",
         effort,
         found,
-        rounds=target.job.rounds,
-        saw=f"the model after {quantity(target.job.rounds, 'round')}, the reports of one "
+        rounds=case.target.rounds,
+        saw=f"the model after {quantity(case.target.rounds, 'round')}, the reports of one "
         f"round, and {count} models trained by the same job on halves of {who}; {case.asked}",
     )
 
@@ -95,13 +95,14 @@ class Case:
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         given = np.arange(len(pool)) < len(pool) - len(dataset.test)
-        model, attacked, clients = target.model, target, target.took_part
+        model, attacked = target.model, target
+        clients, rounds = target.took_part, target.played
         if not target.trained:
             given = halves(len(pool), 2, entropy.stream("members"))[0]
             watch.step(0, count + 2, "the job on half of its examples")
             attacked = pool.target(target, split(given)[0], job.seed)
             played = rehearse(attacked)
-            model, clients = played.model, played.clients
+            model, clients, rounds = played.model, played.clients, played.rounds
         members = _trained_on(attacked, given, clients)
         parts = halves(len(pool), count, entropy.stream("halves"))
         held, found, others = [], [], []
@@ -113,7 +114,7 @@ class Case:
             held.append(_trained_on(others[-1], row, played.clients))
             found.append(answers(played.model, pool.x, pool.y))
         references = References(found, np.stack(held), pool.y)
-        asked = replace(attacked, took_part=clients)
+        asked = replace(attacked, took_part=clients, played=rounds)
         return cls(pool, members, model, asked, given, others[0], parts[0], references, entropy)
 
     @property

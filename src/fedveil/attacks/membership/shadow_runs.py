@@ -79,10 +79,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The final model of a simulated run, and the numbers of the clients that took part."""
+    """The final model of a simulated run, the clients with a part in it, and the run's rounds."""
 
     model: nn.Module
     clients: Clients
+    rounds: int
 
 
 def rehearse(target: Target) -> Rehearsal:
@@ -98,7 +99,8 @@ def rehearse(target: Target) -> Rehearsal:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
-        return Rehearsal(run.model, with_a_part(run.ledger.clients, run.job, run.kept_round))
+        clients = with_a_part(run.ledger.clients, run.job, run.kept_round)
+        return Rehearsal(run.model, clients, len(run.metrics))
 
 
 def play_round(
