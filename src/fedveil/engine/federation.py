@@ -92,7 +92,7 @@ class Federation:
 
     def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
-        stopped = None
+        stopped, by_callback = None, False
         try:
             for record in self.recorder.records:
                 tell(record)
@@ -103,6 +103,7 @@ class Federation:
                 if stopped is None:
                     tell(record := self._round(self.state.done + 1))
                     stopped = self.parts.callbacks.round(record)
+                    by_callback = stopped is not None
         except LimitReached as limit:
             stopped = str(limit)
             if self.attempts.without_record(self.state.done) or self._unrepeated:
@@ -113,9 +114,9 @@ class Federation:
                 why = str(end) or "interrupted"
                 self.recorder.event(f"ended after round {self.state.done}: {why}")
             raise
-        return self._finish(stopped)
+        return self._finish(stopped, by_callback)
 
-    def _finish(self, stopped: str | None) -> Run:
+    def _finish(self, stopped: str | None, by_callback: bool) -> Run:
         parts, state = self.parts, self.state
         if stopped is not None and state.done:  # a finished run must not be replayed on resume
             self._checkpoint()
@@ -133,7 +134,9 @@ class Federation:
                 add_finding(self.folder, audit)
                 self.recorder.event("; ".join(filter(None, [str(audit), audit.limits])))
             write_model(self.folder, parts.model)
-            others = list(other_accounts(parts.job, parts.protection, state.done))
+            others = list(
+                other_accounts(parts.job, parts.protection, state.done, by_callback=by_callback)
+            )
             keep_accounts(self.folder, others, self.recorder.event)
             if which is not None:
                 self.recorder.event(which)
