@@ -389,6 +389,41 @@ def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
     assert own("return x, np.ones((4, 2)), x2, np.ones((2, 3))").train.y.shape == (4, 2)
 
 
+TORN = """
+import numpy as np
+x, y, x2, y2 = np.ones((4, 3), int), np.arange(4) % 3, np.ones((2, 3), int), [0, 1]
+class Unmeasured:
+    def __len__(self): raise OSError("gone")
+    def __getitem__(self, i): return [1.0], 0
+class Torn:
+    def __array__(self, *given, **named): raise RuntimeError("torn")
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "body", "sentence"),
+    [
+        ("class", "return Unmeasured(), Unmeasured()", "the length of the t[a-z]+ Dataset raised"),
+        ("class", "return dict(clients=dict(a=(5, [0, 1])), test=(x2, y2), classes=3)",
+         "x of client a is an object of type int, but a list|client a has no examples"),
+        ("class", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, client_ids=Torn())",
+         "client_ids is not an array: RuntimeError: torn"),
+        ("class", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=x)",
+         "classes = array.*is not a whole number"),
+        ("numbers", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=y)",
+         "classes = array.*is not a whole number"),
+        ("tokens", "return dict(x_train=x, y_train=y, x_test=x2, y_test=5)",
+         "y_test is one token, but"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_counted_is_one_sentence(own, monkeypatch, apart, kind, body, sentence):
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, kind, apart=apart))
+    with refused(sentence):
+        own(body, TORN)
+
+
 @pytest.mark.parametrize(
     "result",
     [

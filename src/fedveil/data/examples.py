@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedveil.base import own_code
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import Shape, Targets, alike, is_plain, is_ragged, shape_of, values
 from fedveil.data import inputs
@@ -177,7 +178,10 @@ def owner_codes(owners: Any) -> Labels:
 
     Raises ValueError unless all owners are integers, or all are strings.
     """
-    array = np.asarray(owners) if hasattr(owners, "__array__") else None
+    try:
+        array = np.asarray(owners) if hasattr(owners, "__array__") else None
+    except Exception as error:  # an object's own __array__
+        raise ValueError(f"is not an array: {own_code.described(error)}") from None
     if array is not None and array.ndim != 1:
         raise ValueError(f"has shape {array.shape}, but [examples] is needed")
     if array is not None and array.dtype.kind in "iu":

@@ -89,7 +89,7 @@ def count_records(name: str, targets: Targets) -> int:
     """Count the training records that the function `name` returns, without reading any of them."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), targets, tested=False)
-        return sum(len(x) for x, _ in groups)
+        return sum(_count(name, "x_train", x) for x, _ in groups)
 
 
 def _called(name: str) -> Any:
@@ -131,7 +131,8 @@ def _apart(
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)
         groups = [_pair(name, f"client {c}", p, targets, alone=True) for c, p in clients.items()]
-        sizes = [len(x) for x, _ in groups]
+        each = zip(clients, groups, strict=True)
+        sizes = [_count(name, f"x of client {client}", x) for client, (x, _) in each]
         owners = [client for client, size in zip(clients, sizes, strict=True) for _ in range(size)]
         rest = {"client_ids": owners, "classes": result.get("classes")}
         test = partial(_pair, name, "test", result["test"], targets)
@@ -147,6 +148,14 @@ def _apart(
     if tested:
         rest["x_test"], rest["y_test"] = test()
     return groups, rest
+
+
+def _count(name: str, part: str, x: Any) -> int:
+    try:
+        return len(x)
+    except TypeError:
+        said = f"{part} is {_described(x)}, but a list or an array of examples is needed"
+        raise DataInvalid(f"data {name}: {said}") from None
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
@@ -284,6 +293,8 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
             f"data {name}: the function returned {_described(dataset)} for {part}, not a "
             f"map-style Dataset; allowed are {_ALLOWED}"
         )
+    with own_code.told(f"data {name}", DataInvalid, f"the length of the {part} Dataset"):
+        len(dataset)
 
 
 def _as_one(value: Any) -> Any:
