@@ -482,6 +482,20 @@ def test_a_run_that_ended_early_has_fewer_rounds_than_its_job(tmp_path: Path) ->
     assert (target.rounds, rehearse(target).rounds) == (8, 1)
 
 
+def test_an_adaptive_run_is_held_against_what_its_rounds_cost(tmp_path: Path) -> None:
+    """Its later rounds cost more than the first, so a forecast would be too small."""
+    settings = {"name": "rr", "unary": {"eps": 1.0, "adaptive": True}}
+    adaptive = job(clients={"number": 6}, rounds=3, protection=settings)
+    run = simulate(adaptive, tmp_path / "run")
+    stated = run.ledger.figure_every_round(adaptive.privacy.delta)
+    target = Target.of_run(run.folder)
+    assert stated.epsilon > Target.of(adaptive).promised(3).epsilon
+    assert target.promised(3) == rehearse(Target.of(adaptive)).claim == stated
+    assert target.promised(2) == Target.of(adaptive).promised(2)
+    fixed = Target.of_run(run.folder, ["protection.unary.adaptive=false"])
+    assert fixed.promised(3).epsilon < stated.epsilon
+
+
 def rising(round: int) -> float:
     return 1e-3 if round == 1 else 1e5
 

@@ -150,7 +150,7 @@ def test_a_finding_is_of_all_rounds_of_the_run(
         on_model=lambda: [Measured("a", 0.1)],
         on_round=lambda most: (asked.append(most) or [Measured("b", 0.2)], False),
         asked="the members are 7 examples",
-        target=SimpleNamespace(rounds=3),
+        target=SimpleNamespace(played=3, claim=None),
     )
     monkeypatch.setattr(
         Case, "of", lambda target, references, entropy, watch: asked.append(references) or stub
@@ -177,7 +177,7 @@ def test_clients_are_asked_about_at_the_same_effort_if_reports_say_nothing(
             on_model=lambda: [Measured("a", 0.1)],
             on_round=lambda most, summed=summed: ([Measured("b", 0.2)], summed),
             asked="",
-            target=SimpleNamespace(rounds=4),
+            target=SimpleNamespace(played=4, claim=None),
         )
         monkeypatch.setattr(Case, "of", lambda *given, stub=stub: stub)
         finding = attack(Target.of(job(protection="dp_encrypt")), "standard", Watch())
@@ -190,7 +190,7 @@ def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.Monk
 
     def start(job: Any, *engine: Any, dataset: Any) -> Any:
         begun.append((job, dataset))
-        ledger = SimpleNamespace(clients=[3])
+        ledger = SimpleNamespace(clients=[3], adaptive=False)
         run = SimpleNamespace(
             model="trained", ledger=ledger, job=job, kept_round=None, metrics=[{}] * 4
         )

@@ -66,7 +66,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     bits = exposures(model, phrases, candidates, entropy)
     found = list(_figures(model, phrases, bits))
     watch.step(2, 2, "done")
-    return target.finding(
+    return replace(target, played=played.rounds, claim=played.claim).finding(
         "extraction",
         effort,
         found,

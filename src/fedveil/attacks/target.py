@@ -72,19 +72,28 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
-def _played(run: Path, job: Job) -> tuple[Clients | None, int | None]:
-    """Return the clients with a part in the run's model, and the number of rounds of the run.
+def _played(run: Path, job: Job) -> dict[str, Any]:
+    """Return the fields `took_part`, `played` and `claim` of a run's target, from its checkpoint.
 
-    Both are None without a checkpoint.
+    Returns no fields without a checkpoint.
     """
     saved = Checkpoint.at(run)
     if saved is None:
-        return None, None
+        return {}
     with intact(run / LATEST):
-        charged = Ledger.from_state(saved.ledger).clients
+        ledger = Ledger.from_state(saved.ledger)
         rounds = integer("round", saved.round, 1)
         kept = integer("round", take(saved.best, "round", int), 1, rounds) if saved.best else None
-    return with_a_part(charged, job, kept), rounds
+    took_part = with_a_part(ledger.clients, job, kept)
+    return {"took_part": took_part, "played": rounds, "claim": claim_of(ledger, job)}
+
+
+def claim_of(ledger: Ledger, job: Job) -> Figure | None:
+    """Return what an adaptive run's ledger states for a client in every round, otherwise None.
+
+    The rounds of an adaptive run may cost more than the first, so a forecast may be too small.
+    """
+    return ledger.figure_every_round(job.privacy.delta) if ledger.adaptive else None
 
 
 def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
@@ -120,6 +129,8 @@ class Target:
     took_part: Clients | None = None
     #: The number of rounds of the run, or None if it is not known.
     played: int | None = None
+    #: What the run's ledger states, if the run is adaptive (`claim_of`).
+    claim: Figure | None = None
 
     @classmethod
     def of(cls, job: Job) -> Target:
@@ -185,8 +196,10 @@ class Target:
         read_model(path / MODEL, target.model)
         own, number = Job.load(path / JOB), target.job.clients.number
         own = own if own.clients.number or number is None else own.with_clients(number)
-        took_part, played = _played(path, own)
-        return replace(target, trained=True, took_part=took_part, played=played)
+        known, now = _played(path, own), target.job
+        if (own.protection, own.privacy.delta) != (now.protection, now.privacy.delta):
+            known["claim"] = None  # `overrides` change it
+        return replace(target, trained=True, **known)
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""
@@ -219,6 +232,8 @@ class Target:
         # phases has, even if a simulation leaves them out.
         if trusted and len(self.protection.phases) == 1:
             return Figure(math.inf, 0.0)
+        if self.claim is not None and rounds == self.rounds:
+            return self.claim
         return whole_run(self.protection, rounds, self.job.privacy.delta)
 
     def finding(

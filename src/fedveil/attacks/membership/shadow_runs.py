@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedveil.attacks.membership.report_scores import Round
-from fedveil.attacks.target import Target, with_a_part
+from fedveil.attacks.target import Target, claim_of, with_a_part
 from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
@@ -23,6 +23,7 @@ from fedveil.engine.start import start
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
 from fedveil.privacy.client_tally import Clients
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.run_folder import RunFolder
 
 
@@ -84,6 +85,8 @@ class Rehearsal:
     model: nn.Module
     clients: Clients
     rounds: int
+    #: What the run's ledger states, if the run is adaptive (`claim_of`).
+    claim: Figure | None = None
 
 
 def rehearse(target: Target) -> Rehearsal:
@@ -100,7 +103,7 @@ def rehearse(target: Target) -> Rehearsal:
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
         clients = with_a_part(run.ledger.clients, run.job, run.kept_round)
-        return Rehearsal(run.model, clients, len(run.metrics))
+        return Rehearsal(run.model, clients, len(run.metrics), claim_of(run.ledger, run.job))
 
 
 def play_round(
