@@ -20,9 +20,9 @@ from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.shadow_attack import _Scale, shadow_attack
-from fedveil.attacks.membership.shadow_runs import Pool
+from fedveil.attacks.membership.shadow_runs import Pool, rehearse
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
-from fedveil.attacks.target import Target
+from fedveil.attacks.target import Target, with_a_part
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.engine.cohorts import Cohorts
@@ -452,6 +452,62 @@ def test_a_runs_members_are_the_examples_of_clients_that_took_part(tmp_path: Pat
     assert len(fewer.rows_of(np.array([1, 11], np.uint64))) == EXAMPLES // 2
     (run.folder / "checkpoint/latest").unlink()
     assert Target.of_run(run.folder).took_part is None
+
+
+def test_the_members_of_a_best_model_took_part_before_it_was_saved(tmp_path: Path) -> None:
+    """The loss is best in round 1, because the learning rates of later rounds are too large."""
+    few = job(
+        clients={"number": 12, "fraction": 0.17},
+        rounds=3,
+        training={"epochs": 1, "lr": 0.5, "lr_schedule": "test_membership:rising"},
+        stopping={"keep": "best", "metric": "loss"},
+    )
+    run = simulate(few, tmp_path / "run")
+    assert run.kept_round == 1
+    first = Cohorts(run.job).draw(1)
+    assert len(run.ledger.clients) > len(first)
+    took_part = Target.of_run(run.folder, ["seed=77"]).took_part
+    assert took_part is not None
+    assert took_part.tolist() == first
+    played = rehearse(Target.of(few))
+    assert played.clients.tolist() == first
+
+
+def test_a_run_that_ended_early_has_fewer_rounds_than_its_job(tmp_path: Path) -> None:
+    few = {"number": 12, "fraction": 0.17}
+    early = job(clients=few, rounds=8, training={"epochs": 1}, stopping={"target": 0.0})
+    run = simulate(early, tmp_path / "run")
+    assert len(run.metrics) == Target.of_run(run.folder).rounds == 1
+    target = Target.of(early)
+    assert (target.rounds, rehearse(target).rounds) == (8, 1)
+
+
+def test_an_adaptive_run_is_held_against_what_its_rounds_cost(tmp_path: Path) -> None:
+    """Its later rounds cost more than the first, so a forecast would be too small."""
+    settings = {"name": "rr", "unary": {"eps": 1.0, "adaptive": True}}
+    adaptive = job(clients={"number": 6}, rounds=3, protection=settings)
+    run = simulate(adaptive, tmp_path / "run")
+    stated = run.ledger.figure_every_round(adaptive.privacy.delta)
+    target = Target.of_run(run.folder)
+    assert stated.epsilon > Target.of(adaptive).promised(3).epsilon
+    assert target.promised(3) == rehearse(Target.of(adaptive)).claim == stated
+    assert target.promised(2) == Target.of(adaptive).promised(2)
+    fixed = Target.of_run(run.folder, ["protection.unary.adaptive=false"])
+    assert fixed.promised(3).epsilon < stated.epsilon
+
+
+def rising(round: int) -> float:
+    return 1e-3 if round == 1 else 1e5
+
+
+def test_clients_that_are_drawn_in_secret_may_all_have_a_part() -> None:
+    clients = {"number": 12, "fraction": 0.17, "sampling": "poisson"}
+    charged = np.array([1, 5], np.uint64)
+    for randomness, known in (("secure", False), ("seeded", True)):
+        secret = job(clients=clients, privacy={"randomness": randomness})
+        assert (Cohorts(secret).until(2) is not None) == known
+        assert with_a_part(charged, secret, None) is charged
+        assert (with_a_part(charged, secret, 1) is charged) != known
 
 
 def test_owners_stay_together(tmp_path: object) -> None:

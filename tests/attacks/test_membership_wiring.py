@@ -105,7 +105,7 @@ def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.M
     rehearsed: list[Target] = []
     monkeypatch.setattr(
         membership, "rehearse",
-        lambda target: rehearsed.append(target) or Rehearsal(target.model, np.arange(4)),
+        lambda target: rehearsed.append(target) or Rehearsal(target.model, np.arange(4), 1),
     )  # fmt: skip
     target = Target.of(job())
     found = Case.of(replace(target, trained=True), 2, Seeded(3), Watch())
@@ -125,7 +125,8 @@ def test_examples_of_clients_that_took_no_part_are_not_members(
 
     def rehearse(target: Target) -> Rehearsal:
         played.append(target)
-        return Rehearsal(target.model, np.array([1, 3] if len(played) == 1 else [2], np.uint64))
+        clients = np.array([1, 3] if len(played) == 1 else [2], np.uint64)
+        return Rehearsal(target.model, clients, 4)
 
     monkeypatch.setattr(membership, "rehearse", rehearse)
     found = Case.of(Target.of(job()), 2, Seeded(3), Watch())
@@ -141,7 +142,7 @@ def test_examples_of_clients_that_took_no_part_are_not_members(
 
 
 @pytest.mark.parametrize(("effort", "count", "clients"), [("quick", 4, 8), ("standard", 32, 32)])
-def test_a_finding_is_of_all_rounds_of_the_job(
+def test_a_finding_is_of_all_rounds_of_the_run(
     effort: Any, count: int, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -149,6 +150,7 @@ def test_a_finding_is_of_all_rounds_of_the_job(
         on_model=lambda: [Measured("a", 0.1)],
         on_round=lambda most: (asked.append(most) or [Measured("b", 0.2)], False),
         asked="the members are 7 examples",
+        target=SimpleNamespace(played=3, claim=None),
     )
     monkeypatch.setattr(
         Case, "of", lambda target, references, entropy, watch: asked.append(references) or stub
@@ -156,7 +158,8 @@ def test_a_finding_is_of_all_rounds_of_the_job(
     target = Target.of(job(protection="dp_encrypt"))
     finding = attack(target, effort, Watch())
     assert asked == [count, clients]
-    assert (finding.epsilon, finding.delta) == target.promised(4)
+    assert (finding.epsilon, finding.delta) == target.promised(3)
+    assert finding.saw.startswith("the model after 3 rounds, ")
     assert [figure.name for figure in finding.figures] == ["a", "b"]
     assert finding.saw.endswith("; the members are 7 examples")
 
@@ -174,6 +177,7 @@ def test_clients_are_asked_about_at_the_same_effort_if_reports_say_nothing(
             on_model=lambda: [Measured("a", 0.1)],
             on_round=lambda most, summed=summed: ([Measured("b", 0.2)], summed),
             asked="",
+            target=SimpleNamespace(played=4, claim=None),
         )
         monkeypatch.setattr(Case, "of", lambda *given, stub=stub: stub)
         finding = attack(Target.of(job(protection="dp_encrypt")), "standard", Watch())
@@ -186,12 +190,15 @@ def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.Monk
 
     def start(job: Any, *engine: Any, dataset: Any) -> Any:
         begun.append((job, dataset))
-        ledger = SimpleNamespace(clients=[3])
-        return SimpleNamespace(run=lambda: SimpleNamespace(model="trained", ledger=ledger))
+        ledger = SimpleNamespace(clients=[3], adaptive=False)
+        run = SimpleNamespace(
+            model="trained", ledger=ledger, job=job, kept_round=None, metrics=[{}] * 4
+        )
+        return SimpleNamespace(run=lambda: run)
 
     monkeypatch.setattr(shadow_runs, "start", start)
     target = Target.of(job(rounds=5, seed=8, privacy={"account": "ours", "max_epsilon": 3.0}))
-    assert shadow_runs.rehearse(target) == Rehearsal("trained", [3])  # type: ignore[arg-type]
+    assert shadow_runs.rehearse(target) == Rehearsal("trained", [3], 4)  # type: ignore[arg-type]
     ((played, dataset),) = begun
     assert (played.rounds, played.seed) == (5, 8)
     assert (played.privacy.account, played.privacy.max_epsilon) == (None, 3.0)

@@ -6,6 +6,7 @@ import pytest
 
 from fedveil.base import quiet
 from fedveil.base.quiet import Quiet
+from fedveil.errors import OutputLost
 
 
 class Clock:
@@ -37,3 +38,18 @@ def test_silence_is_told_once_for_each_interval(
     monkeypatch.setattr(clock.watch, "_end", clock)
     clock.watch._watch()
     assert heard == said
+
+
+def test_lost_output_is_left_to_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread would otherwise print a traceback, and end."""
+    clock, tried = Clock(25.0, ()), list[float]()
+
+    def lost(seconds: float) -> None:
+        tried.append(seconds)
+        raise OutputLost("standard output cannot be written: No space left on device")
+
+    monkeypatch.setattr(quiet.time, "monotonic", lambda: clock.now_s)
+    watch = Quiet(8.0, lost)
+    monkeypatch.setattr(watch, "_end", clock)
+    watch._watch()
+    assert tried == [8.0, 16.0, 24.0]

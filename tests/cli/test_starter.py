@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil import starter
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
 from fedveil.protections.catalog import POSITIONS
@@ -180,3 +182,21 @@ def test_a_template_that_is_not_there_is_named(command: Command) -> None:
         "error: --template images is not one of image, text, table, regression, own-step, "
         "vertical, flower (did you mean image?)\n",
     )
+
+
+@pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, "full"), FileExistsError(17, "there")])
+def test_a_template_is_written_whole_or_not_at_all(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OSError
+) -> None:
+    """The disk becomes full in the second file, or another program writes this file first."""
+
+    def failing(path: Path, data: bytes, mode: int) -> None:
+        path.write_bytes(b"half")
+        if path.name == "model.py":
+            raise kind
+
+    monkeypatch.setattr(starter, "write_new", failing)
+    code, _, err = command("init", "mine")
+    assert (code, err) == (1, f"error: mine cannot be written: {kind.strerror}\n")
+    left = [file.name for file in (tmp_path / "mine").iterdir()]
+    assert left == (["model.py"] if isinstance(kind, FileExistsError) else [])

@@ -110,7 +110,18 @@ def test_a_token_that_is_only_ever_first_is_one_of_the_model_s_tokens():
     for train, test in ((first, other), (other, first), ([[1, 9, 2], [9, 1]], other)):
         assert make_dataset("any", (train, None), (test, None), targets="tokens").classes == 10
     assert of_tests("any", first, None, classes=None, targets="tokens").classes == 10
-    assert make_dataset("any", (first, other), (other, other), targets="tokens").classes == 3
+    ragged = [[1, 9, 2], [9, 1]]
+    for x, y in ((first, other), (ragged, [[0, 1, 2], [2, 0]])):
+        assert make_dataset("any", (x, y), (other, other), targets="tokens").classes == 10
+        assert make_dataset("any", (other, other), (x, y), targets="tokens").classes == 10
+        assert of_tests("any", x, y, classes=None, targets="tokens").classes == 10
+    # Who declares the number may have a model that reads more tokens than it predicts.
+    declared = make_dataset("any", (first, other), (other, other), classes=3, targets="tokens")
+    assert declared.classes == 3
+    assert of_tests("any", first, other, classes=3, targets="tokens").classes == 3
+    several = {"text": first, "pixel": np.ones((1, 2))}
+    test = {"text": other, "pixel": np.ones((1, 2))}
+    assert make_dataset("any", (several, other), (test, other), targets="tokens").classes == 3
 
 
 @pytest.mark.parametrize("targets", ["class", "numbers", "own"])

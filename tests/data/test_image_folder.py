@@ -150,6 +150,22 @@ def test_under_unit_example_a_damaged_image_has_no_effect(images, kind):
     assert not train.x[4].any()
 
 
+def test_under_unit_example_an_image_of_another_class_leaves_every_other_in_its_place(tmp_path):
+    """Otherwise the class of one image would decide which clients hold the others."""
+    for name in ("ant", "bee", "wasp"):
+        write(tmp_path / "test" / name / "0.png", encoded(pixels(0)))
+    for i in range(9):
+        name = ("ant", "bee", "wasp")[i % 3]
+        write(tmp_path / "train" / name / f"{i}.png", encoded(pixels(i)))
+    before = load("image_folder", folder=str(tmp_path), apart=True).train
+    assert before.y.tolist() == [0, 1, 2] * 3
+    moved = tmp_path / "train" / "wasp" / "3.png"
+    (tmp_path / "train" / "ant" / "3.png").rename(moved)
+    after = load("image_folder", folder=str(tmp_path), apart=True).train
+    assert after.y.tolist() == [0, 1, 2, 2, 1, 2, 0, 1, 2]
+    np.testing.assert_array_equal(after.x, before.x)
+
+
 def test_the_job_decides_whether_an_image_is_read_alone(images):
     write(images / "train" / "bee" / "1.png", b"")
     keys = ["data.name=image_folder", f"data.folder={images}", "clients.number=2"]
@@ -167,7 +183,7 @@ def test_a_training_image_changes_neither_size_nor_colours_nor_classes(images):
     data = load("image_folder", folder=str(images), apart=True)
     assert data.example_shape == (3, HEIGHT, WIDTH)
     assert data.classes == 3
-    assert data.train.usable.tolist() == [False, *[True] * 2, False, *[True] * 3]
+    assert data.train.usable.tolist() == [False, False, *[True] * 5]
     with refused("train/ant/0.png is not usable"):
         load("image_folder", folder=str(images))
     write(images / "train" / "ant" / "0.png", GOOD)

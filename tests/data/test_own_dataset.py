@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from data_files import new_module, refused, write
-from fedveil.base.example_arrays import items, opened
+from fedveil.base.example_arrays import opened
 from fedveil.data import datasets, own_dataset
 from fedveil.data.lone_records import Form
+from fedveil.errors import DataInvalid
 
 
 def test_four_arrays(own):
@@ -369,7 +370,7 @@ def test_a_damaged_lone_item_takes_nothing_of_another(own, monkeypatch):
 
 
 def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
-    """Numbers need not be whole, but tokens are. Targets of different lengths are read together."""
+    """Numbers need not be whole, but tokens are."""
     load, kind = datasets.load, ["numbers"]
     monkeypatch.setattr(datasets, "load", lambda name: load(name, kind[0], apart=True))
     data = own("return x + 0.5, y / 4, x2, y2")
@@ -385,10 +386,58 @@ def test_lone_records_have_targets_of_any_kind(own, monkeypatch):
     rows = "x_train=[[1, 2], [3, 4]], y_train=[[-100, 2], [4, 5]], x_test=[[1, 2]], y_test=[[2, 7]]"
     assert own(f"return dict({rows})").train.y.tolist() == [[-100, 2], [4, 5]]
     kind[0] = "own"
-    data = own("return x, [[1], [2, 3], [4], [5]], x2, [[6], [7, 8]]")
-    assert data.train.usable is None
     assert own("return x, np.ones((4, 2)), x2, np.ones((2, 3))").train.y.shape == (4, 2)
-    assert [target.tolist() for target in items(data.train.y)] == [[1], [2, 3], [4], [5]]
+
+
+TORN = """
+import numpy as np
+x, y, x2, y2 = np.ones((4, 3), int), np.arange(4) % 3, np.ones((2, 3), int), [0, 1]
+class Unmeasured:
+    def __len__(self): raise OSError("gone")
+    def __getitem__(self, i): return [1.0], 0
+class Torn:
+    def __array__(self, *given, **named): raise RuntimeError("torn")
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "body", "sentence"),
+    [
+        ("class", "return Unmeasured(), Unmeasured()", "the length of the t[a-z]+ Dataset raised"),
+        ("class", "return dict(clients=dict(a=(5, [0, 1])), test=(x2, y2), classes=3)",
+         "x of client a is an object of type int, but a list|client a has no examples"),
+        ("class", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, client_ids=Torn())",
+         "client_ids is not an array: RuntimeError: torn"),
+        ("class", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=x)",
+         "classes = array.*is not a whole number"),
+        ("numbers", "return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=y)",
+         "classes = array.*is not a whole number"),
+        ("tokens", "return dict(x_train=x, y_train=y, x_test=x2, y_test=5)",
+         "y_test is one token, but"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_counted_is_one_sentence(own, monkeypatch, apart, kind, body, sentence):
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, kind, apart=apart))
+    with refused(sentence):
+        own(body, TORN)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "return x, [[1], [2, 3], [4], [5]], x2, [[6], [7, 8]]",
+        "return x, dict(a=y, b=y), x2, dict(a=y2, b=y2)",
+        "return x, np.ones(4), x2, dict(a=y2)",
+    ],
+)
+def test_lone_records_have_targets_of_one_array(own, monkeypatch, result):
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, "own", apart=True))
+    said = "y_test has several arrays or lengths, but privacy.unit = example needs targets of one "
+    with pytest.raises(DataInvalid, match=said):
+        own(result)
 
 
 def test_a_client_reads_no_test_part(own, monkeypatch):

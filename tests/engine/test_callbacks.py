@@ -54,8 +54,9 @@ def nothing_told() -> None:
     TOLD.clear()
 
 
-def job(*callbacks: str) -> Job:
+def job(*callbacks: str, protection: str = "not_encrypt") -> Job:
     return Job(
+        protection=protection,
         rounds=3,
         clients={"number": 4, "fraction": 0.5},
         data={"name": "parts:data"},
@@ -77,6 +78,13 @@ def test_one_may_end_the_run_and_all_are_told(tmp_path: Path) -> None:
     assert run.stopped == "two are enough"
     assert TOLD == [("begin", 0, "run"), 1, 2, ("end", "two are enough")]
     assert "finished after round 2: two are enough" in (run.folder / "events.log").read_text()
+
+
+def test_all_planned_rounds_are_stated_of_a_run_that_one_ended(tmp_path: Path) -> None:
+    """It may have read the rounds' results, on which the number of rounds then depends."""
+    run = fedveil.simulate(job("Enough", protection="dp_encrypt"), tmp_path / "run")
+    said = [line.what for line in run.others]
+    assert "all 3 rounds: holds whenever a callback ends the run" in said
 
 
 def test_what_raises_ends_the_run_which_goes_on(tmp_path: Path) -> None:

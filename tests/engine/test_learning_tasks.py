@@ -243,7 +243,7 @@ def test_what_cannot_be_is_told_before_the_first_round(
         ("good", [1j], "good is a list, but not of numbers"),
         ("seconds_round", 0.5, "return 'seconds_round', which cannot be a record's key"),
         ("canaries", 3, "return 'canaries', which cannot be a record's key"),
-        ("clip", 0.5, "return 'clip', which cannot be a record's key"),
+        ("clients_mean", 0.5, "return 'clients_mean', which cannot be a record's key"),
     ],
 )
 def test_a_metric_is_a_number_under_a_plain_name(name: str, value: Any, said: str) -> None:

@@ -17,7 +17,7 @@ from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.run_records import without_report, without_result
 from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.engine.simulation import Simulator
-from fedveil.errors import JobError, LimitReached, RoundVoid, RunFailed
+from fedveil.errors import JobError, LimitReached, OutputLost, RoundVoid, RunFailed, with_notes
 from fedveil.federated.training_blocks import ServerSettings
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss
@@ -50,6 +50,26 @@ def test_a_run_with_more_rounds_ends_as_if_it_had_had_them(tmp_path: Path) -> No
     assert "rounds: 3 in all" in events
     assert "rounds: 5 in all" in events
     assert len(fedveil.resume(more.folder).metrics) == 5
+
+
+def test_a_run_whose_output_is_lost_says_how_to_resume_and_ends_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
+    whole = fedveil.simulate(job(rounds=3), tmp_path / "whole")
+
+    def lost(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise OutputLost("standard output cannot be written: No space left on device")
+
+    with pytest.raises(OutputLost) as end:
+        fedveil.simulate(job(rounds=3), tmp_path / "run", progress=lost)
+    assert f"`fedveil run --resume {tmp_path / 'run'}` resumes" in with_notes("", end.value)
+    events = (tmp_path / "run" / "events.log").read_text()
+    assert "ended after round 2: standard output cannot be written: No space left" in events
+    more = fedveil.resume(tmp_path / "run")
+    assert timeless(more.metrics) == timeless(whole.metrics)
+    model = (more.folder / "model.safetensors").read_bytes()
+    assert model == (whole.folder / "model.safetensors").read_bytes()
 
 
 def test_more_rounds_are_held_against_the_limit(tmp_path: Path) -> None:

@@ -534,6 +534,30 @@ def test_old_states_are_found_by_reading_the_folder_once(
     assert len(list((tmp_path / "clients").iterdir())) == 20
 
 
+def test_a_round_reads_the_folder_of_states_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients train in several processes. Each of them has its own `ClientStates`."""
+    mine, other = ClientStates(tmp_path), ClientStates(tmp_path)
+    read, glob = list[str](), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, name: read.append(name) or glob(self, name))
+    for round in (1, 2, 3):
+        read.clear()
+        for client in range(20):
+            states = mine if (client + round) % 2 else other
+            kept = states.load(client, round, 1)
+            assert (None if kept is None else kept.tolist()) == ([round - 1] if round > 1 else None)
+            states.save(client, round, np.full(1, round, np.float32))
+        assert len(read) == 2
+    newest = mine.load(0, 1 << 62, 1)
+    assert newest is not None
+    assert newest.tolist() == [3]
+    mine.settle(3, ())
+    newest = mine.load(0, 1 << 62, 1)
+    assert newest is not None
+    assert newest.tolist() == [2]
+
+
 def test_figures_of_several_models_are_averaged_each_in_its_place() -> None:
     assert _mean([0.5, 0.75, 4.0]) == 1.75
     assert _mean([[1, 2.5], [3, 0.5]]) == [2, 1.5]

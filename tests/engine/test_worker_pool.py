@@ -16,9 +16,11 @@ import pytest
 
 from fedveil.base.message import decode
 from fedveil.engine.assembly import ModelShape
+from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.pool import InSlot, WorkerPool, _program, _Worker
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.engine.executors.worker import _into_slot
+from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.outcomes import Answer, Effort, Report, Withheld
@@ -144,6 +146,26 @@ def test_reports_that_fit_into_a_slot_are_told_by_their_place() -> None:
         InSlot(3, 3, 7, effort=Effort(2.0)), answers[4],
     ]  # fmt: skip
     assert slot.tobytes() == b"abcdefg"
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_memory_that_cannot_be_shared_is_one_sentence_and_none_is_kept(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, allocate = list[int](), os.posix_fallocate
+
+    def scarce(descriptor: int, offset: int, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == failing:
+            raise OSError(28, "No space left on device")
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", scarce)
+    data = ClientsData.of_one(0, np.ones((3, 2), np.float32), np.zeros(3, np.int64))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(RunStopped, match=r"the worker processes cannot be started: .* No space"):
+        WorkerPool(2, 5, data)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("memfd", [True, False])

@@ -13,6 +13,7 @@ from fedveil.errors import DataInvalid, JobError, RunFailed
 from fedveil.statistics import clients
 from fedveil.statistics.asking import ask
 from fedveil.statistics.clients import clients_of
+from fedveil.statistics.encodings import Categories
 from fedveil.statistics.filters import Filter
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.tables import ArrayTable, as_table
@@ -519,3 +520,22 @@ def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:
         data = {"x": [1.0, 7.0, 2.0][:rows], "y": [2.0, 8.0, 3.0][:rows]}
         (estimate,) = asked({"r": both}, data)["r"].estimates
         assert -1 <= estimate.low <= low
+
+
+def test_a_long_word_takes_no_memory_in_other_rows(tmp_path: Path) -> None:
+    """As the width of all rows, this word would need 600 GB."""
+    rows, word = 3_000, "x" * 50_000_000
+    words = ["a", "b", word] * (rows // 3 - 1) + ["a", "b", " b "]
+    counts = [rows // 3, rows // 3 + 1, rows // 3 - 1]
+    for data in ({"w": words}, {"w": [None, *words[1:]]}, [[cell] for cell in words]):
+        table = as_table(data)
+        (column,) = table.columns
+        cells, _ = Categories(column, ["a", "b"]).cells(table)
+        empty = int(len(table.words(column)[0]) == 0)
+        assert np.bincount(cells + 1).tolist() == [
+            counts[2] + empty, counts[0] - empty, counts[1],
+        ]  # fmt: skip
+    shorter = "x" * 100_000  # Python's csv module refuses longer cells
+    (tmp_path / "rows.csv").write_text(f"w\na\n{shorter}\n\na\n")
+    found = as_table(tmp_path / "rows.csv").words("w")
+    assert (found.dtype, found.tolist()) == (object, ["a", shorter, "a"])

@@ -66,12 +66,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     bits = exposures(model, phrases, candidates, entropy)
     found = list(_figures(model, phrases, bits))
     watch.step(2, 2, "done")
-    return target.finding(
+    return replace(target, played=played.rounds, claim=played.claim).finding(
         "extraction",
         effort,
         found,
-        rounds=target.job.rounds,
-        saw=f"the model after {quantity(target.job.rounds, 'round')}, with phrases of "
+        rounds=played.rounds,
+        saw=f"the model after {quantity(played.rounds, 'round')}, with phrases of "
         f"{SECRET} secret tokens; {int((phrases.copies > 0).sum())} phrases are of clients that "
         "took part",
     )

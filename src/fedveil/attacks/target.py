@@ -16,6 +16,8 @@ from torch import nn
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.server_view import Seen, seen
 from fedveil.base.array_types import Bools, Float32s, Int64s
+from fedveil.base.message import take
+from fedveil.base.validate import integer
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
@@ -28,6 +30,7 @@ from fedveil.engine.assembly import (
     report_entropy,
     training_entropy,
 )
+from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.executors.client_side import ClientsData, LocalTraining, Trained
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.target_epsilon import whole_run
@@ -69,13 +72,39 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
-def _clients_of(run: Path) -> Clients | None:
-    """Return the clients that the run's ledger has charged, or None without a checkpoint."""
+def _played(run: Path, job: Job) -> dict[str, Any]:
+    """Return the fields `took_part`, `played` and `claim` of a run's target, from its checkpoint.
+
+    Returns no fields without a checkpoint.
+    """
     saved = Checkpoint.at(run)
     if saved is None:
-        return None
+        return {}
     with intact(run / LATEST):
-        return Ledger.from_state(saved.ledger).clients
+        ledger = Ledger.from_state(saved.ledger)
+        rounds = integer("round", saved.round, 1)
+        kept = integer("round", take(saved.best, "round", int), 1, rounds) if saved.best else None
+    took_part = with_a_part(ledger.clients, job, kept)
+    return {"took_part": took_part, "played": rounds, "claim": claim_of(ledger, job)}
+
+
+def claim_of(ledger: Ledger, job: Job) -> Figure | None:
+    """Return what an adaptive run's ledger states for a client in every round, otherwise None.
+
+    The rounds of an adaptive run may cost more than the first, so a forecast may be too small.
+    """
+    return ledger.figure_every_round(job.privacy.delta) if ledger.adaptive else None
+
+
+def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
+    """Return the clients of a run that took part before its model was saved.
+
+    `charged` are the clients that took part in any round. If the job keeps the best model,
+    `kept_round` is the round of that model. Later rounds have no part in it. If clients are drawn
+    in secret, nobody knows the rounds of a client, and the result is `charged`.
+    """
+    drawn = None if kept_round is None else Cohorts(job).until(kept_round)
+    return charged if drawn is None else np.intersect1d(charged, np.array(drawn, np.uint64))
 
 
 @dataclass(frozen=True)
@@ -98,6 +127,10 @@ class Target:
     trained: bool = False
     #: The numbers of the clients that took part in the run, or None if they are not known.
     took_part: Clients | None = None
+    #: The number of rounds of the run, or None if it is not known.
+    played: int | None = None
+    #: What the run's ledger states, if the run is adaptive (`claim_of`).
+    claim: Figure | None = None
 
     @classmethod
     def of(cls, job: Job) -> Target:
@@ -161,7 +194,12 @@ class Target:
         look_where_a_run_looked(path)
         target = cls.of(Job.load(path / JOB, overrides))
         read_model(path / MODEL, target.model)
-        return replace(target, trained=True, took_part=_clients_of(path))
+        own, number = Job.load(path / JOB), target.job.clients.number
+        own = own if own.clients.number or number is None else own.with_clients(number)
+        known, now = _played(path, own), target.job
+        if (own.protection, own.privacy.delta) != (now.protection, now.privacy.delta):
+            known["claim"] = None  # `overrides` change it
+        return replace(target, trained=True, **known)
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""
@@ -179,6 +217,11 @@ class Target:
     def settings(self) -> Mapping[str, Any]:
         return self.job.protection.settings.model_dump(mode="json")
 
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the run, which may have ended early, or else of the job."""
+        return self.job.rounds if self.played is None else self.played
+
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
@@ -189,6 +232,8 @@ class Target:
         # phases has, even if a simulation leaves them out.
         if trusted and len(self.protection.phases) == 1:
             return Figure(math.inf, 0.0)
+        if self.claim is not None and rounds == self.rounds:
+            return self.claim
         return whole_run(self.protection, rounds, self.job.privacy.delta)
 
     def finding(

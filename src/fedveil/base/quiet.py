@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+from fedveil.errors import OutputLost
 
 #: Without a terminal, the longest time in seconds without a line.
 QUIET_S = 30.0
@@ -48,5 +51,6 @@ class Quiet:
             quiet_s = time.monotonic() - self._since
             times = int(quiet_s / self._every_s)
             if times > said:
-                self._say(quiet_s)
+                with suppress(OutputLost):  # the slow step raises it with its own next line
+                    self._say(quiet_s)
             said = times

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedveil.base import own_code
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
-from fedveil.base.example_arrays import Shape, Targets, alike, shape_of
+from fedveil.base.example_arrays import Shape, Targets, alike, is_plain, is_ragged, shape_of, values
 from fedveil.data import inputs
 from fedveil.data.targets import check_derivable, checked, next_tokens, outputs
 from fedveil.entropy import Seeded
@@ -101,7 +102,9 @@ def make_dataset(
     with suppress(ValueError):  # the checks below report shapes that do not fit
         parts = _alike(parts)
     shapes = {part: shape_of(examples.x) for part, examples in parts.items()}
-    learnt = _learnt(parts["train"], train[1]) + _learnt(parts["test"], test[1])
+    both = targets == "tokens" and classes is None
+    given = {"train": train[1], "test": test[1]}
+    learnt = [array for part in parts for array in _learnt(parts[part], given[part], both)]
     if shapes["train"] != shapes["test"]:
         raise DataInvalid(
             f"data {name}: an example of x_train has shape {shapes['train']} and one of x_test "
@@ -120,13 +123,20 @@ def make_dataset(
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
     """Check test examples, and return a data set in which they are also the training part."""
     test = _examples(name, "test", x, y, targets)
-    count = outputs(targets, name, _learnt(test, y), classes)
+    both = targets == "tokens" and classes is None
+    count = outputs(targets, name, _learnt(test, y, both), classes)
     return Dataset(name, test, test, count, None, targets)
 
 
-def _learnt(examples: Examples, y: Any) -> list[Array]:
-    """Return the arrays of targets. If the given `y` is None, the first tokens count as well."""
-    return [examples.y] if y is not None else [examples.x, examples.y]
+def _learnt(examples: Examples, y: Any, both: bool) -> list[Array]:
+    """Return the arrays of targets. If the given `y` is None, the first tokens count as well.
+
+    If `both`, tokens in the examples also count beside a given `y`.
+    """
+    x = examples.x
+    one = is_plain(x) or is_ragged(x.dtype)
+    tokens = y is None or (both and one and values(x).dtype.kind in "iu")
+    return [x, examples.y] if tokens else [examples.y]
 
 
 def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Examples:
@@ -168,7 +178,10 @@ def owner_codes(owners: Any) -> Labels:
 
     Raises ValueError unless all owners are integers, or all are strings.
     """
-    array = np.asarray(owners) if hasattr(owners, "__array__") else None
+    try:
+        array = np.asarray(owners) if hasattr(owners, "__array__") else None
+    except Exception as error:  # an object's own __array__
+        raise ValueError(f"is not an array: {own_code.described(error)}") from None
     if array is not None and array.ndim != 1:
         raise ValueError(f"has shape {array.shape}, but [examples] is needed")
     if array is not None and array.dtype.kind in "iu":

@@ -37,12 +37,15 @@ Labelled = tuple[Path, int]
 def read(folder: str, *, apart: bool = False) -> Dataset:
     """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
 
-    If `apart` is True, an invalid training image raises no error and does not affect training.
+    If `apart` is True, an invalid training image raises no error and does not affect training. The
+    training images are then in the order of their files' names, otherwise class by class.
     """
     root = from_home(folder)
     names = [path.name for path in _folders(root / TEST)]
     test = [*_listed(root / TEST, names)]
     train = [*_listed(root / TRAIN, names)]
+    if apart:  # a file's class must not move other files to other places, and so to other clients
+        train.sort(key=lambda labelled: (labelled[0].name, labelled[0].parent.name))
     shape = _decoded(test[0][0], None).shape
     x, y, _ = _part(test, shape, apart=False)
     own_x, own_y, usable = _part(train, shape, apart=apart)

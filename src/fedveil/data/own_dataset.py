@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.example_arrays import Targets, stacked
+from fedveil.base.example_arrays import Targets, is_plain, stacked
 from fedveil.data import lone_records
 from fedveil.data.examples import Dataset, Examples, checked_owners, make_dataset, of_tests
 from fedveil.data.inputs import as_array
@@ -61,11 +61,21 @@ def read_apart(name: str, targets: Targets) -> Dataset:
         public = of_tests(name, *test, classes=classes, targets=targets)
         form = Form.of(public)
         if form is None:
+            _check_targets(name, public)
             return _whole(name, _parts(name, result, targets), targets)
         train = lone_records.read(name, groups, form)
     ids = rest.get("client_ids")
     owners = None if ids is None else checked_owners(name, ids, len(train))
     return replace(public, train=train, owners=owners)
+
+
+def _check_targets(name: str, public: Dataset) -> None:
+    """Raise `DataInvalid` for examples of one array whose targets are not of one array."""
+    if is_plain(public.test.x) and not is_plain(public.test.y):
+        raise DataInvalid(
+            f"data {name}: y_test has several arrays or lengths, but privacy.unit = example needs "
+            "targets of one array and one shape. Use unit client"
+        )
 
 
 def read_records(name: str, form: Form) -> Examples:
@@ -79,7 +89,7 @@ def count_records(name: str, targets: Targets) -> int:
     """Count the training records that the function `name` returns, without reading any of them."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), targets, tested=False)
-        return sum(len(x) for x, _ in groups)
+        return sum(_count(name, "x_train", x) for x, _ in groups)
 
 
 def _called(name: str) -> Any:
@@ -121,7 +131,8 @@ def _apart(
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)
         groups = [_pair(name, f"client {c}", p, targets, alone=True) for c, p in clients.items()]
-        sizes = [len(x) for x, _ in groups]
+        each = zip(clients, groups, strict=True)
+        sizes = [_count(name, f"x of client {client}", x) for client, (x, _) in each]
         owners = [client for client, size in zip(clients, sizes, strict=True) for _ in range(size)]
         rest = {"client_ids": owners, "classes": result.get("classes")}
         test = partial(_pair, name, "test", result["test"], targets)
@@ -137,6 +148,14 @@ def _apart(
     if tested:
         rest["x_test"], rest["y_test"] = test()
     return groups, rest
+
+
+def _count(name: str, part: str, x: Any) -> int:
+    try:
+        return len(x)
+    except TypeError:
+        said = f"{part} is {_described(x)}, but a list or an array of examples is needed"
+        raise DataInvalid(f"data {name}: {said}") from None
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
@@ -274,6 +293,8 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
             f"data {name}: the function returned {_described(dataset)} for {part}, not a "
             f"map-style Dataset; allowed are {_ALLOWED}"
         )
+    with own_code.told(f"data {name}", DataInvalid, f"the length of the {part} Dataset"):
+        len(dataset)
 
 
 def _as_one(value: Any) -> Any:

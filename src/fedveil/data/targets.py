@@ -37,6 +37,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     `declared` is the number that the data set states. If it is None, the number follows from the
     targets in `parts`, or is 1 if `kind` is "own".
     """
+    declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
         if len(widths) > 1 or declared not in (None, *widths):
@@ -46,7 +47,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
             )
         return int(widths.pop())
     if kind == "own":
-        return 1 if declared is None else _whole(name, declared)
+        return 1 if declared is None else declared
     return _classes(name, declared, max(int(values(part).max()) for part in parts))
 
 
@@ -82,6 +83,8 @@ def _tokens(name: str, part: str, array: Array, *, ignored: bool = True) -> Arra
     """Check tokens. If `ignored` is True, `IGNORED` may stand for a token without a loss."""
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array
+    if not array.ndim:
+        raise DataInvalid(f"data {name}: {part} is one token, but [examples, tokens] is needed")
     if not whole or tokens.dtype.kind not in "iu":
         raise DataInvalid(
             f"data {name}: {part} has dtype {tokens.dtype}, but tokens are whole numbers"
@@ -131,8 +134,8 @@ def _labels(name: str, part: str, array: Array) -> Int64s:
     return array.astype(np.int64)
 
 
-def _classes(name: str, classes: Any, highest: int) -> int:
-    classes = highest + 1 if classes is None else _whole(name, classes)
+def _classes(name: str, classes: int | None, highest: int) -> int:
+    classes = highest + 1 if classes is None else classes
     if classes < 2:
         raise DataInvalid(f"data {name}: classes = {classes}, but at least 2 are needed")
     if classes <= highest:
@@ -140,10 +143,11 @@ def _classes(name: str, classes: Any, highest: int) -> int:
             f"data {name}: the label {highest} is outside [0, {classes}): there are {classes} "
             "classes"
         )
-    return int(classes)
+    return classes
 
 
 def _whole(name: str, classes: Any) -> int:
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
-        raise DataInvalid(f"data {name}: classes = {classes!r} is not a whole number")
+        shown = " ".join(repr(classes).split())
+        raise DataInvalid(f"data {name}: classes = {shown} is not a whole number")
     return int(classes)

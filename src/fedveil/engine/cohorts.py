@@ -41,6 +41,13 @@ class Cohorts:
             return list(range(self._number))
         return self.draw(round)
 
+    def until(self, round: int) -> list[ClientId] | None:
+        """Return the clients of the first `round` rounds, or None if their draw was secret."""
+        known = self._job.privacy.randomness == "seeded" or self._job.secret_turns
+        if self._job.clients.sampling == "poisson" and not known:
+            return None
+        return sorted({client for one in range(1, round + 1) for client in self.draw(one)})
+
     @property
     def _number(self) -> int:
         assert self._job.clients.number is not None  # the engine has set it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any
 
@@ -12,21 +11,15 @@ from torch import nn
 
 from fedveil.base.array_types import Array, Float32s
 from fedveil.data.examples import Examples
-from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
+from fedveil.engine.client_evaluation import ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.run_records import CANARIES, MACHINES, RETRAINED, SECONDS, TRAINER
+from fedveil.engine.run_records import is_free
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.record.metric_names import LOSS, MEASURES, USUAL
-from fedveil.record.recorder import NEEDED
-
-#: Names that the metrics of a task cannot use: a round's record already has them.
-#: A protection whose clip moves adds `clip` (`protections/clip_norm.py`).
-_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED, "clip"}
-_NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
@@ -80,7 +73,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
-    if not re.fullmatch(_NAME, name) or name in _TAKEN or name.startswith(SECONDS):
+    if not is_free(name):
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "
             f"letters, digits and underscores, and no name of a round's own figures"

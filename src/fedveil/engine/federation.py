@@ -23,9 +23,23 @@ from fedveil.engine.language_results import before_after
 from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
-from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, without_result
+from fedveil.engine.run_records import (
+    SECONDS,
+    TRAINER,
+    all_failed,
+    counted,
+    figures_of,
+    without_result,
+)
 from fedveil.engine.run_state import RunState
-from fedveil.errors import LimitReached, RoundVoid, RunFailed, RunFolderError, RunStopped
+from fedveil.errors import (
+    LimitReached,
+    OutputLost,
+    RoundVoid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.ledger import Ledger
@@ -78,7 +92,7 @@ class Federation:
 
     def _run(self, progress: Progress | None) -> Run:
         tell = progress or (lambda record: None)
-        stopped = None
+        stopped, by_callback = None, False
         try:
             for record in self.recorder.records:
                 tell(record)
@@ -89,19 +103,20 @@ class Federation:
                 if stopped is None:
                     tell(record := self._round(self.state.done + 1))
                     stopped = self.parts.callbacks.round(record)
+                    by_callback = stopped is not None
         except LimitReached as limit:
             stopped = str(limit)
             if self.attempts.without_record(self.state.done) or self._unrepeated:
                 tell(record := self._cut_off(self.state.done + 1))
                 self.parts.callbacks.round(record)
-        except (RunStopped, KeyboardInterrupt) as end:
+        except (RunStopped, OutputLost, KeyboardInterrupt) as end:
             with suppress(RunFolderError):  # losing the log line is fine, losing the error is not
                 why = str(end) or "interrupted"
                 self.recorder.event(f"ended after round {self.state.done}: {why}")
             raise
-        return self._finish(stopped)
+        return self._finish(stopped, by_callback)
 
-    def _finish(self, stopped: str | None) -> Run:
+    def _finish(self, stopped: str | None, by_callback: bool) -> Run:
         parts, state = self.parts, self.state
         if stopped is not None and state.done:  # a finished run must not be replayed on resume
             self._checkpoint()
@@ -119,7 +134,9 @@ class Federation:
                 add_finding(self.folder, audit)
                 self.recorder.event("; ".join(filter(None, [str(audit), audit.limits])))
             write_model(self.folder, parts.model)
-            others = list(other_accounts(parts.job, parts.protection, state.done))
+            others = list(
+                other_accounts(parts.job, parts.protection, state.done, by_callback=by_callback)
+            )
             keep_accounts(self.folder, others, self.recorder.event)
             if which is not None:
                 self.recorder.event(which)
@@ -141,6 +158,7 @@ class Federation:
             stopped=stopped,
             audit=audit,
             others=others,
+            kept_round=parts.stopping.best_round(self.recorder.records),
             presentation=self.presentation,
         )
 
@@ -220,7 +238,7 @@ class Federation:
             **self.executor.shown(),
             **quality,
             **({} if parts.trainer is None else {TRAINER: parts.trainer}),
-            **parts.protection.shown(before),
+            **figures_of(parts.protection, before, quality),
             **self._privacy(self.state.ledger),
             **{f"{SECONDS}{name}": value for name, value in sorted(outcome.seconds.items())},
         }

@@ -57,6 +57,8 @@ class Run:
     audit: Finding | None = None
     #: The run's cost under other assumptions than the ledger's (`other_accounts`).
     others: Sequence[Line] = ()
+    #: The round whose model was saved if the job keeps the best model, otherwise None.
+    kept_round: int | None = None
     #: The functions that show the run, or None if it was started without them.
     presentation: Presentation | None = field(default=None, repr=False)
 

@@ -3,7 +3,7 @@
 The ledger assumes that a client's whole data is replaced, that the attacker knows who took part,
 and that the number of rounds was fixed in advance. This module adds:
 
-- If the run's own results ended it early: the cost of all planned rounds.
+- If the run's own results, or a callback, ended it early: the cost of all planned rounds.
 - For Gaussian noise, the cost if a client is added or removed instead of replaced. Most papers
   state this cost.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
@@ -28,14 +28,19 @@ from fedveil.privacy.sampled_gaussian import sampled_release
 from fedveil.protections.base import Protection
 
 
-def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield the costs of a run of `rounds` rounds under other assumptions than the ledger's."""
-    if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
+def other_accounts(
+    job: Job, protection: Protection, rounds: int, *, by_callback: bool = False
+) -> Iterator[Line]:
+    """Yield the costs of a run of `rounds` rounds under other assumptions than the ledger's.
+
+    `by_callback` is True if a callback of the user's ended the run.
+    """
+    early = (job.stopping.may_end or by_callback) and rounds < job.rounds
+    if early and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
-            yield Line(
-                *whole, f"{all_of(job.rounds, 'round')}: holds whenever stopping ends the run"
-            )
+            ends = "a callback" if by_callback else "stopping"
+            yield Line(*whole, f"{all_of(job.rounds, 'round')}: holds whenever {ends} ends the run")
     yield from _of_gaussian_noise(job, protection, rounds)
 
 

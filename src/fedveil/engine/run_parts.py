@@ -20,6 +20,7 @@ from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.engine import Engine
 from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.own_layer_evaluation import make_test
+from fedveil.engine.run_records import figures_of
 from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
 from fedveil.engine.stopping import Stopping
 from fedveil.federated.job import Job
@@ -68,6 +69,7 @@ def assemble(
     called = Callbacks(job.record.callbacks, callbacks)
     dimension = test.layout.dimension * job.training.reported_vectors
     protection = engine.protection(job, dimension)
+    figures_of(protection, protection.initial_state(), task.measures)
     return Parts(
         job=job,
         shape=shape,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+import numpy as np
+
 from fedveil.base.example_arrays import Shape
-from fedveil.errors import MessageInvalid
+from fedveil.engine.client_evaluation import CLIENTS
+from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.privacy.guarantee_strength import Promise
+from fedveil.protections.base import Protection, State
 from fedveil.protections.description import Whose
+from fedveil.protections.own_errors import named, own_errors
 from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, NEEDED, SEVERAL, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
@@ -26,6 +32,9 @@ MACHINES = "machines"
 RETRAINED = "retrained"
 #: Prefix of the keys for the seconds of a round and of its parts.
 SECONDS = "seconds_"
+#: A round's own names. A task's metrics and a protection's figures need others.
+_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED}
+_NAME = r"[a-z][a-z0-9_]*"
 _NOT_FINITE = "not finite"
 
 
@@ -43,6 +52,33 @@ def counted(outcome: Outcome) -> dict[str, Any]:
         "bytes_up_per_client": outcome.bytes_up / arrived if arrived else 0,
         "bytes_down": outcome.bytes_down,
     }
+
+
+def is_free(name: object) -> bool:
+    """Return True if a record can have a metric or a protection's figure under this name."""
+    known = isinstance(name, str) and bool(re.fullmatch(_NAME, name))
+    return known and name not in _TAKEN and not str(name).startswith(SECONDS)
+
+
+def figures_of(protection: Protection, state: State, metrics: Collection[str]) -> dict[str, float]:
+    """Return the protection's figures (`shown`) for the record of a round that begins in `state`.
+
+    `metrics` are the names of the model's metrics. Raises `RunStopped` if a figure has one of these
+    names or a name of the round's own, or if it is not a number.
+    """
+    with own_errors(protection):
+        found = dict(protection.shown(state))
+    for name, value in found.items():
+        where = f"{named(protection)}: shown() returns {name!r}"
+        if not is_free(name) or name in (LOSS, *metrics):
+            raise RunStopped(
+                f"{where}, which cannot be a record's key. Use small letters, digits and "
+                f"underscores, and no name of a metric or of a round's own figures"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise RunStopped(f"{where} as a {type(value).__name__}, not a number")
+        found[name] = float(value)
+    return found
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:

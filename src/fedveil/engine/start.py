@@ -19,7 +19,7 @@ from fedveil.engine.finished_run import Presentation
 from fedveil.engine.job_protection import in_clear
 from fedveil.engine.run_parts import Parts, assemble
 from fedveil.engine.run_state import RunState
-from fedveil.errors import RunStopped
+from fedveil.errors import OutputLost, RunStopped
 from fedveil.federated.job import Job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Recorder
@@ -51,7 +51,7 @@ def start(
     stack.callback(folder.close)
     engine.try_out(job, parts.shape, folder)
     how = engine.how_to_resume.format(folder=quote(str(folder.path)))
-    stack.enter_context(how_to_resume(lambda: how, RunStopped))
+    stack.enter_context(how_to_resume(lambda: how, RunStopped, OutputLost))
     metrics = state.restore(folder)
     if job.keeps_state and not engine.reports_leave:
         parts.test.clients = open_states(folder.path, state.done)

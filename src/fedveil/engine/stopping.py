@@ -56,7 +56,7 @@ class Stopping:
         return None
 
     def saw(self, records: Sequence[Record], weights: Float32s) -> None:
-        best = self._best_round(records)
+        best = self.best_round(records)
         if best is not None and best == records[-1]["round"]:
             self._best = (best, weights.copy())
 
@@ -75,7 +75,7 @@ class Stopping:
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
         """Load the best model from a checkpoint. Raises if `records` have another best round."""
-        best = self._best_round(records)
+        best = self.best_round(records)
         if best is None:
             only_fields(state)
             return
@@ -84,7 +84,8 @@ class Stopping:
         finite_vector("weights", weights)
         self._best = integer("round", take(state, "round", int), best, best), weights
 
-    def _best_round(self, records: Sequence[Record]) -> int | None:
+    def best_round(self, records: Sequence[Record]) -> int | None:
+        """Return the round of the best model, or None if the run saves the model of its last."""
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 

@@ -299,7 +299,10 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return, by name, numbers of `state` for the round's record, such as the clip."""
+        """Return, by name, numbers of `state` for the round's record, such as the clip.
+
+        A name that the record already has, such as that of a metric, ends the run.
+        """
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:

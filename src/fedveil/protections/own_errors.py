@@ -18,10 +18,15 @@ def own_errors(protection: Protection) -> Iterator[None]:
     except FedveilError:
         raise
     except Exception as raised:
-        kind, place = type(protection), place_of(raised)
-        if place is None or kind.__module__.startswith("fedveil."):
+        place = place_of(raised)
+        if place is None or type(protection).__module__.startswith("fedveil."):
             raise
-        named = f"{kind.__module__}:{kind.__qualname__}"
         raise RunStopped(
-            f"protection.name = {named}: it raised {described(raised)} ({place})"
+            f"{named(protection)}: it raised {described(raised)} ({place})"
         ) from raised
+
+
+def named(protection: Protection) -> str:
+    """Return the job's line for a user's own protection, for messages."""
+    kind = type(protection)
+    return f"protection.name = {kind.__module__}:{kind.__qualname__}"

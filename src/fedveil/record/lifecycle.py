@@ -34,13 +34,15 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 
 
 @contextmanager
-def how_to_resume(
-    note: Callable[[], str], ends: type[FedveilError] = FedveilError
-) -> Iterator[None]:
-    """A context that adds `note()`, a text on resuming, to Ctrl-C and errors of type `ends`."""
+def how_to_resume(note: Callable[[], str], *ends: type[FedveilError]) -> Iterator[None]:
+    """A context that adds `note()`, a text on resuming, to Ctrl-C and errors of the types `ends`.
+
+    Without `ends`, it adds the text to every error of fedveil.
+    """
+    kinds: tuple[type[BaseException], ...] = (*(ends or (FedveilError,)), KeyboardInterrupt)
     try:
         yield
-    except (ends, KeyboardInterrupt) as end:
+    except kinds as end:
         if not isinstance(end, ModelInvalid) and (text := note()):
             end.add_note(text)
         raise

@@ -45,7 +45,10 @@ TEMPLATES = {
 
 
 def write_starter(directory: Path, name: str = "table") -> list[Path]:
-    """Copy a template's files into `directory`. Never overwrites an existing file."""
+    """Copy a template's files into `directory`: all of them or, after an error, none.
+
+    Never overwrites an existing file.
+    """
     if name not in TEMPLATES:
         near = nearest(name, TEMPLATES)
         raise InvalidValue(f"--template {name} is not one of {', '.join(TEMPLATES)}{near}")
@@ -56,9 +59,15 @@ def write_starter(directory: Path, name: str = "table") -> list[Path]:
             f"{directory} already holds {' and '.join(taken)}; nothing was written"
         )
     make_folder(directory)
+    begun = list[Path]()
     try:
         for target, source in sources.items():
-            write_new(directory / target, files(__package__).joinpath(source).read_bytes(), 0o666)
+            content = files(__package__).joinpath(source).read_bytes()
+            begun.append(directory / target)
+            write_new(begun[-1], content, 0o666)
     except OSError as error:
+        # A file that was suddenly there is another program's.
+        for path in begun[:-1] if isinstance(error, FileExistsError) else begun:
+            path.unlink(missing_ok=True)
         raise RunFolderError(f"{directory} cannot be written: {error.strerror}") from error
-    return [directory / name for name in sources]
+    return begun

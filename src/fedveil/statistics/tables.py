@@ -20,7 +20,10 @@ from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.refusals import Refusals
 
-Words: TypeAlias = npt.NDArray[np.str_]
+#: Texts, or objects if one of them is long (`_as_words`).
+Words: TypeAlias = npt.NDArray[Any]
+#: Each text in one of NumPy's arrays of texts needs as much memory as the longest one.
+_LONG = 256
 #: File forms that need no note.
 _USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
@@ -95,7 +98,7 @@ class FileTable(Table):
 
     def _words(self, column: str) -> Words:
         table = self._read(words=[column])
-        return np.array(table.known[column], np.str_)[table.codes(column)]
+        return _as_words(table.known[column])[table.codes(column)]
 
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
@@ -166,15 +169,15 @@ class ArrayTable(Table):
         if held.dtype.kind == "U":
             return np.char.strip(held)
         if held.dtype.kind == "f":
-            return np.array([_text_of(cell) for cell in held.tolist()], np.str_)
-        return np.array(["" if c is None else _text_of(c) for c in held.tolist()], np.str_)
+            return _as_words([_text_of(cell) for cell in held.tolist()])
+        return _as_words(["" if c is None else _text_of(c) for c in held.tolist()])
 
 
 def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
     if isinstance(value, np.ma.MaskedArray):  # NumPy would read the hidden cells
         value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
     try:
-        column = np.asarray(value)
+        column = _array(value)
         if not hasattr(value, "dtype") and (column.dtype.kind == "U" or _is_mixed(value)):
             # NumPy makes a missing number the text nan, and True beside 2 the number 1
             column = np.asarray(value, object)
@@ -186,6 +189,22 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
         for row, cell in enumerate(value):
             column[row] = cell
     return _texts(column)
+
+
+def _as_words(texts: Sequence[str]) -> Words:
+    """Return texts as an array. One long text would else give all of them its size."""
+    return np.array(texts, object if any(map(_has_long, texts)) else np.str_)
+
+
+def _array(value: Any) -> Array:
+    """Return NumPy's array of `value`: of objects, if it is a list with a long text."""
+    return np.asarray(value, object if _has_long(value) else None)
+
+
+def _has_long(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) > _LONG
+    return isinstance(value, list | tuple) and any(map(_has_long, value))
 
 
 def _is_mixed(value: Any) -> bool:
@@ -250,7 +269,7 @@ def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
     if isinstance(data, tuple) and len(data) == 2:
         return _of_pair(*data)
     try:
-        array = np.asarray(data)
+        array = _array(data)
     except ValueError:
         array = np.empty(0)
     if array.dtype.names:

@@ -59,12 +59,13 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
             found += client_membership.measured(target, effort)[0]
     watch.step(count + 2, count + 2, "reports")
     who = "its training and its test examples" if target.trained else "its training examples"
-    return target.finding(
+    known = replace(target, played=case.target.played, claim=case.target.claim)
+    return known.finding(
         "membership",
         effort,
         found,
-        rounds=target.job.rounds,
-        saw=f"the model after {quantity(target.job.rounds, 'round')}, the reports of one "
+        rounds=known.rounds,
+        saw=f"the model after {quantity(known.rounds, 'round')}, the reports of one "
         f"round, and {count} models trained by the same job on halves of {who}; {case.asked}",
     )
 
@@ -95,13 +96,15 @@ class Case:
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         given = np.arange(len(pool)) < len(pool) - len(dataset.test)
-        model, attacked, clients = target.model, target, target.took_part
+        model, attacked = target.model, target
+        clients, rounds, claim = target.took_part, target.played, target.claim
         if not target.trained:
             given = halves(len(pool), 2, entropy.stream("members"))[0]
             watch.step(0, count + 2, "the job on half of its examples")
             attacked = pool.target(target, split(given)[0], job.seed)
             played = rehearse(attacked)
             model, clients = played.model, played.clients
+            rounds, claim = played.rounds, played.claim
         members = _trained_on(attacked, given, clients)
         parts = halves(len(pool), count, entropy.stream("halves"))
         held, found, others = [], [], []
@@ -113,7 +116,7 @@ class Case:
             held.append(_trained_on(others[-1], row, played.clients))
             found.append(answers(played.model, pool.x, pool.y))
         references = References(found, np.stack(held), pool.y)
-        asked = replace(attacked, took_part=clients)
+        asked = replace(attacked, took_part=clients, played=rounds, claim=claim)
         return cls(pool, members, model, asked, given, others[0], parts[0], references, entropy)
 
     @property

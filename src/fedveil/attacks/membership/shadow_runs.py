@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedveil.attacks.membership.report_scores import Round
-from fedveil.attacks.target import Target
+from fedveil.attacks.target import Target, claim_of, with_a_part
 from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
@@ -23,6 +23,7 @@ from fedveil.engine.start import start
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
 from fedveil.privacy.client_tally import Clients
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.run_folder import RunFolder
 
 
@@ -79,10 +80,13 @@ class Pool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The final model of a simulated run, and the numbers of the clients that took part."""
+    """The final model of a simulated run, the clients with a part in it, and the run's rounds."""
 
     model: nn.Module
     clients: Clients
+    rounds: int
+    #: What the run's ledger states, if the run is adaptive (`claim_of`).
+    claim: Figure | None = None
 
 
 def rehearse(target: Target) -> Rehearsal:
@@ -91,13 +95,15 @@ def rehearse(target: Target) -> Rehearsal:
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
     data["privacy"]["account"] = None  # an attack releases no model, and must not spend the account
-    for block in ("evaluation", "checkpoint"):
-        data[block]["every"] = target.job.rounds
+    data["checkpoint"]["every"] = target.job.rounds
+    if not (target.job.stopping.may_end or target.job.stopping.keep == "best"):
+        data["evaluation"]["every"] = target.job.rounds
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
-        return Rehearsal(run.model, run.ledger.clients)
+        clients = with_a_part(run.ledger.clients, run.job, run.kept_round)
+        return Rehearsal(run.model, clients, len(run.metrics), claim_of(run.ledger, run.job))
 
 
 def play_round(

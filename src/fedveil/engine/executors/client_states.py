@@ -43,12 +43,14 @@ class ClientStates:
 
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
+        #: The last round in which a state was loaded, and the states that the folder then had.
+        self._listed, self._listing = -1, dict[ClientId, list[int]]()
         with explained(run):
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
         """Return the client's newest state (`dimension` entries) from before `round`, or None."""
-        before = [number for number in self._rounds(client) if number < round]
+        before = [number for number in self._rounds(client, round) if number < round]
         if not before:
             return None
         path = self._path(client, max(before))
@@ -63,6 +65,7 @@ class ClientStates:
         """Save `kept`, the client's state after `round`."""
         with explained(self._folder):
             self._write(self._path(client, round), sealed({"kept": kept}))
+        self._listing.setdefault(client, []).append(round)
 
     def clients(self) -> list[ClientId]:
         return sorted({client for client, _ in self._files()})
@@ -88,9 +91,19 @@ class ClientStates:
         with explained(self._folder):
             for client, round in list(files):
                 self._remove(self._path(client, round))
+        self._listed = -1
 
-    def _rounds(self, client: ClientId) -> list[int]:
-        return [round for other, round in self._files(f"{client}-*[0-9]") if other == client]
+    def _rounds(self, client: ClientId, round: int) -> list[int]:
+        """Return the rounds with a state of the client, as the folder was early in `round`.
+
+        Reading a large folder is slow, so each round reads it once. While a round trains clients,
+        other processes write only states of this round.
+        """
+        if self._listed != round:
+            self._listed, self._listing = round, {}
+            for other, at in self._files():
+                self._listing.setdefault(other, []).append(at)
+        return self._listing.get(client, [])
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         for path in self._folder.glob(names):

@@ -180,8 +180,10 @@ class WorkerPool(Executor):
         self._capacity = max(1, min(_MAX_CHUNK, _SLOT_BYTES // report))
         slots = (workers, _SLOTS, self._capacity * report)
         self._workers: list[_Worker] = []
+        made = list[SharedBlock]()
         try:
             self._data = SharedBlock.of(data.arrays())
+            made.append(self._data)
             self._exchange = SharedBlock.allocate(
                 {
                     "model": (np.float32, (dimension,)),
@@ -189,12 +191,15 @@ class WorkerPool(Executor):
                     "sums": (np.uint8, (workers, _SUM_BYTES * dimension)),
                 }
             )
+            made.append(self._exchange)
             blocks = (self._data.descriptor, self._exchange.descriptor)
             for number in range(workers):
                 self._workers.append(_Worker(number, blocks, serve, self._workers))
         except OSError as error:
             for worker in self._workers:
                 worker.close()
+            for block in made:
+                block.close()
             raise RunStopped(f"the worker processes cannot be started: {error}") from error
         self._owner: dict[ClientId, _Worker] = {}
         self._least = 1

@@ -48,8 +48,12 @@ class SharedBlock:
             spans[name] = Span(offset, np.dtype(dtype), shape)
             offset += -(-spans[name].nbytes // _ALIGNMENT) * _ALIGNMENT
         descriptor = _anonymous_file()
-        os.posix_fallocate(descriptor, 0, max(offset, 1))
-        return cls(descriptor, spans)
+        try:
+            os.posix_fallocate(descriptor, 0, max(offset, 1))
+            return cls(descriptor, spans)
+        except OSError:
+            os.close(descriptor)  # what was allocated would stay as long as this process
+            raise
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SharedBlock:
