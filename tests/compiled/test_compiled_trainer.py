@@ -552,6 +552,7 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.LayerNorm(6, bias=False), nn.Linear(6, 3)), (6,)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
         ((nn.Embedding(9, 8),), (3,)),
+        ((nn.Flatten(), nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 3)), (1, 2, 3)),
         ((nn.Embedding(9, 16), nn.Linear(8, 8), nn.Flatten(), nn.Linear(24, 3)), (3,)),
     ],
 )  # fmt: skip

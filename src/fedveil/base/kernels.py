@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,10 +56,25 @@ class _Kernel:
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
+            _ignore_disk_errors(jitted._cache)
         except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
+
+
+def _ignore_disk_errors(cache: Any) -> None:
+    """Let numba's `cache` of one loop do without a disk that is full or cannot be read."""
+    for name in ("load_overload", "save_overload"):
+        setattr(cache, name, _without_disk_errors(getattr(cache, name)))
+
+
+def _without_disk_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*arguments: Any) -> Any:
+        with suppress(OSError):
+            return method(*arguments)
+
+    return attempt
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
