@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.array_types import Float32s
-from fedveil.base.kernels import HAVE_NUMBA, compiled
-from fedveil.compiled.native import native
+from fedveil.base.kernels import HAVE_NUMBA, _can_compile, compiled
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
 
@@ -38,8 +37,18 @@ def test_a_loop_needs_no_disk_for_its_cache() -> None:
 
 @pytest.mark.usefixtures("_full_disk")
 def test_nor_does_a_native_function() -> None:
+    from fedveil.compiled.native import native
+
     @native("F")
     def nothing(m: Float32s) -> None:
         pass
 
     assert nothing.address(np.float32)
+
+
+@pytest.mark.parametrize(("value", "compiles"), [("1", False), ("0", True), ("", True)])
+def test_a_debugger_turns_compiling_off(
+    monkeypatch: pytest.MonkeyPatch, value: str, compiles: bool
+) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
+    assert _can_compile() is compiles

@@ -128,7 +128,7 @@ class CompiledTrainer:
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
         """Return a trainer for `model`, as `of` does, or raise `NotServedError` with the reason."""
-        need(HAVE_NUMBA, "numba is not installed")
+        need(HAVE_NUMBA, "numba is not installed or is turned off")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
         need(plan.precision == "float32", f"training.precision is {plan.precision}")
