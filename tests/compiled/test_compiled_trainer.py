@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +25,7 @@ from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import WEIGHTED
 from fedveil.learning.models import lenet
-from fedveil.learning.trainer import TrainingPlan
+from fedveil.learning.trainer import ClientData, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from known_chains import SIZES, TOKENS, chains, of_tokens, signed, token_chains
 from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
@@ -327,6 +329,41 @@ def test_dropout_drops_what_the_clients_own_stream_says() -> None:
     ).any()
 
 
+def test_a_client_with_too_much_dropout_for_the_memory_is_the_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client needs 50 random numbers for each of 8 examples in each of 2 epochs."""
+    model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.4), nn.Linear(50, 3))
+    (client,) = clients((6,), 3, (8,))
+    trainer = compiled(model, plan())
+    monkeypatch.setattr("fedveil.compiled.compiled_trainer._MOST_DRAWS", 800)
+    assert trainer._room_for(client) is not None
+    monkeypatch.setattr("fedveil.compiled.compiled_trainer._MOST_DRAWS", 799)
+    assert trainer._room_for(client) is None
+
+
+def test_torch_trains_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its random generator belongs to all threads, and each client seeds it for its dropout."""
+    first = compiled(nn.Linear(6, 3), plan())
+    (client,) = clients((6,), 3, (4,))
+    client.x[0, 0] = float("inf")
+    running, most = [0], [0]
+
+    def train_slowly(cohort: Sequence[ClientData]) -> list[Any]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        running[0] -= 1
+        return []
+
+    trainers = [first, first.beside()]
+    for trainer in trainers:
+        monkeypatch.setattr(trainer._loop, "train", train_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(lambda trainer: list(trainer.train([client])), trainers)]
+    assert most == [1]
+
+
 def test_what_is_odd_about_a_client_torch_says() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -552,6 +589,7 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.LayerNorm(6, bias=False), nn.Linear(6, 3)), (6,)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
         ((nn.Embedding(9, 8),), (3,)),
+        ((nn.Flatten(), nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 3)), (1, 2, 3)),
         ((nn.Embedding(9, 16), nn.Linear(8, 8), nn.Flatten(), nn.Linear(24, 3)), (3,)),
     ],
 )  # fmt: skip

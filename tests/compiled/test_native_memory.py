@@ -7,6 +7,7 @@ here. A step over an end ends the process.
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -95,6 +96,32 @@ def _within_fences(
         changed.setattr(code, "train", within_fences)
         found = train(trainer, model, cohort)
     np.testing.assert_array_equal(found, as_it_is)
+
+
+def test_threads_that_share_a_model_do_not_mix_its_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second thread, whose batch is larger, begins while the first is in the middle."""
+    trainer = CompiledTrainer.of(nn.Linear(6, 3), plan())
+    assert trainer is not None
+    model, others = trainer._model((6,)), list[threading.Thread]()
+
+    def positions(batch: int) -> Any:
+        return model.program(batch, "cross_entropy", np.float32, states=False).ops
+
+    (operation,), wanted = model._operations, positions(2)
+    undisturbed = operation.numbers
+
+    def disturbed(*arguments: Any) -> Any:
+        if not others:
+            others.append(threading.Thread(target=positions, args=(9,)))
+            others[0].start()
+            others[0].join(0.05)
+        return undisturbed(*arguments)
+
+    monkeypatch.setattr(operation, "numbers", disturbed)
+    np.testing.assert_array_equal(positions(2), wanted)
+    others[0].join()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 99)), min_size=1, max_size=9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,18 @@ def test_in_the_calling_process(
     assert set(seen) == ({1} if engine == "loop" else set())
 
 
-def test_on_threads(tmp_path: Path) -> None:
+def test_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch trains unusual clients there, and its bytes depend on the number of its threads."""
+    told, of_torch = set(), torch.set_num_threads
+
+    def watched(count: int) -> None:
+        told.add((threading.current_thread().name.split("_")[0], count))
+        of_torch(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", watched)
     fedveil.simulate(job(workers=2), tmp_path / "run")
     assert torch.get_num_threads() == 2
+    assert ("clients", 1) in told
 
 
 @pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])

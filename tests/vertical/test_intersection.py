@@ -153,6 +153,22 @@ def test_what_is_no_point_or_the_unit_is_refused(bad: bytes) -> None:
         Blinding(Secure()).raised(points.reshape(-1, 32))
 
 
+def test_a_point_has_one_encoding() -> None:
+    """RFC 9496 refuses a point whose highest bit is set, which libsodium may ignore."""
+    k, other = Blinding(Secure()), Blinding(Secure())
+    points = other.blinded(np.arange(3), "t")
+    raised = k.raised(points)
+    proof, marked = k.proved(points, raised, "t"), raised.copy()
+    marked[2, -1] |= 128
+    with pytest.raises(MessageInvalid, match="not a point of the group"):
+        other.raised(marked)
+    with pytest.raises(MessageInvalid, match="not a point of the group"):
+        check_raised(k.commitment, points, marked, proof, "t")
+    commitment = k.commitment[:-1] + bytes([k.commitment[-1] | 128])
+    with pytest.raises(MessageInvalid, match="commitment is not a point"):
+        check_raised(commitment, points, raised, proof, "t")
+
+
 def test_a_leader_that_guesses_finds_digests_and_no_blinded_id() -> None:
     """The attacker knows the whole range of ids, and everything that it received."""
     phones = np.arange(500)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +13,15 @@ from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
+
+def _can_compile() -> bool:
+    """Return False without numba, or if NUMBA_DISABLE_JIT is set, which debuggers use."""
+    disabled = os.environ.get("NUMBA_DISABLE_JIT", "").strip() or "0"
+    return find_spec("numba") is not None and disabled == "0"
+
+
 #: Some platforms have no wheel of numba.
-HAVE_NUMBA = find_spec("numba") is not None
+HAVE_NUMBA = _can_compile()
 _REORDER = {"contract", "reassoc", "nsz"}
 
 
@@ -55,10 +64,26 @@ class _Kernel:
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
+            _ignore_disk_errors(jitted)
         except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
+
+
+def _ignore_disk_errors(jitted: Any) -> None:
+    """Let the cache of a compiled loop do without a disk that is full or cannot be read."""
+    cache = jitted._cache
+    for name in ("load_overload", "save_overload"):
+        setattr(cache, name, _without_disk_errors(getattr(cache, name)))
+
+
+def _without_disk_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*arguments: Any) -> Any:
+        with suppress(OSError):
+            return method(*arguments)
+
+    return attempt
 
 
 def is_cached(loop: Callable[..., object]) -> bool:

@@ -41,6 +41,10 @@ _OF_TOKENS = ("next_token",)
 _LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 #: The largest sum of squares of a client's inputs that native code trains on.
 _MOST_SQUARES = 1e30
+#: The most random numbers for a client's dropout, 1 GiB. They are drawn before its training.
+_MOST_DRAWS = 1 << 28
+#: Held while torch trains, because all threads share the random generator of its dropout.
+_TORCH = threading.Lock()
 
 
 class Start:
@@ -128,7 +132,7 @@ class CompiledTrainer:
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
         """Return a trainer for `model`, as `of` does, or raise `NotServedError` with the reason."""
-        need(HAVE_NUMBA, "numba is not installed")
+        need(HAVE_NUMBA, "numba is not installed or is turned off")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
         need(plan.precision == "float32", f"training.precision is {plan.precision}")
@@ -179,7 +183,9 @@ class CompiledTrainer:
         for client in clients:
             room = self._room_for(client)
             if room is None:
-                yield from self._loop.train([client])
+                with _TORCH:
+                    trained = list(self._loop.train([client]))
+                yield from trained
             else:
                 self._train(room, client)
                 yield self._row, [None]
@@ -200,7 +206,8 @@ class CompiledTrainer:
             w, weights = np.zeros(program.ints, np.int32), plan.class_weights
             each = np.array(weights or (1.0,) * model.scores, self.kind)
             self._room, self._held = Room(model, batch, program, m, w, each), None
-        return self._room
+        draws = self._room.program.draws * len(client) * plan.epochs
+        return self._room if draws <= _MOST_DRAWS else None
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
         examples, classes = len(x), min(scores, len(self._plan.class_weights or range(scores)))
@@ -253,7 +260,8 @@ class CompiledTrainer:
         draws = np.empty((0, 0), self.kind)
         if program.draws:
             generator = client.entropy.stream("dropout").generator()
-            draws = generator.random((len(order), program.draws), np.float32).astype(self.kind)
+            draws = generator.random((len(order), program.draws), np.float32)
+            draws = draws.astype(self.kind, copy=False)
         start = self._begun.packed(model, self.kind)
         x = client.x.numpy().reshape(-1).astype(self.kind, copy=False)
         for hold in (True, False):  # if deferred steps overflow, repeat step by step, as torch does

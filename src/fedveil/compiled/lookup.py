@@ -51,7 +51,8 @@ class Lookup(Operation):
 
     def written(self) -> Value:
         table = self.layer
-        need(self.x.form == ROW, "the input of nn.Embedding is not a row of tokens")
+        fits = self.x.form == ROW and self.x.shape[:2] == (1, 1)
+        need(fits, "the input of nn.Embedding is not a row of tokens")
         need(table.num_embeddings <= _EXACT, "nn.Embedding has more than 2^24 rows")
         plain = table.padding_idx is None and table.max_norm is None
         plain = plain and not table.scale_grad_by_freq and not table.sparse

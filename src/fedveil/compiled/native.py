@@ -61,7 +61,7 @@ class Native:
             loop = with_jitted_names(self._loop)
             try:
                 made = cfunc(signature, cache=True, error_model="numpy")(loop)
-            except RuntimeError:  # compiled code cannot be cached here
+            except (RuntimeError, OSError):  # compiled code cannot be cached here
                 made = cfunc(signature, error_model="numpy")(loop)
             self._made[floats.name] = made
         address: int = self._made[floats.name].address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -56,6 +57,7 @@ class Model:
         is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
+        self._lock = threading.Lock()
         self.scores_of = scores_of
         #: Scores of an example, or of each of its tokens.
         self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
@@ -83,6 +85,10 @@ class Model:
         `kind` is the float type. If `states`, memory for an optimiser's state is reserved. Raises
         `NotServedError` if the batch needs more memory than int32 positions can address.
         """
+        with self._lock:  # threads share the model, and each batch size has its own positions
+            return self._program(batch, loss, kind, states)
+
+    def _program(self, batch: int, loss: str, kind: npt.DTypeLike, states: bool) -> Program:
         memory = Memory(self.size * (_STATES if states else 1) + _SLACK)
         first = self._operations[self.first]
         for value in dict.fromkeys([self._ends[0], *(op.y for op in self._operations)]):

@@ -74,6 +74,7 @@ class Threads(Executor):
 
         def serve(thread: _Thread) -> None:
             made, handed_over = list[Answer](), time.perf_counter()
+            torch.set_num_threads(1)  # a new thread's first product would use all cores
             with WarningsApart():
                 for queue in (thread.mine, anyone):
                     while queue:

@@ -78,6 +78,8 @@ def check_raised(
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
+    if commitment[-1] >= 128:  # some versions of libsodium ignore the highest bit
+        raise MessageInvalid("its commitment is not a point of the group")
     weighted, other = _weighted(commitment, points, raised, subset, both=True)
     exponent_proof.check(group(), commitment, weighted, other, proof)
 
