@@ -47,6 +47,17 @@ def test_values_that_are_one_number_or_the_largest_come_through() -> None:
         assert (restored(*compressed(sent, 1), (1, 2), 1) == sent).all()
 
 
+def test_an_example_that_is_not_finite_leaves_the_others_their_values() -> None:
+    sent = values(3, 5)
+    sent[0, 2], sent[1, 3] = np.nan, -np.inf
+    data, ranges = compressed(sent, 8)
+    told = restored(data, ranges, sent.shape, 8, finite=False)
+    assert np.isnan(told[:2]).all()
+    assert (told[2] == restored(*compressed(sent[2:], 8), (1, 5), 8)).all()
+    with pytest.raises(InvalidValue, match="not minima"):
+        restored(data, ranges, sent.shape, 8)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -253,8 +253,8 @@ def test_a_batch_counts_attention_and_what_another_party_sends() -> None:
     split = SplitModel(
         [
             Part("low", "bank", ("data.words",), (5, 3), bottom),
-            Part("half", "shop", ("data.y",), (4, 3), None, "bfloat16"),
-            Part("top", "lead", ("half",), (4, 2), top),
+            Part("halved", "shop", ("data.y",), (4, 3), None, "bfloat16"),
+            Part("top", "lead", ("halved",), (4, 2), top),
             Part("last", "lead", ("top", "low"), (1,), None),
         ],
         leader="lead",

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError, JobError, LimitReached, LinkLost, PeerAborted, PeerRefused
-from fedveil.link.channel import Exchange, Send
+from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, party_run
 from fedveil.vertical import party as party_module
@@ -29,7 +30,7 @@ from fedveil.vertical.party_parts import (
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
-from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.task import initial
 from vertical_parts import Bottoms, UShape
@@ -299,3 +300,39 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     )  # fmt: skip
     PartyRun._watch_labels(run)
     assert steps == left
+
+
+def test_an_example_that_trains_a_part_moves_the_bits_of_others() -> None:
+    """A leader's gradient for one example alone: `what epsilon does not cover` on the page."""
+
+    def second_bits(column: float, *, frozen: bool) -> npt.NDArray[np.bool_]:
+        torch.manual_seed(0)
+        x, everything = torch.randn(512, 4), np.arange(512)
+        x[0] = torch.tensor([column, 0, 0, 0])
+        own: Any = {"privacy": EmbeddingPrivacy(0.1), "optimizer": Optimizer("sgd", lr=1.0)}
+        parts = [
+            Part("bottom", "bank", ("data.x",), (8,), nn.Linear(4, 8), frozen=frozen, **own),
+            Part("top", "shop", ("bottom",), (1,), nn.Linear(8, 1)),
+        ]
+        split, sent = SplitModel(parts, leader="shop"), list[Any]()
+
+        def chosen(crossing: Any, gradient: torch.Tensor, *about: Any) -> torch.Tensor:
+            return torch.zeros_like(gradient).index_fill(0, torch.tensor([0]), 100.0)
+
+        def report(crossing: Any, values: npt.NDArray[np.float32], occasion: Any) -> Any:
+            sent.append(values[1:] > 0)
+            return np.packbits(values > 0)
+
+        shop = Party("shop", split, loss=lambda out, labels: out.mean(), returned=chosen)
+        bank = Party("bank", split, report=report)
+        labelled, held = Batch(everything, labels=torch.zeros(512)), Batch(everything, {"x": x})
+        for number in (1, 2):
+            drive_together({"shop": shop.step(number, labelled), "bank": bank.step(number, held)})
+        return sent[1]
+
+    def moved(*, frozen: bool) -> float:
+        either, other = (second_bits(column, frozen=frozen) for column in (-3.0, 3.0))
+        return float((either != other).mean())
+
+    assert moved(frozen=False) > 0.5
+    assert moved(frozen=True) == 0

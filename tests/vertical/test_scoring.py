@@ -665,6 +665,19 @@ def test_a_row_without_a_finite_output_has_no_line_and_is_named(
     ]
 
 
+def test_a_row_whose_output_overflows_at_a_follower_leaves_the_others_their_scores(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    source = together(trained(tmp_path), stack)
+    bank, some = source._all["bank"], source.common[:6]
+    clean = source.scores(some)
+    bank.new.columns.columns["numbers"][bank._used[2]] = 1e30
+    found = source.scores(some)
+    assert predicted.usable(found.outputs).tolist() == [True, True, False, True, True, True]
+    others = predicted.usable(found.outputs)
+    assert np.array_equal(found.outputs[others], clean.outputs[others])
+
+
 def test_a_file_has_a_line_for_each_row_that_no_party_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

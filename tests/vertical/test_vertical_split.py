@@ -124,6 +124,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "the part 'l.r' is not a name: a letter": lambda: [part("l.r", "bank", "data.x"), TOP],
     "the owner of the part left, 'a b' is not a name": lambda: [part("left", "a b", "data.x")],
     "the part left occurs twice": lambda: [LEFT, LEFT, TOP],
+    "the part half has the name of an attribute of torch's modules": (
+        lambda: [part("half", "bank", "data.x"), TOP]
+    ),
     "the part top has no inputs; at least one is needed": lambda: [part("top", "lead")],
     "the part top reads 'left', which is neither data.COLUMN nor an earlier part (none)": (
         lambda: [TOP]

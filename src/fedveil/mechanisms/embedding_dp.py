@@ -52,6 +52,7 @@ class EmbeddingDP:
         m · eps/2    if a vector of m values is replaced
 
     The losses of an example's releases add up. Repeating its first release is free (`bits_of`).
+    They do not cover the bits of other examples, which depend on this one if it trained the layers.
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
     states eps for a one-hot row. Here all real values are allowed.

@@ -3,6 +3,9 @@
 Under EmbeddingDP an example is charged each time it is sent, but under `reuse` only once. A step
 that is repeated with fresh randomness after a crash is charged again. With randomness from the
 job's seed, a repetition sends the same bits and costs nothing.
+
+A charge covers an example's own bits. It does not cover the later bits of other examples, which
+also depend on the example if it trained their part.
 """
 
 from __future__ import annotations

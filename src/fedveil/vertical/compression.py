@@ -46,8 +46,10 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
     """Round each example's values to 2^`bits` evenly spaced levels. `values` is [examples, ...].
 
     Returns the levels' packed numbers, and each example's lowest and highest level [examples, 2].
+    Both levels of an example with a NaN or an infinite value are NaN.
     """
     rows = values.reshape(len(values), -1).astype(np.float64)
+    rows[~np.isfinite(rows).all(axis=1)] = np.nan
     ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
     low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
     widths = high - low
@@ -56,13 +58,16 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
     return pack(codes, 0, bits), ranges
 
 
-def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
+def restored(
+    data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int, *, finite: bool = True
+) -> Float32s:
     """Decode the packed numbers `data` to values of shape `shape`, by the extremes in `ranges`.
 
-    Raises InvalidValue if `data` or `ranges` do not fit `shape` and `bits`.
+    Raises InvalidValue if `data` or `ranges` do not fit `shape` and `bits`, or if an extreme is NaN
+    or infinite (unless `finite` is False).
     """
     codes = np.empty(math.prod(shape), np.int64)
-    if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
+    if (finite and not np.isfinite(ranges).all()) or (ranges[:, 0] > ranges[:, 1]).any():
         raise InvalidValue("its ranges are not minima and maxima")
     if data.shape != (packed_size(len(codes), bits),) or not unpack(
         data, 0, (1 << bits) - 1, bits, codes

@@ -28,6 +28,9 @@ from fedveil.vertical.compression import compressed, restored
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import DTYPES, SplitModel
 
+#: The subset of new rows to score. Its outputs may be NaN or infinite: a row with such an output
+#: gets no prediction, and all other rows of the request do.
+SCORE = "score"
 _ON_WIRE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
@@ -93,12 +96,18 @@ def check_word(message: Message, peer: str, word: str, step: int) -> None:
 
 
 def from_wire(
-    message: Message, transfer: Transfer, *, training: bool, step: int, rows: int
+    message: Message,
+    transfer: Transfer,
+    *,
+    training: bool,
+    step: int,
+    rows: int,
+    finite: bool = True,
 ) -> torch.Tensor:
     """Decode the tensor in a message of an untrusted peer.
 
     Raises ExchangeError unless name, step, micro-batch, type and shape are those of the expected
-    `transfer`, and all values are finite. `rows` is the number of examples.
+    `transfer`, and all values are finite (if `finite`). `rows` is the number of examples.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -119,8 +128,8 @@ def from_wire(
         raise ExchangeError(f"{peer} sent {name!r} with {type(data).__name__} as data")
     if crosses is not None:
         ranges = message["ranges"]
-        return _decompressed(data, ranges, crosses.bits, transfer, peer, name, rows)
-    return _values(data, transfer, peer, name, rows)
+        return _decompressed(data, ranges, crosses.bits, transfer, peer, name, rows, finite)
+    return _values(data, transfer, peer, name, rows, finite)
 
 
 def _name_of(transfer: Transfer, training: bool) -> str:
@@ -131,7 +140,7 @@ def _name_of(transfer: Transfer, training: bool) -> str:
 
 
 def _values(
-    data: npt.NDArray[Any], transfer: Transfer, peer: str, name: str, rows: int
+    data: npt.NDArray[Any], transfer: Transfer, peer: str, name: str, rows: int, finite: bool
 ) -> torch.Tensor:
     crossing = transfer.crossing
     shape = (rows, *crossing.output)
@@ -144,7 +153,7 @@ def _values(
     _check_form(data, _ON_WIRE[crossing.dtype], shape, peer, name)
     tensor = torch.from_numpy(data if data.flags.writeable else data.copy())
     tensor = tensor.view(DTYPES[crossing.dtype])
-    if not is_finite(tensor):
+    if finite and not is_finite(tensor):
         raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
     return tensor
 
@@ -157,6 +166,7 @@ def _decompressed(
     peer: str,
     name: str,
     rows: int,
+    finite: bool,
 ) -> torch.Tensor:
     crossing = transfer.crossing
     shape = (rows, *crossing.output)
@@ -165,7 +175,7 @@ def _decompressed(
     _check_form(ranges, np.dtype("<f4"), (rows, 2), peer, name)
     _check_form(data, np.dtype(np.uint8), (packed_size(math.prod(shape), bits),), peer, name)
     try:
-        values = restored(data, ranges, shape, bits)
+        values = restored(data, ranges, shape, bits, finite=finite)
     except InvalidValue as error:
         raise ExchangeError(f"{peer} sent {name!r} malformed: {error}") from None
     return torch.from_numpy(values).to(DTYPES[crossing.dtype])

@@ -56,7 +56,8 @@ class LabelWatch:
     `classes` is the task's number of classes, or None if labels are not classes. Of the `steps`
     steps left in the run, the first few and last few are measured. After either, `tell` receives a
     sentence for each part whose gradient is returned, and one for all parts of a follower together.
-    A step that is repeated after a restart is measured and counted once.
+    A step that is repeated after a restart is measured and counted once: the gradients of the
+    repetition, which differ if parts draw new EmbeddingDP bits, are not measured.
     """
 
     def __init__(

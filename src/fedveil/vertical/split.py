@@ -305,6 +305,11 @@ def _check_parts(parts: Sequence[Part]) -> None:
     for part in parts:
         check_name("the part", part.name)
         check_name(f"the owner of the part {part.name},", part.owner)
+        if hasattr(nn.ModuleDict(), part.name):
+            raise SplitInvalid(
+                f"the part {part.name} has the name of an attribute of torch's modules; use "
+                f"another name, such as {part.name}_part"
+            )
         if part.name in earlier:
             raise SplitInvalid(f"the part {part.name} occurs twice")
         _check_inputs(part, earlier)

@@ -24,6 +24,7 @@ from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.vertical import schedule
 from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
 from fedveil.vertical.crossing import (
+    SCORE,
     check_not_abort,
     check_word,
     fields_of,
@@ -280,7 +281,8 @@ class Step:
             fields = {"data": self._report(crossing, micro)}
         else:
             values = self._values[crossing.part, micro]
-            self._check_finite(values, f"the output of {crossing.part} of", micro)
+            if self.subset != SCORE:
+                self._check_finite(values, f"the output of {crossing.part} of", micro)
             fields = self._values_of(transfer, values)
         sent = tensor_message(transfer, fields, training=self.training, step=self.number)
         return {**sent, **self._told(place)}
@@ -333,8 +335,10 @@ class Step:
 
     def _arrive(self, transfer: Transfer, message: Message) -> None:
         crossing, micro = transfer.crossing, transfer.micro
-        rows = self._micros[micro].rows
-        tensor = from_wire(message, transfer, training=self.training, step=self.number, rows=rows)
+        rows, finite = self._micros[micro].rows, self.subset != SCORE
+        tensor = from_wire(
+            message, transfer, training=self.training, step=self.number, rows=rows, finite=finite
+        )
         tensor = tensor.to(self.context.device)
         if transfer.gradient:
             self._returned[crossing.part, crossing.receiver, micro] = tensor

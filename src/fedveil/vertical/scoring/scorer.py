@@ -35,7 +35,7 @@ from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import MODEL
 from fedveil.record.saved_job import reopen
 from fedveil.vertical.bundle import STATE, Bundle
-from fedveil.vertical.crossing import check_not_abort, check_sizes
+from fedveil.vertical.crossing import SCORE, check_not_abort, check_sizes
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.job import job_of_run
@@ -189,7 +189,7 @@ class Scorer:
         assert self._rows is not None, "use comes first"
         self.scored.charge(self._used[positions])
         batch = self._rows.batch(positions)
-        outputs = yield from self.party.look(self._request, batch, subset="score")
+        outputs = yield from self.party.look(self._request, batch, subset=SCORE)
         return None if outputs is None else outputs.float().cpu().numpy()
 
     def _check(self, positions: Positions) -> None:
