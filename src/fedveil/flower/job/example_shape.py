@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,9 +45,24 @@ def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
 def told_shape(common: Message) -> Shape:
     """Decode an example's shape from the server's message. Raises `MessageInvalid` without one."""
     if not isinstance(common.get(_FIELD), str):
-        return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
+        return _checked(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:
         inputs = json.loads(take(common, _FIELD, str))
-        return {str(name): tuple(map(int, shape)) for name, shape in inputs.items()}
+        return {str(name): _checked(map(int, shape)) for name, shape in inputs.items()}
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise MessageInvalid("field example_shape is none") from None
+
+
+def told_classes(common: Message) -> int:
+    """Return the number of the model's outputs that the server's message states."""
+    classes: int = take(common, "classes", int)
+    if classes < 0:
+        raise MessageInvalid(f"field classes is {classes}")
+    return classes
+
+
+def _checked(shape: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(shape)
+    if min(sizes, default=0) < -1:  # -1 stands for examples of different lengths
+        raise MessageInvalid(f"field {_FIELD} is none: it has a size of {min(sizes)}")
+    return sizes
