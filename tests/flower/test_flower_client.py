@@ -225,6 +225,9 @@ def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str
         '{"a": [Infinity]}',
         '{"a": [NaN]}',
         np.array([5, -7]),
+        np.ones(33, np.int64),
+        '{"a": [' + "1," * 32 + "1]}",
+        '{"a": ' + " " * (1 << 16) + "[1]}",
         '{"a": [-2]}',
     ],
 )
@@ -235,6 +238,20 @@ def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
 
 HEAD = {"train": "head"}
 SCAFFOLD = {"algorithm": "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {f"{n} \x1b[2J" + "x" * 9999: ConfigRecord({}) for n in range(9999)},
+        {MESSAGE: ConfigRecord({f"{n}\n" + "x" * 9999: 1 for n in range(9999)})},
+    ],
+)
+def test_names_of_a_strangers_records_are_quoted_in_short(records: Any) -> None:
+    with pytest.raises(MessageInvalid, match=r"9,994 more, a message of fedveil holds") as raised:
+        from_records(RecordDict(records))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 800
 
 
 def valued(shape: tuple[int, ...], classes: int) -> nn.Module:

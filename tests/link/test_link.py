@@ -439,6 +439,7 @@ def test_the_first_failure_is_the_one_that_is_raised_and_no_sentence_is_endless(
     with pytest.raises(PeerRefused, match="first"):
         link.send({"n": 1})
     assert links._sentence(memoryview(b"a" * 2001)) == "a" * 2000
+    assert links.plain("a\x1b[2J\nb" + "a" * 9999) == "a [2J b" + "a" * 1993
 
 
 def test_a_peer_that_acknowledges_nothing_ends_the_run_and_fills_no_memory(

@@ -362,5 +362,12 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    text = str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")  # its end may be half a character
+    return plain(
+        str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")
+    )  # its end may be half a character
+
+
+def plain(text: str) -> str:
+    """Return a peer's text as one printable line of at most 2,000 characters."""
+    text = text[:_LONGEST_SENTENCE]
     return "".join(character if character.isprintable() else " " for character in text)
