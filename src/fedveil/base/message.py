@@ -40,6 +40,8 @@ DTYPES = {
 _LETTERS = {np.dtype(name): letter for letter, name in DTYPES.items()}
 _MAX_DIMENSIONS = 8
 _MAX_VARINT_BITS = 128
+#: A field of a few bytes takes some hundred bytes of memory once it is decoded.
+_MAX_FIELDS = 1 << 20
 #: gRPC and protobuf count a message's bytes in 31 bits. The transport's own fields take some of
 #: them.
 MOST_CARRIED = (1 << 31) - (1 << 16)
@@ -68,6 +70,8 @@ def check_carried(what: str, size: int) -> None:
 
 def encoded_parts(message: Message) -> list[bytes | memoryview]:
     """Return the encoding of `message` as a list of pieces. Large arrays are not copied."""
+    if len(message) > _MAX_FIELDS:
+        raise MessageInvalid(f"{len(message):,} fields do not fit a message")
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
@@ -93,6 +97,8 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
         name = reader.text(reader.varint())
         if message and name <= previous:
             raise MessageInvalid(f"the field {quoted(name)} is repeated or out of order")
+        if len(message) == _MAX_FIELDS:
+            raise MessageInvalid(f"the message has more than {_MAX_FIELDS:,} fields")
         message[name] = reader.value()
         previous = name
     return message
