@@ -19,6 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 from fedveil.base.message import decode, encode
+from fedveil.engine.assembly import ModelShape, check_weights
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, ModelInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_app, client_training
@@ -287,6 +288,18 @@ def test_a_lying_server_cannot_make_a_client_build_a_huge_model(
     with pytest.raises(ModelInvalid, match=why):
         client_training.Training(job(**settings), common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
     assert not built
+
+
+def test_the_last_layer_of_a_language_model_is_not_made_for_more_classes_than_weights(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16}')
+    (tmp_path / "model.safetensors").touch()
+    task = {"task": "sequence_classification", "data": {"name": "text:x"}}
+    own = job(model=f"hf:{tmp_path}", **task)
+    check_weights(own, ModelShape((8,), 27), 27 * 16)
+    with pytest.raises(ModelInvalid, match="has at least 448 weights, but the server sends 447"):
+        check_weights(own, ModelShape((8,), 28), 28 * 16 - 1)
 
 
 def test_a_model_that_needs_values_is_built_all_the_same() -> None:
