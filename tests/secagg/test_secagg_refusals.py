@@ -215,7 +215,8 @@ def test_messages_of_an_earlier_round_are_refused(phase: str) -> None:
 def test_shares_of_an_earlier_round_are_refused_under_this_ones_number() -> None:
     old = {**Played(seed=6, round=3).play().answers["unmask", 6], "round": 4}
     played = Played(seed=5).play(up=lambda p, c, m: old if (p, c) == ("unmask", 6) else m)
-    assert played.rejected[6] == "a share is not the one that was dealt"
+    assert "a share is not the one that was dealt" in played.rejected[6]
+    assert played.rejected[6].endswith("that of client 0 and 4 others")
     assert played.exact
 
 
@@ -296,6 +297,14 @@ def test_a_dealer_of_shares_outside_the_field_is_named(beyond: Any) -> None:
         played.play(down=beyond(slice(None)))
     assert v.value.phase == "masked"
     assert played.rejected == played.withheld == {}
+
+
+def test_a_dealer_of_wrong_tags_is_named_with_each_holder_that_is_rejected() -> None:
+    played = Played()
+    with pytest.raises(RoundVoid):
+        played.play(up=only("share", 6, tags=lambda a: a ^ 1))
+    assert len(played.rejected) == 5
+    assert all(reason.endswith(": that of client 6") for reason in played.rejected.values())
 
 
 @pytest.mark.parametrize("drop", [{}, {"masked": [6]}])

@@ -131,7 +131,12 @@ class Disclosure:
         starts = [(2 * places[d] + kind) * TAG_BYTES for d, kind in zip(asked, kinds, strict=True)]
         expected = [tags[d][at : at + TAG_BYTES] for d, at in zip(asked, starts, strict=True)]
         if not hmac.compare_digest(b"".join(expected), b"".join(found)):
-            raise MessageInvalid("a share is not the one that was dealt")
+            # Either side may lie: a dealer can send a tag that is not of its share.
+            wrong = [d for d, *ends in zip(asked, expected, found, strict=True) if len({*ends}) > 1]
+            more = f" and {quantity(len(wrong) - 1, 'other')}" if len(wrong) > 1 else ""
+            raise MessageInvalid(
+                f"a share is not the one that was dealt by its tag: that of client {wrong[0]}{more}"
+            )
         self._shares[holder] = shamir.decode_shares(shares)
         for row in np.flatnonzero(~shamir.in_field(self._shares[holder])):
             self._without.setdefault(asked[row], set()).add(holder)
