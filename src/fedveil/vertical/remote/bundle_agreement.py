@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.base.message import Message, Value, check_kind, only_fields, quoted, take, text_in
+from fedveil.base.message import Message, Value, check_kind, only_fields, take, text_in
 from fedveil.errors import BundleInvalid, ExchangeError, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.link.tls import Credentials
+from fedveil.rounds.outcomes import short
 from fedveil.vertical import bundle
 from fedveil.vertical.bundle import Manifest, manifest_of
 from fedveil.vertical.party_run import PartyRun
@@ -109,7 +110,7 @@ def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
     told = bundle.parsed_manifest(data)
     split = run.setting.split
     if set(told.contents) != set(split.parties):
-        named = quoted(", ".join(told.contents))
+        named = short(_named(list(told.contents)))
         raise MessageInvalid(f"its manifest names {named} as the parties")
     contents = {party: bytes.fromhex(value) for party, value in told.contents.items()}
     if contents[run.name] != run.contents:
