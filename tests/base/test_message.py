@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from fedveil.base import message
 from fedveil.base.message import (
     DTYPES,
     MAGIC,
@@ -148,6 +149,19 @@ def test_no_bytes_do_worse_than_being_refused(
 def test_hostile_bytes_are_refused_with_a_reason(tail: bytes, why: str) -> None:
     with pytest.raises(MessageInvalid, match=why):
         decode(MAGIC + tail)
+
+
+def test_the_number_of_fields_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a message takes many times its bytes of the receiver's memory."""
+    fields = {f"{number:02}": number for number in range(11)}
+    raw = encode(fields)
+    monkeypatch.setattr(message, "_MAX_FIELDS", 11)
+    assert decode(raw) == fields
+    monkeypatch.setattr(message, "_MAX_FIELDS", 10)
+    with pytest.raises(MessageInvalid, match="the message has more than 10 fields"):
+        decode(raw)
+    with pytest.raises(MessageInvalid, match="11 fields do not fit a message"):
+        encode(fields)
 
 
 @pytest.mark.parametrize(

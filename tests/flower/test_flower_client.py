@@ -16,11 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from torch import nn
 
 from fedveil.base.message import decode, encode
+from fedveil.engine.assembly import ModelShape, check_weights
 from fedveil.entropy import Seeded
-from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStopped
-from fedveil.flower.job import client_app
+from fedveil.errors import DeploymentError, MessageInvalid, ModelInvalid, RunFailed, RunStopped
+from fedveil.flower.job import client_app, client_training
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
 from fedveil.flower.job.member import Member, members_of
@@ -223,11 +225,91 @@ def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str
         '{"a": [1e999]}',
         '{"a": [Infinity]}',
         '{"a": [NaN]}',
+        np.array([5, -7]),
+        np.ones(33, np.int64),
+        '{"a": [' + "1," * 32 + "1]}",
+        '{"a": ' + " " * (1 << 16) + "[1]}",
+        '{"a": [-2]}',
     ],
 )
 def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
     with pytest.raises(MessageInvalid, match=r"^field example_shape (is|has) "):
         told_shape({"example_shape": said})
+
+
+HEAD = {"train": "head"}
+SCAFFOLD = {"algorithm": "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {f"{n} \x1b[2J" + "x" * 9999: ConfigRecord({}) for n in range(9999)},
+        {MESSAGE: ConfigRecord({f"{n}\n" + "x" * 9999: 1 for n in range(9999)})},
+    ],
+)
+def test_names_of_a_strangers_records_are_quoted_in_short(records: Any) -> None:
+    with pytest.raises(MessageInvalid, match=r"9,994 more, a message of fedveil holds") as raised:
+        from_records(RecordDict(records))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 800
+
+
+def valued(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model whose function needs values, which no tensor on the device meta has."""
+    layer = nn.Linear(shape[0], classes)
+    assert layer.weight.abs().max().item() < 100
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "sent", "why"),
+    [
+        ({"model": "mlp"}, {"example_shape": [1 << 33]}, 199_210, "has at least 1,717,986,"),
+        ({"model": "mlp"}, {"classes": 1 << 33}, 199_210, "has at least 1,726,577,"),
+        ({"model": "mlp"}, {}, 199_209, "has at least 199,210 weights, but the server sends 199,"),
+        ({"model": "logistic", "training": HEAD}, {"classes": 1 << 33}, 7850, "has at least"),
+        ({"model": "logistic", "training": SCAFFOLD}, {}, 2 * 7849, "server sends 7,849"),
+    ],
+)
+def test_a_lying_server_cannot_make_a_client_build_a_huge_model(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    told: dict[str, Any],
+    sent: int,
+    why: str,
+) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(client_training, "make_model", lambda *a: built.append(a))
+    common = {
+        "round": 1, "dimension": sent, "weights": np.zeros(sent, np.float32), "classes": 10,
+        "fingerprint": "", **told, "example_shape": np.array(told.get("example_shape", [28, 28])),
+    }  # fmt: skip
+    with pytest.raises(ModelInvalid, match=why):
+        client_training.Training(job(**settings), common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
+    assert not built
+
+
+def test_the_last_layer_of_a_language_model_is_not_made_for_more_classes_than_weights(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16}')
+    (tmp_path / "model.safetensors").touch()
+    task = {"task": "sequence_classification", "data": {"name": "text:x"}}
+    own = job(model=f"hf:{tmp_path}", **task)
+    check_weights(own, ModelShape((8,), 27), 27 * 16)
+    with pytest.raises(ModelInvalid, match="has at least 448 weights, but the server sends 447"):
+        check_weights(own, ModelShape((8,), 28), 28 * 16 - 1)
+
+
+def test_a_model_that_needs_values_is_built_all_the_same() -> None:
+    common = {
+        "round": 1, "dimension": 44, "weights": np.zeros(44, np.float32), "classes": 4,
+        "fingerprint": "", "example_shape": np.array([10]),
+    }  # fmt: skip
+    own = job(model=f"{__name__}:valued")
+    made = client_training.Training(own, common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
+    assert len(made.model) == 44
 
 
 def test_a_model_that_is_not_the_jobs_is_not_trained(

@@ -349,6 +349,7 @@ def test_the_last_frame_is_acknowledged_though_nothing_else_is_sent() -> None:
 
 def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "INBOX_BYTES", 1000)
+    monkeypatch.setattr(links, "_PER_MESSAGE_BYTES", 0)
     one, other = pair()
     stream = Stream(one, other)
     for _ in range(40):
@@ -438,3 +439,77 @@ def test_the_first_failure_is_the_one_that_is_raised_and_no_sentence_is_endless(
     with pytest.raises(PeerRefused, match="first"):
         link.send({"n": 1})
     assert links._sentence(memoryview(b"a" * 2001)) == "a" * 2000
+    assert links.plain("a\x1b[2J\nb" + "a" * 9999) == "a [2J b" + "a" * 1993
+
+
+def test_a_peer_that_acknowledges_nothing_ends_the_run_and_fills_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "OUTBOX_BYTES", 50_000)
+    one, other = Link("leader", patience_s=0.05), Link("follower")
+    stream = Stream(one, other)
+
+    def talk() -> None:
+        for _ in range(1000):
+            one.send({"data": bytes(5000)})
+            other.send({"never": "silent"})
+            while stream.carry(1):
+                pass
+            one.receive()
+
+    with pytest.raises(
+        LinkLost, match=r"^leader has acknowledged nothing of 0\.0 GB for 0\.1 seconds and its link"
+    ):
+        talk()
+    assert len(one._unacknowledged) == 17, "a few messages of any size may wait"
+
+
+def test_who_sends_faster_than_the_peer_reads_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "OUTBOX_BYTES", 50_000)
+    monkeypatch.setattr(links, "ACK_BYTES", 1000)
+    one, other = pair()
+    stream = Stream(one, other)
+    over = threading.Event()
+
+    def carry() -> None:
+        while not over.wait(0.01):
+            stream.carry_all()
+
+    carrying = threading.Thread(target=carry, daemon=True)
+    carrying.start()
+    for number in range(30):
+        one.send({"n": number, "data": bytes(5000)})
+        assert one._outbox_bytes < 17 * 6000
+    over.set()
+    carrying.join()
+    stream.carry_all()
+    assert [other.receive()["n"] for _ in range(30)] == list(range(30))
+    assert one._outbox_bytes < 6000
+    assert other._inbox_bytes == 0
+
+
+def test_who_only_sends_notices_that_the_peer_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "OUTBOX_BYTES", 50_000)
+    one, other = pair()
+    stream = Stream(one, other)
+    one.take(stream.numbers[0], links._HEADER.pack(1, 0, links._END) + b"enough")
+    for _ in range(17):
+        one.send({"data": bytes(5000)})
+    with pytest.raises(LinkLost, match=r"^follower has ended: enough$"):
+        one.send({"data": bytes(5000)})
+
+
+def test_messages_without_bytes_fill_an_inbox_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "INBOX_BYTES", 10_000)
+    one, other = pair()
+    stream = Stream(one, other)
+    frames = [links._HEADER.pack(number, 0, 1) for number in range(1, 1000)]
+    taking = threading.Thread(
+        target=lambda: [other.take(stream.numbers[1], frame) for frame in frames], daemon=True
+    )
+    taking.start()
+    taking.join(0.1)
+    assert taking.is_alive()
+    assert len(other._inbox) < 30
+    stream.cut()
+    taking.join(5)

@@ -177,13 +177,20 @@ def test_a_sum_needs_the_names_of_its_sites(sites: list[str] | None) -> None:
 
 def test_a_sum_needs_a_key_of_each_site_and_each_site_once() -> None:
     signed = {**KEYS, "active_security": True}
-    for keys in (None, ["ab" * 32] * 2, ["ab" * 32] * 2 + ["ab"]):
+    for keys in (None, ["ab" * 32] * 2, ["ab" * 32] * 2 + ["ab"], ["zz" * 32] * 3, [5] * 3):
         with pytest.raises(InvalidValue, match="64 hexadecimal digits for each of the 3 sites"):
             ProtectedController(signed, 2, list(NAMES), keys)
     ProtectedController(signed, 2, list(NAMES), ["ab" * 32] * 3)
     for sites in (["north", "south", "north"], [*NAMES, "west"]):
         with pytest.raises(InvalidValue, match="a name twice, or more than clients = 3"):
             ProtectedController(KEYS, 2, sites)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": "2"}, {"rounds": 2, "timeout_s": 0}])
+def test_a_workflow_without_rounds_or_without_an_end_is_refused(wrong: dict[str, Any]) -> None:
+    """NVFlare would wait for ever for a site that is silent if it was given 0 seconds."""
+    with pytest.raises(InvalidValue, match=r"^(rounds|timeout_s) = .* is "):
+        ProtectedController(KEYS, sites=list(NAMES), **wrong)
 
 
 def test_a_site_keeps_its_number_while_others_are_away(tmp_path: Path) -> None:

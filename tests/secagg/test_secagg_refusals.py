@@ -12,7 +12,7 @@ import pytest
 from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.secagg import Client, Server, keys
+from fedveil.secagg import Client, Server, keys, shamir
 from fedveil.secagg.phases import as_ids
 from secagg_parts import Played, edited
 
@@ -215,7 +215,8 @@ def test_messages_of_an_earlier_round_are_refused(phase: str) -> None:
 def test_shares_of_an_earlier_round_are_refused_under_this_ones_number() -> None:
     old = {**Played(seed=6, round=3).play().answers["unmask", 6], "round": 4}
     played = Played(seed=5).play(up=lambda p, c, m: old if (p, c) == ("unmask", 6) else m)
-    assert played.rejected[6] == "a share is not the one that was dealt"
+    assert "a share is not the one that was dealt" in played.rejected[6]
+    assert played.rejected[6].endswith("that of client 0 and 4 others")
     assert played.exact
 
 
@@ -252,6 +253,74 @@ def test_a_dealer_whose_boxes_nobody_opens_ends_the_round() -> None:
     with pytest.raises(RoundVoid) as void:
         played.play(up=only("share", 6, sealed=lambda a: a * 0))
     assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 1, 4)
+
+
+@pytest.fixture
+def beyond(monkeypatch: pytest.MonkeyPatch) -> Callable[[slice], Any]:
+    """Make client 6 deal numbers outside the field, with their tags, to some of the holders."""
+
+    def dealing(holders: slice) -> Any:
+        at_work, encoded = [-1], shamir.encode_shares
+
+        def encode_shares(shares: np.ndarray) -> bytes:
+            shares = shares.copy()
+            if at_work == [6]:
+                shares[holders] += np.uint64(shamir.PRIME)
+            return encoded(shares)
+
+        def down(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+            at_work[:] = [client]
+            return message
+
+        monkeypatch.setattr(shamir, "encode_shares", encode_shares)
+        return down
+
+    return dealing
+
+
+def credulous(self: Client, dealer: int, box: bytes) -> bytes | None:
+    ends = (self._view, dealer, self.client)
+    return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
+
+
+def test_a_share_outside_the_field_is_refused_by_its_holder(beyond: Any) -> None:
+    played = Played().play(down=beyond(slice(1, 2)))
+    assert played.answers["masked", 3]["refused"].tolist() == [6]
+    assert played.rejected == played.withheld == {}
+    assert played.server.survivors == set(played.ids)
+    assert played.exact
+
+
+def test_a_dealer_of_shares_outside_the_field_is_named(beyond: Any) -> None:
+    played = Played()
+    with pytest.raises(RoundVoid, match="client 6 has dealt 4 unusable shares, so 1 are left") as v:
+        played.play(down=beyond(slice(None)))
+    assert v.value.phase == "masked"
+    assert played.rejected == played.withheld == {}
+
+
+def test_a_dealer_of_wrong_tags_is_named_with_each_holder_that_is_rejected() -> None:
+    played = Played()
+    with pytest.raises(RoundVoid):
+        played.play(up=only("share", 6, tags=lambda a: a ^ 1))
+    assert len(played.rejected) == 5
+    assert all(reason.endswith(": that of client 6") for reason in played.rejected.values())
+
+
+@pytest.mark.parametrize("drop", [{}, {"masked": [6]}])
+def test_a_holder_is_not_blamed_for_a_share_that_was_dealt_outside_the_field(
+    beyond: Any, monkeypatch: pytest.MonkeyPatch, drop: Any
+) -> None:
+    """The holders disclose it as it was dealt. Its tag shows that it is the dealer's own."""
+    monkeypatch.setattr(Client, "_unseal", credulous)
+    played = Played().play(drop, down=beyond(slice(0, 1)))
+    assert played.rejected == played.withheld == {}
+    assert played.exact
+    played = Played()
+    with pytest.raises(RoundVoid, match="client 6 has dealt") as void:
+        played.play(drop, down=beyond(slice(None)))
+    assert void.value.phase == "unmask"
+    assert played.rejected == played.withheld == {}
 
 
 def test_a_dropped_client_that_has_dealt_another_key_ends_the_round() -> None:
@@ -327,7 +396,7 @@ def test_the_client_refuses_too_few(phase: str, change: Callable[[Any], Any], re
 def test_a_client_that_was_shown_another_key_deals_boxes_that_nobody_opens() -> None:
     """Boxes are bound to all keys of the neighbourhood."""
     played = Played()
-    with pytest.raises(RoundVoid, match="0 clients answered in phase masked, but 3 are needed"):
+    with pytest.raises(RoundVoid, match="client 6 has dealt 4 unusable shares, so 0 are left"):
         played.play(down=only("share", 6, mask_keys=lambda a: edited(a, 0, 0)))
     assert "a key of low order" in played.withheld[6]
     refused = {c: played.answers["masked", c]["refused"].tolist() for c in (0, 3, 9, 12)}

@@ -133,6 +133,41 @@ def test_an_unusable_result_is_reported_as_zero(
     assert "reported an update of zero" in log
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_report_that_leaves_late_is_in_the_account_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    folder = site_in(tmp_path / "south", **RICH, clear={"answer_after_s": 9.0}).folder
+    now, slept = 100.0, list[float]()
+    monkeypatch.setattr(one_report.time, "monotonic", lambda: now)
+    monkeypatch.setattr(one_report.time, "sleep", slept.append)
+    of = reports(folder)
+
+    def trained(seconds: float) -> None:
+        def after() -> tuple[dict[str, Any], bool]:
+            nonlocal now
+            now += seconds
+            return model(), False
+
+        task = admitted(of)
+        if fails:
+            monkeypatch.setattr(Admitted, "_made", lambda self, after: (after(), 1 / 0))
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            task.report(after)
+
+    trained(8.0)
+    assert [charged.in_clear for charged in of._site.account("heart").charges] == [()]
+    trained(10.0)
+    trained(11.0)
+    assert slept == [1.0, 0.0, 0.0]
+    lines = of._site.account("heart").charges
+    late = ("the time that training takes where it is longer than clear.answer_after_s",)
+    assert [charged.in_clear for charged in lines] == [(), (), late, ()]
+    assert lines[2].what == "the time of a report of task train"
+    spent = of._site.account("heart").spent()
+    assert (spent.releases, spent.in_clear) == (3, late)
+
+
 def test_a_refusal_is_a_line_of_the_log(folder: Path) -> None:
     reports(folder).refused("task train", SystemExit("no data"))
     log = (folder / "logs" / "nvflare" / "site.log").read_text()

@@ -40,9 +40,13 @@ DTYPES = {
 _LETTERS = {np.dtype(name): letter for letter, name in DTYPES.items()}
 _MAX_DIMENSIONS = 8
 _MAX_VARINT_BITS = 128
+#: A field of a few bytes takes some hundred bytes of memory once it is decoded.
+_MAX_FIELDS = 1 << 20
 #: gRPC and protobuf count a message's bytes in 31 bits. The transport's own fields take some of
 #: them.
 MOST_CARRIED = (1 << 31) - (1 << 16)
+#: The most characters or bytes of a peer's field that an error quotes.
+_MOST_QUOTED = 60
 
 
 def encode(message: Message, *, header: bytes = b"") -> bytes:
@@ -66,6 +70,8 @@ def check_carried(what: str, size: int) -> None:
 
 def encoded_parts(message: Message) -> list[bytes | memoryview]:
     """Return the encoding of `message` as a list of pieces. Large arrays are not copied."""
+    if len(message) > _MAX_FIELDS:
+        raise MessageInvalid(f"{len(message):,} fields do not fit a message")
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
@@ -90,7 +96,9 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
     while reader.remaining:
         name = reader.text(reader.varint())
         if message and name <= previous:
-            raise MessageInvalid(f"the field {name!r} is repeated or out of order")
+            raise MessageInvalid(f"the field {quoted(name)} is repeated or out of order")
+        if len(message) == _MAX_FIELDS:
+            raise MessageInvalid(f"the message has more than {_MAX_FIELDS:,} fields")
         message[name] = reader.value()
         previous = name
     return message
@@ -111,6 +119,26 @@ def text_in(message: Message, name: str) -> str | None:
     """
     value = message.get(name)
     return value if isinstance(value, str) else None
+
+
+def quoted(value: object) -> str:
+    """Return a value from an untrusted message as it may stand in an error or a log.
+
+    The result is short, on one line, and has no control characters.
+    """
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with the shape {value.shape}"
+    if not isinstance(value, str | bytes) or len(value) <= _MOST_QUOTED:
+        return repr(value)
+    unit = "characters" if isinstance(value, str) else "bytes"
+    return f"{value[:_MOST_QUOTED]!r}... ({len(value):,} {unit})"
+
+
+def check_kind(message: Message, kind: str, sender: str = "it") -> None:
+    """Raise `MessageInvalid` unless an untrusted message of `sender` has this kind."""
+    if text_in(message, "kind") != kind:
+        found = quoted(message.get("kind"))
+        raise MessageInvalid(f"{sender} sent {found} where {kind!r} was due")
 
 
 def take_array(

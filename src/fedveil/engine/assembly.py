@@ -31,6 +31,7 @@ from fedveil.engine.executors.stateful_training import (
     local_steps,
 )
 from fedveil.engine.job_model import ModelShape as ModelShape
+from fedveil.engine.job_model import check_weights as check_weights
 from fedveil.engine.job_model import make_model as make_model
 from fedveil.engine.job_model import text_form
 from fedveil.engine.job_protection import check_buffers as check_buffers

@@ -13,12 +13,17 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
-from fedveil.learning.own_layers import keep_own
-from fedveil.learning.trained_part import only_head
+from fedveil.learning.own_layers import keep_own, own_names
+from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained import language_model
 from fedveil.pretrained.base_weights import fingerprint
 from fedveil.pretrained.model_folder import ModelFolder
+
+#: Names under which configurations of language models state the width of a last layer's input.
+_WIDTHS = (
+    "hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,36 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
             f"must depend only on its arguments and the seed"
         )
     return model
+
+
+def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
+    """Raise `ModelInvalid` if a model for `shape` would have more than `sent` weights to train.
+
+    Call it before `make_model` if `shape` comes from an untrusted server. It takes no memory. It
+    cannot check a user's function that needs values (`models.outline`), nor weights that are fixed
+    or stay with each client.
+    """
+    if job.has_language_model:
+        # The last layer has a row of weights for each class.
+        config = _folder(job).config
+        widths = [config[name] for name in _WIDTHS if isinstance(config.get(name), int)]
+        classes = shape.classes if job.task == "sequence_classification" else 0
+        due = classes * min(widths, default=1)
+    else:
+        model = models.outline(job.model, shape.example_shape, shape.classes)
+        if model is None:
+            return
+        model = only_head(model) if job.training.train == "head" else model
+        model = keep_own(model, job.clients.own_layers) if job.clients.own_layers else model
+        part = TrainedPart.of(model).module
+        own = own_names(part)
+        trained = [p for name, p in part.named_parameters() if p.requires_grad and name not in own]
+        due = sum(p.numel() for p in trained if not isinstance(p, nn.UninitializedParameter))
+    if due > sent:
+        raise ModelInvalid(
+            f"a model for examples of the server's shape and {shape.classes:,} outputs has at "
+            f"least {due:,} weights, but the server sends {sent:,}"
+        )
 
 
 def text_form(job: Job) -> TextForm | None:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedveil.base.message import Message, Value, check_carried, decode, encode, take, take_array
+from fedveil.base.message import (
+    Message,
+    Value,
+    check_carried,
+    decode,
+    encode,
+    quoted,
+    take,
+    take_array,
+)
 from fedveil.errors import MessageInvalid
 from fedveil.protections.base import Protection
 
@@ -29,6 +39,8 @@ _CLIENT = re.compile(r"0|[1-9][0-9]{0,8}")
 #: The client's number, the message, and the engine's common and own fields.
 Addressed: TypeAlias = tuple[int, dict[str, Value], dict[str, Value]]
 _CLIENTS = "clients"
+#: The most names of an unknown message's records that an error lists.
+_MOST_LISTED = 5
 
 
 def to_records(message: Message) -> RecordDict:
@@ -102,7 +114,7 @@ def named_clients(records: RecordDict) -> list[int]:
 def _with_own(common: Message, own: Message, without: str) -> dict[str, Value]:
     fields = {name: value for name, value in own.items() if name != without}
     if twice := fields.keys() & common.keys():
-        raise MessageInvalid(f"field {min(twice)} is there twice")
+        raise MessageInvalid(f"field {quoted(min(twice))} is there twice")
     return {**common, **fields}
 
 
@@ -140,4 +152,6 @@ def _field(name: str, record: object) -> bytes:
 
 
 def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(map(repr, names))) or "nothing"
+    shown = sorted(map(quoted, islice(names, _MOST_LISTED)))
+    more = [f"{len(names) - _MOST_LISTED:,} more"] if len(names) > _MOST_LISTED else []
+    return ", ".join([*shown, *more]) or "nothing"

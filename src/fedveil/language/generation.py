@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.base.message import Message, only_fields, take, text_in
+from fedveil.base.message import Message, only_fields, quoted, take, text_in
 from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
@@ -320,8 +320,8 @@ def _asked(
         raise ExchangeError(f"{leader} sent an invalid request: {error}") from None
     if text_in(request, "kind") != "extend" or number != step:
         raise ExchangeError(
-            f"{leader} sent {request['kind']!r} of step {number} where 'extend' of step {step} "
-            f"was due"
+            f"{leader} sent {quoted(request['kind'])} of step {number} where 'extend' of step "
+            f"{step} was due"
         )
     if start not in (0, seen) or not 1 <= length <= context - start:
         raise ExchangeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -166,10 +167,32 @@ def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(entropy.integer(1 << 63))
         if name in MODELS:
-            if isinstance(shape, dict) or -1 in shape:
-                raise ModelInvalid(f"model = {name} needs examples of one array and one shape")
-            return MODELS[name](shape, classes)
-        return _user_model(name, shape, classes)
+            return _built_in(name, shape, classes)
+        return _user_model(name, shape, classes).cpu()
+
+
+def outline(name: str, shape: Shape, classes: int) -> nn.Module | None:
+    """Return the model that `build` returns, but with shapes only, which take no memory.
+
+    Returns None if a user's function needs values, which tensors of torch's device "meta" lack.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        if name in MODELS:
+            return _built_in(name, shape, classes)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # `build` repeats those that matter
+                return _user_model(name, shape, classes)
+        except ModelInvalid as error:
+            if "meta" in str(error).lower():
+                return None
+            raise
+
+
+def _built_in(name: str, shape: Shape, classes: int) -> nn.Module:
+    if isinstance(shape, dict) or -1 in shape:
+        raise ModelInvalid(f"model = {name} needs examples of one array and one shape")
+    return MODELS[name](shape, classes)
 
 
 def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -179,4 +202,4 @@ def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
         model = own_code.called(function, shape=shape, classes=classes, outputs=classes)
     if not isinstance(model, nn.Module):
         raise ModelInvalid(f"{key} returned a {type(model).__name__}, not an nn.Module")
-    return model.cpu()
+    return model

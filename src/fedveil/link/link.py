@@ -30,6 +30,13 @@ PROTOCOL = 1
 SESSION_BYTES = 16
 #: Bytes that may have arrived and be unread before a link stops reading its stream.
 INBOX_BYTES = 256 << 20
+#: Bytes of messages that the peer has not acknowledged, above which `send` waits. A few messages of
+#: any size may always wait: both parties may send several tensors before they receive one.
+OUTBOX_BYTES = 2 << 30
+_AHEAD = 16
+#: Memory that a message in a queue takes besides its bytes, rounded up. Without it, a peer could
+#: fill an inbox with messages that have no bytes.
+_PER_MESSAGE_BYTES = 512
 #: A separate acknowledgement is sent once this many bytes have arrived without one.
 ACK_BYTES = 4 << 20
 #: Seconds that `close` waits for the peer to receive everything.
@@ -44,9 +51,10 @@ _LOOK_AGAIN_S = 60.0
 class Link:
     """One party's end of the link to `peer`: a `Channel` that uses one stream after another.
 
-    A stream is one connection, which may break and be replaced. `send` only queues a message.
-    `receive` raises LinkLost after `patience_s` seconds without a stream, or after twice as long
-    with a silent stream. After the peer's process was replaced, `send` and `receive` raise
+    A stream is one connection, which may break and be replaced. `send` queues a message, and waits
+    first while the peer has not acknowledged `OUTBOX_BYTES` of earlier ones. `send` and `receive`
+    raise LinkLost if they wait for `patience_s` seconds without a stream, or for twice as long on a
+    stream that brings nothing. After the peer's process was replaced, `send` and `receive` raise
     PeerRestarted until this party calls `begin`. Only one thread may send and receive.
     """
 
@@ -78,6 +86,7 @@ class Link:
         self._arrived = 0
         self._acknowledged = 0  # number of arrivals acknowledged to the peer
         self._unacknowledged_bytes = 0
+        self._outbox_bytes = 0
         self._inbox: deque[memoryview] = deque()
         self._inbox_bytes = 0
         self._ended: str | None = None  # the peer's final frame
@@ -92,6 +101,7 @@ class Link:
     def send(self, message: Message) -> None:
         with self._lock:
             self._check()
+            self._await_acknowledgements()
             header = self._header(self._sent + 1, _MESSAGE)
         frame = encode(message, header=header)
         check_carried(f"what {self.peer} is due", len(frame))
@@ -104,14 +114,12 @@ class Link:
             self._check()
             silent_since = time.monotonic()
             while not self._inbox:
-                if self._ended is not None:
-                    said = f": {self._ended}" if self._ended else ""
-                    raise LinkLost(f"{self.peer} has ended{said}")
+                self._check_not_ended()
                 silent_since = max(silent_since, self._up_since)
                 self._readable.wait(self._patience_left(silent_since))
                 self._check()
             body = self._inbox.popleft()
-            self._inbox_bytes -= len(body)
+            self._inbox_bytes -= len(body) + _PER_MESSAGE_BYTES
             self._room.notify_all()
         try:
             return decode(body)
@@ -249,17 +257,34 @@ class Link:
         if self._closed:
             raise LinkLost(f"the link to {self.peer} is closed")
 
-    def _patience_left(self, silent_since: float = math.inf) -> float:
+    def _check_not_ended(self) -> None:
+        if self._ended is not None:
+            said = f": {self._ended}" if self._ended else ""
+            raise LinkLost(f"{self.peer} has ended{said}")
+
+    def _await_acknowledgements(self) -> None:
+        """Wait while too much of what was sent is not acknowledged. Raises as `receive` does."""
+        held, heard = self._outbox_bytes, time.monotonic()
+        while self._outbox_bytes > OUTBOX_BYTES and len(self._unacknowledged) > _AHEAD:
+            self._check_not_ended()
+            if self._outbox_bytes < held:
+                held, heard = self._outbox_bytes, time.monotonic()
+            what = f"acknowledged nothing of {held / 1e9:.1f} GB"
+            self._readable.wait(self._patience_left(max(heard, self._up_since), what))
+            self._check()
+
+    def _patience_left(self, silent_since: float = math.inf, what: str = "sent nothing") -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        `silent_since` is when the peer last sent something on an open stream (`time.monotonic`).
+        `silent_since` is when the peer last did what this party waits for on an open stream
+        (`time.monotonic`). The error says `what` the peer has done instead.
         """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:
                 return min(left, _LOOK_AGAIN_S)
             raise LinkLost(
-                f"{self.peer} has sent nothing for {2 * self._patience_s:g} seconds and its link "
+                f"{self.peer} has {what} for {2 * self._patience_s:g} seconds and its link "
                 f"is up: what it computes hangs, or takes longer than --patience has it"
             )
         left = self._down_since + self._patience_s - time.monotonic()
@@ -276,12 +301,14 @@ class Link:
     def _hand_over(self, frame: bytes) -> None:
         self._sent += 1
         self._unacknowledged.append((self._sent, frame))
+        self._outbox_bytes += len(frame) + _PER_MESSAGE_BYTES
         self._writable.notify_all()
 
     def _acknowledge(self, count: int) -> None:
+        held = self._outbox_bytes
         while self._unacknowledged and self._unacknowledged[0][0] <= count:
-            self._unacknowledged.popleft()
-        if self._ending and not self._unacknowledged:
+            self._outbox_bytes -= len(self._unacknowledged.popleft()[1]) + _PER_MESSAGE_BYTES
+        if self._outbox_bytes < held:
             self._readable.notify_all()
 
     def _next_frame(self, stream: int) -> bytes | None:
@@ -301,7 +328,7 @@ class Link:
         self._unacknowledged_bytes += len(body)
         if kind == _MESSAGE:
             self._inbox.append(body)
-            self._inbox_bytes += len(body)
+            self._inbox_bytes += len(body) + _PER_MESSAGE_BYTES
         elif kind in (_END, _REFUSAL):
             self._ended = _sentence(body)
             if kind == _REFUSAL:
@@ -335,5 +362,12 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    text = str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")  # its end may be half a character
+    return plain(
+        str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")
+    )  # its end may be half a character
+
+
+def plain(text: str) -> str:
+    """Return a peer's text as one printable line of at most 2,000 characters."""
+    text = text[:_LONGEST_SENTENCE]
     return "".join(character if character.isprintable() else " " for character in text)

@@ -11,6 +11,7 @@ from typing import Any
 
 from cryptography import x509
 
+from fedveil.base.message import quoted
 from fedveil.errors import CertificateError, LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.certificate_chain import described
 from fedveil.link.link import Link
@@ -117,10 +118,10 @@ class Listener:
         first = next(frames, b"")
         hello = Greeting.from_bytes(first, "hello", who, self._party)
         if named is not None and hello.party != named:
-            raise PeerRefused(f"the certificate of {named} was shown by {hello.party!r}")
+            raise PeerRefused(f"the certificate of {named} was shown by {quoted(hello.party)}")
         if hello.party not in self._links:
             raise PeerRefused(
-                f"{self._party} knows no follower {hello.party!r}; its followers are "
+                f"{self._party} knows no follower {quoted(hello.party)}; its followers are "
                 f"{', '.join(self._links)}"
             )
         return self._links[hello.party], hello

@@ -6,6 +6,7 @@ of a round is a task named `fedveil_phase`, for which no site reads data.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedveil.base.message import Message, encode
 from fedveil.base.quantity import quantity
+from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.arrays import Arrays
 from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, report_of
@@ -33,6 +35,7 @@ from fedveil.secagg.keys import KEY_BYTES
 from fedveil.site.task_terms import Terms, number_of, shaped
 
 _LOOK_S = 0.05
+_KEY = re.compile(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}")
 
 
 class ProtectedController(ModelController):  # type: ignore[misc]
@@ -54,7 +57,10 @@ class ProtectedController(ModelController):  # type: ignore[misc]
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
         super().__init__(persistor_id=persistor_id)
-        self._terms, self._rounds, self._timeout_s = Terms.read(protection), rounds, timeout_s
+        self._terms = Terms.read(protection)
+        self._rounds = integer("rounds", rounds, 1)
+        # NVFlare takes 0 for no limit.
+        self._timeout_s = integer("timeout_s", timeout_s, 1)
         if self._terms.summed and not sites:
             raise InvalidValue("sites is missing: list the sites' names in the order of a sum")
         options, names, named = self._terms.options, sites or [], keys or []
@@ -63,13 +69,14 @@ class ProtectedController(ModelController):  # type: ignore[misc]
                 f"sites = {names} has a name twice, or more than clients = {options.clients} names"
             )
         signed = getattr(options.parameters, "active_security", False)
-        if signed and [len(key) for key in named] != [2 * KEY_BYTES] * len(names):
+        right = [bool(_KEY.fullmatch(str(key))) for key in named]
+        if signed and right != [True] * len(names):
             raise InvalidValue(
                 f"active_security needs keys, a public key of {2 * KEY_BYTES} hexadecimal digits "
                 f"for each of the {len(names)} sites"
             )
         self._sites = sites
-        self._roster = {n: bytes.fromhex(key) for n, key in enumerate(keys or [])}
+        self._roster = {n: bytes.fromhex(key) for n, key in enumerate(named)}
 
     def run(self) -> None:
         """Run all rounds. Saves the model after each round, unless the round is void."""

@@ -11,6 +11,8 @@ from fedveil.errors import ReportRejected
 ClientId: TypeAlias = int
 
 _LONGEST_REASON = 200
+#: The most characters of an error in a client's own log, if a server's words may be part of it.
+LONGEST_LOGGED = 2000
 
 
 @dataclass
@@ -79,11 +81,11 @@ class Unreached(Answer):
     """Stands for the missing answer if the message did not reach the client."""
 
 
-def short(reason: str) -> str:
-    """Return an untrusted client's text as one printable line of at most 200 characters."""
-    text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
+def short(reason: str, most: int = _LONGEST_REASON) -> str:
+    """Return an untrusted peer's text as one printable line of at most `most` characters."""
+    text = reason[: most + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)
-    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def check_sender(

@@ -188,8 +188,12 @@ class Client:
         return keys.seal(keys.seal_key(self._channels[peer], *ends), *ends, dealt)
 
     def _unseal(self, dealer: int, box: bytes) -> bytes | None:
+        """Return the two shares in `box`, or None if they are not valid shares of this dealer."""
         ends = (self._view, dealer, self.client)
-        return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
+        dealt = keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
+        if dealt is None or not shamir.in_field(shamir.decode_shares(dealt)).all():
+            return None
+        return dealt
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
         """Return the cipher key of each member of this client's neighbourhood, from `message`."""

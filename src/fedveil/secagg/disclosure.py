@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from fedveil.base.quantity import quantity
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.secagg import shamir
 from fedveil.secagg.masking_graph import MaskingGraph
@@ -95,6 +96,23 @@ class Disclosure:
             fewest = min(fewest, counted[number] - len(without))
         return fewest
 
+    def lacking(self, answered: Sequence[int]) -> str | None:
+        """Return a sentence about a dealer of too many unusable shares, or None if there is none.
+
+        Their holders refuse them, or they are outside the field. Without them, fewer holders than
+        the threshold are among `answered`.
+        """
+        there = frozenset(answered)
+        for dealer in sorted(self._without):
+            holders = there.intersection(self._graph.around(dealer))
+            left = len(holders - self._without[dealer])
+            if left < self._threshold <= len(holders):
+                return (
+                    f"client {dealer} has dealt {quantity(len(holders) - left, 'unusable share')}, "
+                    f"so {left} are left, but {self._threshold} are needed"
+                )
+        return None
+
     def asked_of(self, holder: int) -> list[int]:
         refused = frozenset(self._refused.get(holder, ()))
         dealers = self.dealers_to(holder)
@@ -103,7 +121,8 @@ class Disclosure:
     def take(self, holder: int, shares: bytes) -> None:
         """Save the shares that `holder` discloses. `shares` has their bytes, one after another.
 
-        Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt.
+        Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt. A share
+        outside the field that was dealt so is the dealer's fault, and counts as missing.
         """
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
@@ -112,8 +131,15 @@ class Disclosure:
         starts = [(2 * places[d] + kind) * TAG_BYTES for d, kind in zip(asked, kinds, strict=True)]
         expected = [tags[d][at : at + TAG_BYTES] for d, at in zip(asked, starts, strict=True)]
         if not hmac.compare_digest(b"".join(expected), b"".join(found)):
-            raise MessageInvalid("a share is not the one that was dealt")
+            # Either side may lie: a dealer can send a tag that is not of its share.
+            wrong = [d for d, *ends in zip(asked, expected, found, strict=True) if len({*ends}) > 1]
+            more = f" and {quantity(len(wrong) - 1, 'other')}" if len(wrong) > 1 else ""
+            raise MessageInvalid(
+                f"a share is not the one that was dealt by its tag: that of client {wrong[0]}{more}"
+            )
         self._shares[holder] = shamir.decode_shares(shares)
+        for row in np.flatnonzero(~shamir.in_field(self._shares[holder])):
+            self._without.setdefault(asked[row], set()).add(holder)
 
     def join(self) -> dict[int, Secret]:
         """Reconstruct one secret of each dealer: a survivor's mask seed, or a dropout's mask key.

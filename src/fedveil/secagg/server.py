@@ -127,7 +127,7 @@ class Server:
         got, needed = getattr(self, actions.counts)(answered)
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
         if got < needed:
-            raise RoundVoid(closed, got, needed)
+            raise RoundVoid(closed, got, needed, self._disclosure.lacking(answered))
         self._asked, self._answered = frozenset(getattr(self, actions.closes)(answered)), set()
 
     def _ask(self, phase: Phase) -> dict[int, Message]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ from fedveil.site.admission import weak_sum
 from fedveil.site.code_folder import files_of
 from fedveil.site.site_folder import Seat, Site, server_of
 from fedveil.site.task_terms import Terms, number_of, shaped
+
+#: The account's sentence about an answer that leaves after its fixed time.
+_LATE = "the time that training takes where it is longer than clear.answer_after_s"
 
 
 class SiteReports:
@@ -168,7 +171,16 @@ class SiteReports:
         self._account.charge(released, limit=self._site.policy.limits)
         own = {name: np.array(array) for name, array in before.items()}
         leaves_at = None if after_s is None else started + after_s
-        return Admitted(self, layout, own, mine, leaves_at)
+        return Admitted(self, layout, own, mine, leaves_at, released)
+
+    def left_late(self, released: Release) -> None:
+        """Write to the account that the time of an answer to the task `released` was not fixed.
+
+        A run gets such a line once for each task. Call it before the late answer leaves.
+        """
+        assert self._account is not None, "admit has charged the report"
+        what = f"the time of {released.what}"
+        self._account.disclose(replace(released, what=what, spending=(), in_clear=(_LATE,)))
 
     def log(self, text: str) -> None:
         """Write a line to the site's log for the framework, such as NVFlare."""
@@ -219,19 +231,24 @@ class Admitted:
     before: Arrays
     of: Round
     leaves_at: float | None
+    released: Release
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
         """Make the report from the arrays that `after` returns. Waits until the time `leaves_at`.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero. An error that the server's
-        message causes is raised at the same time, so its time reveals nothing about the data.
+        message causes is raised at the same time, so its time reveals nothing about the data. If
+        `leaves_at` has passed, the account gets a line that the time was not fixed.
         """
         try:
             made = self._made(after)
         finally:
             if self.leaves_at is not None:
-                time.sleep(max(0.0, self.leaves_at - time.monotonic()))
+                left = self.leaves_at - time.monotonic()
+                if left < 0:
+                    self.reports.left_late(self.released)
+                time.sleep(max(0.0, left))
         return made
 
     def _made(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:

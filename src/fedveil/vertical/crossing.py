@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.message import Message, Value, check_carried, text_in
+from fedveil.base.message import Message, Value, check_carried, check_kind, quoted, text_in
 from fedveil.base.packing import packed_size
-from fedveil.errors import ExchangeError, InvalidValue, PeerAborted, PeerAtLimit
+from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, PeerAborted, PeerAtLimit
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.rounds.outcomes import short
 from fedveil.vertical.compression import compressed, restored
@@ -113,11 +113,11 @@ def from_wire(
     _check_head(message, peer, "tensor", step)
     if text_in(message, "name") != name:
         raise ExchangeError(
-            f"{peer} sent the tensor {message.get('name')!r} where {name!r} was due"
+            f"{peer} sent the tensor {quoted(message.get('name'))} where {name!r} was due"
         )
     if type(message.get("micro")) is not int or message["micro"] != transfer.micro:
         raise ExchangeError(
-            f"{peer} sent micro-batch {message.get('micro')!r} of {name!r} where micro-batch "
+            f"{peer} sent micro-batch {quoted(message.get('micro'))} of {name!r} where micro-batch "
             f"{transfer.micro} was due"
         )
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
@@ -197,15 +197,18 @@ def _check_form(
 
 def _check_head(message: Message, peer: str, kind: str, step: int) -> None:
     check_not_abort(message, peer)
-    if text_in(message, "kind") != kind:
-        found = message.get("kind")
-        raise ExchangeError(f"{peer} sent a message of kind {found!r} where {kind!r} was due")
+    try:
+        check_kind(message, kind, peer)
+    except MessageInvalid as error:
+        raise ExchangeError(str(error)) from None
     found = message.get("step")
     if type(found) is not int or found != step:
-        raise ExchangeError(f"{peer} sent a {kind} of step {found!r} where step {step} was due")
+        raise ExchangeError(
+            f"{peer} sent a {kind} of step {quoted(found)} where step {step} was due"
+        )
 
 
 def _check_fields(message: Message, peer: str, what: str, fields: set[str]) -> None:
     for name in sorted(fields ^ message.keys()):
         which = "without" if name in fields else "with the unknown field"
-        raise ExchangeError(f"{peer} sent {what} {which} {name!r}")
+        raise ExchangeError(f"{peer} sent {what} {which} {quoted(name)}")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.array_types import Float32s
-from fedveil.base.message import Message, Value, encoded_bytes
+from fedveil.base.message import Message, Value, encoded_bytes, quoted
 from fedveil.base.own_code import place_of
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
 from fedveil.learning.device import seed_torch
@@ -189,7 +189,9 @@ class Step:
         check_not_abort(message, peer)
         loss = message.get("loss")
         if type(loss) is not float or not math.isfinite(loss):
-            raise ExchangeError(f"{peer} sent the loss {loss!r} where a finite number was due")
+            raise ExchangeError(
+                f"{peer} sent the loss {quoted(loss)} where a finite number was due"
+            )
         self.loss = loss
         return {name: value for name, value in message.items() if name != "loss"}
 

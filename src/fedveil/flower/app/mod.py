@@ -44,6 +44,7 @@ from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound, Protection, Update
+from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
 log = logging.getLogger("flwr.fedveil")
 
@@ -99,9 +100,11 @@ class ProtectMod:
         except AppFailed as failure:
             return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
         except FedveilError as error:
-            log.warning("fedveil: this client sends no report: %s", error)
+            # The server's own words may be part of the text.
+            said = short(str(error), LONGEST_LOGGED)
+            log.warning("fedveil: this client sends no report: %s", said)
             # An error about the server's message reveals nothing. Any other may depend on the data.
-            told = str(error) if isinstance(error, _Refused) else "for a reason in its own log"
+            told = said if isinstance(error, _Refused) else "for a reason in its own log"
             return _error(ErrorCode.MOD_FAILED_PRECONDITION, f"{WITHHELD}{told}", message)
         except Exception as error:  # Flower would send its text
             log.exception("fedveil: this client sends no report")

@@ -17,6 +17,7 @@ from fedveil.data.lone_records import Form, described
 from fedveil.data.own_dataset import count_records, read_records
 from fedveil.engine.assembly import (
     ModelShape,
+    check_weights,
     load_data,
     make_model,
     make_partition,
@@ -31,7 +32,7 @@ from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
-from fedveil.flower.job.example_shape import told_form, told_shape
+from fedveil.flower.job.example_shape import told_classes, told_form, told_shape
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
@@ -106,7 +107,7 @@ class Training:
         target_shape, whole_targets, whole_examples = told_form(common)
         self._shape = ModelShape(
             example_shape=told_shape(common),
-            classes=take(common, "classes", int),
+            classes=told_classes(common),
             fingerprint=take(common, "fingerprint", str),
             target_shape=target_shape,
             whole_targets=whole_targets,
@@ -117,6 +118,7 @@ class Training:
         self.model = weights.copy()
         self._job = job
         self._round = take(common, "round", int)
+        check_weights(job, self._shape, len(weights) // job.training.sent_vectors)
         model = make_model(job, self._shape)
         due = len(start_vector(job, Layout(TrainedPart.of(model).module)))
         if due != len(weights):

@@ -55,6 +55,7 @@ from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
 from fedveil.protections.catalog import find
+from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
         _log.warning("%s", reason)
         return ANSWERED
     except (ClientWithheld, MessageInvalid) as reason:
-        _log.warning("this client withholds its answer: %s", reason)
+        _log.warning("this client withholds its answer: %s", short(str(reason), LONGEST_LOGGED))
         return WITHHELD
     except Exception as error:
         _log.exception("this client cannot answer: %s", _told(error))

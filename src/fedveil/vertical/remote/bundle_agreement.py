@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.base.message import Message, Value, only_fields, take, text_in
+from fedveil.base.message import Message, Value, check_kind, only_fields, take, text_in
 from fedveil.errors import BundleInvalid, ExchangeError, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.link.tls import Credentials
+from fedveil.rounds.outcomes import short
 from fedveil.vertical import bundle
 from fedveil.vertical.bundle import Manifest, manifest_of
 from fedveil.vertical.party_run import PartyRun
@@ -109,7 +110,8 @@ def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
     told = bundle.parsed_manifest(data)
     split = run.setting.split
     if set(told.contents) != set(split.parties):
-        raise MessageInvalid(f"its manifest names {_named(list(told.contents))} as the parties")
+        named = short(_named(list(told.contents)))
+        raise MessageInvalid(f"its manifest names {named} as the parties")
     contents = {party: bytes.fromhex(value) for party, value in told.contents.items()}
     if contents[run.name] != run.contents:
         raise MessageInvalid(f"its manifest has another bundle of {run.name}")
@@ -121,8 +123,7 @@ def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
 
 def _due(run: PartyRun, peer: str, kind: str, *fields: str) -> Exchange[Message]:
     message = yield from last_message(peer, run)
-    if text_in(message, "kind") != kind:
-        raise MessageInvalid(f"{peer} sent {message.get('kind')!r} where {kind!r} was due")
+    check_kind(message, kind, peer)
     only_fields(message, "kind", *fields)
     return message
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import MOST_CARRIED, Message, Value, take, take_array
+from fedveil.base.message import MOST_CARRIED, Message, Value, quoted, take, take_array
 from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
+from fedveil.rounds.outcomes import short
 from fedveil.settings.differences import differences
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.remote.found_examples import NAME_BYTES, FoundExamples
@@ -131,9 +132,9 @@ def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange
             kind = take(message, "kind", str)
             if kind not in _DUE[state]:
                 due = " or ".join(f"{due!r}" for due in sorted(_DUE[state]))
-                raise MessageInvalid(f"it sent {kind!r} where {due} was due")
+                raise MessageInvalid(f"it sent {quoted(kind)} where {due} was due")
             if kind == "begin":
-                own.check(take(message, "purpose", str))
+                own.check(_purpose(message))
                 begin, exchanged = message, {}
                 yield Send(leader, _application(own, begin))
                 exchanges = own.align_by == "intersection"
@@ -174,10 +175,8 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
         raise Unfit(follower, f"{follower} sent an invalid application: {error}") from None
     for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
         for key, their, my in differences(theirs, json.loads(json.dumps(mine))):
-            raise Unfit(
-                follower,
-                f"the {what} of {follower} differs: {key} = {their}, but {own.party} has {my}",
-            )
+            both = f"{short(key)} = {their}, but {own.party} has {my}"
+            raise Unfit(follower, f"the {what} of {follower} differs: {both}")
     if (many := sum(counts.values())) > own.most_ids:
         raise Unfit(follower, f"{follower} {_too_many(many, own)}")
     _check_run(own, follower, run, steps, purpose)
@@ -204,6 +203,13 @@ def _plain(message: Message, name: str) -> Any:
     if len(text) > MOST_JOB_BYTES:
         raise MessageInvalid(f"its {name} has {len(text):,} characters")
     return json.loads(text)
+
+
+def _purpose(message: Message) -> str:
+    purpose: str = take(message, "purpose", str)
+    if short(purpose) != purpose:
+        raise MessageInvalid(f"its purpose is {quoted(purpose)}")
+    return purpose
 
 
 def _steps(message: Message) -> set[int]:
@@ -281,7 +287,7 @@ def _aligned_by_digests(
 
 def _application(own: Standing, begin: Message) -> dict[str, Value]:
     if (align_by := take(begin, "align_by", str)) != own.align_by:
-        raise MessageInvalid(f"it aligns by {align_by!r}, but this job by {own.align_by!r}")
+        raise MessageInvalid(f"it aligns by {quoted(align_by)}, but this job by {own.align_by!r}")
     by_digests = own.align_by == "digests"
     key = take(begin, "key", bytes) if by_digests else b""
     if by_digests and len(key) != alignment.KEY_BYTES:
@@ -336,7 +342,7 @@ def _understood(
         examples = FoundExamples(name, rows)
     return Agreement(
         run=run,
-        purpose=take(begin, "purpose", str),
+        purpose=_purpose(begin),
         step=step,
         order_seed=order_seed,
         examples=examples,

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedveil.base.array_types import Array, are_distinct, row_values
-from fedveil.base.message import Message, Value, take, take_array, text_in
+from fedveil.base.message import Message, Value, check_kind, take, take_array, text_in
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
@@ -195,8 +195,7 @@ class _Table:
     def _answered(self, follower: str, attempt: int, start: int) -> Exchange[tuple[Points, Points]]:
         message = yield from received(follower)
         try:
-            if take(message, "kind", str) != "raised":
-                raise MessageInvalid(f"it sent {message['kind']!r} where 'raised' was due")
+            check_kind(message, "raised")
             if (answered := take(message, "attempt", int)) != attempt:
                 raise MessageInvalid(f"it answers attempt {answered}, not {attempt}")
             own = _points(message, "raised", _size(len(self.ids), start))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, only_fields, take
+from fedveil.base.message import Message, Value, only_fields, quoted, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
@@ -354,13 +354,13 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
     try:
         only_fields(message, *due, "lines", "head")
         if any(type(message[n]) is not type(v) or message[n] != v for n, v in due.items()):
-            raise MessageInvalid(f"it sent {message['kind']!r}")
+            raise MessageInvalid(f"it sent {quoted(message['kind'])}")
         lines, head = take(message, "lines", int), take(message, "head", str)
         if not 0 <= lines <= _MOST_LOG_LINES or not re.fullmatch("[0-9a-f]{64}", head):
             raise MessageInvalid("it states no head of a log")
     except MessageInvalid as error:
         raise ExchangeError(
-            f"{peer} sent {message.get('kind')!r} where {due['kind']!r} was due: {error}"
+            f"{peer} sent {quoted(message.get('kind'))} where {due['kind']!r} was due: {error}"
         ) from None
     return lines, head
 

@@ -25,7 +25,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedveil.base.message import Message, Value, only_fields, take, take_array, text_in
+from fedveil.base.message import (
+    Message,
+    Value,
+    check_kind,
+    only_fields,
+    quoted,
+    take,
+    take_array,
+    text_in,
+)
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
@@ -102,11 +111,12 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
     message = begin if begin is not None else (yield from received(leader))
     try:
         if (text_in(message, "kind"), text_in(message, "purpose")) != ("begin", PURPOSE):
-            raise MessageInvalid(f"it asks for {message.get('purpose')!r}, not to score new rows")
+            asked = quoted(message.get("purpose"))
+            raise MessageInvalid(f"it asks for {asked}, not to score new rows")
         only_fields(message, "kind", "attempt", "purpose", "bundle", "ids", "align_by", "key")
         leads, attempt = _applied(scorer, message), take(message, "attempt", int)
         if (by := take(message, "align_by", str)) != _by(scorer):
-            raise MessageInvalid(f"it aligns by {by!r}, but this job by {_by(scorer)!r}")
+            raise MessageInvalid(f"it aligns by {quoted(by)}, but this job by {_by(scorer)!r}")
         key = take(message, "key", bytes)
         fields: dict[str, Value] = {}
         _count_guesses(scorer, leader, leads)
@@ -133,8 +143,7 @@ def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
 
 
 def _rows(scorer: Scorer, message: Message, exchanged: intersection.Exchanged | None) -> Positions:
-    if text_in(message, "kind") != "aligned":
-        raise MessageInvalid(f"it sent {message.get('kind')!r} where 'aligned' was due")
+    check_kind(message, "aligned")
     rows: Positions = take_array(message, "rows", np.int64, (None,))
     held = len(scorer.ids)
     if not len(rows) or rows.min() < 0 or rows.max() >= held or len(np.unique(rows)) < len(rows):

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array
-from fedveil.base.message import Message, Value, only_fields, take, take_array, text_in
+from fedveil.base.message import Message, Value, check_kind, only_fields, take, take_array, text_in
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
@@ -218,8 +218,7 @@ class Scorer:
 
     def _due(self, message: Message, kind: str, request: int, *fields: str) -> None:
         check_not_abort(message, "the other party")
-        if text_in(message, "kind") != kind:
-            raise MessageInvalid(f"it sent {message.get('kind')!r} where {kind!r} was due")
+        check_kind(message, kind)
         only_fields(message, "kind", *fields)
         if (number := take(message, "request", int)) != request:
             raise MessageInvalid(f"it is request {number}, and request {request} was due")
