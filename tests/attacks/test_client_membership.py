@@ -185,6 +185,14 @@ def test_a_finding_claims_the_epsilon_of_the_rounds_that_were_played(
         ({"clients": {"number": 1}}, "1 client took part in 4 rounds, and the other half"),
         (
             {
+                "clients": {"number": None, "fraction": 1.0},
+                "data": {"name": "test_client_membership:five_owners", "split": "by_client"},
+                "protection": {"name": "pw_encrypt"},
+            },
+            "half of the clients must take part without the others, .* at least 3",
+        ),
+        (
+            {
                 "privacy": {"unit": "example"},
                 "training": {"sampling_rate": 0.5, "batch_size": 10, "lr": 0.1},
                 "protection": {"name": "dp_encrypt"},

@@ -120,6 +120,15 @@ def test_items_of_several_inputs_and_of_different_lengths(own):
         assert own(f"return Items({items}), good", head).example_shape == (-1,), kind
 
 
+def test_each_of_several_inputs_may_differ_in_length_from_item_to_item(own):
+    head = ITEMS + "few = Items(({'a': [1, 2], 'b': 3.0}, 0), ({'b': 6.0, 'a': [4]}, 1))\n"
+    for body in ("return few, few", "return {'clients': {'k': few}, 'test': few}"):
+        data = own(body, head)
+        assert data.example_shape == {"a": (-1,), "b": ()}
+        assert [a.tolist() for a in opened(data.train.x)["a"]] == [[1, 2], [4]]
+        assert opened(data.train.x)["b"].tolist() == [3, 6]
+
+
 def test_torch_tensors_are_arrays(own):
     pytest.importorskip("torch")
     data = own(
@@ -273,6 +282,18 @@ good = Items(([1.0], 0), ([2.0], 1))
         ("return Items(), good", r"x_train has shape \(0,\)"),
         ("return Items(([], 0), ([], 1)), good", r"x_train has shape \(2, 0\)"),
         ("return Items((['a'], 0)), good", "x_train has dtype <U1"),
+        (
+            "return Items(({'a': 1}, 0), ({'b': 1}, 1)), good",
+            "item 1 of the train Dataset has b, but a as in item 0 is needed",
+        ),
+        (
+            "return Items(([1.0], 0), ({'b': 1}, 1)), good",
+            "item 1 of the train Dataset has b, but one array as in item 0 is needed",
+        ),
+        (
+            "return Items(({'a': 2**63}, 0)), good",
+            r"x of item 0 of the train Dataset\['a'\] holds 9223372036854775808, but whole numb",
+        ),
         ("return Items(([[1], [1, 2]], 0)), good", "x of item 0 of the train Dataset is not an ar"),
         ("return good, good, [1]", "client_ids has 1 entries and x_train has 2 examples"),
     ],

@@ -106,6 +106,18 @@ def test_the_advice_names_what_is_known_of_the_job(monkeypatch: pytest.MonkeyPat
     assert advice.endswith(f"; {rows[1]}")  # the largest epsilon that is not above 2
 
 
+def test_data_that_rules_out_the_protection_of_examples_is_not_advised_it() -> None:
+    """Such a job is refused under `privacy.unit: example`, and so is a task with its own step."""
+    job = small_job()
+    layout = prepared(job)[0]
+    uneven = next_protection(job, layout, NOTHING, 240, (-1, 6))
+    inputs = next_protection(job, layout, NOTHING, 240, {"x": (6,)})
+    stepping = next_protection(small_job(task="task_parts:OwnStep"), layout, NOTHING, 240)
+    for advice in (uneven, inputs, stepping):
+        assert str(advice).startswith("too few clients for a meaningful promise")
+        assert "privacy.unit" not in str(advice)
+
+
 def test_a_model_with_buffers_gets_no_advice() -> None:
     job = small_job(**CROWD, model="parts:net")
     assert next_protection(job, prepared(job)[0], NOTHING, 240) is None

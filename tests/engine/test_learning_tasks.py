@@ -158,6 +158,16 @@ def test_an_example_of_a_regression_can_be_promised_something(tmp_path: Path) ->
     assert math.isfinite(last["epsilon_run_every_round"])
 
 
+def test_a_task_of_the_user_s_own_decides_what_the_model_returns(tmp_path: Path) -> None:
+    """Two tensors, of which neither has the shape of the targets."""
+    training = {"epochs": 1, "lr": 0.01}
+    settings = job("slope", "coded", "task_parts:Coded", rounds=2, training=training)
+    run = fedveil.simulate(settings, tmp_path / "run")
+    assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
+    assert run.metrics[-1]["rows"] == [40, 40, 40]
+    assert run.metrics[-1]["columns"] == [3, 5, 2]
+
+
 SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("slope", "linear", "regression", data={"split": "dirichlet"}),

@@ -8,7 +8,9 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import nn
 
+from fedveil.base.example_arrays import ragged
 from fedveil.entropy import Seeded
+from fedveil.errors import TaskInvalid
 from fedveil.learning.evaluate import score
 from fedveil.learning.learning_task import Classification, Task
 from fedveil.learning.task_metrics import macro_auc
@@ -57,6 +59,37 @@ def test_an_own_loss_is_the_mean_over_all_examples_when_the_last_batch_is_short(
         outputs = model(torch.from_numpy(x))[:, 0].double().numpy()
     expected = np.square(outputs - y).mean()
     assert score(model, _Squares(), x, y).figures()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class _Anything(Task):
+    """A task without metrics: whatever the model returns is used for the loss only."""
+
+    def loss(self, outputs: object, targets: object) -> torch.Tensor:
+        return torch.tensor(2.0)
+
+
+class _Measured(_Anything):
+    def metrics(self, *scored: np.ndarray) -> dict[str, int]:
+        return {"arrays": len(scored)}
+
+
+def test_only_metrics_need_arrays_and_these_need_one_shape() -> None:
+    """Examples of one length in the first batch and of another in the second."""
+    x = ragged([np.ones((1 + i // 250, 2), np.float32) for i in range(500)])
+    model = nn.Identity()
+    assert score(model, _Anything(), x, x).figures() == {"loss": 2.0}
+    assert score(model, _Measured(), x[:250], x[:250]).figures() == {"loss": 2.0, "arrays": 2}
+    with pytest.raises(TaskInvalid, match=r"shape \(1, 2\) in one batch and \(2, 2\) in another"):
+        score(model, _Measured(), x, x)
+
+
+def test_outputs_that_are_no_tensors_are_named() -> None:
+    x = np.ones((3, 2), np.float32)
+    model = nn.Identity()
+    model.forward = lambda x: (x, {"one": x, "two": None})
+    assert score(model, _Anything(), x, x).figures() == {"loss": 2.0}
+    with pytest.raises(TypeError, match="need arrays, but there is a NoneType"):
+        score(model, _Measured(), x, x)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,22 @@ def linear(shape: Any, outputs: int) -> nn.Module:
     return nn.Linear(shape[0], outputs)
 
 
+class Coder(nn.Module):
+    """A model that returns two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        code = self.code(x)
+        return {"out": self.out(code), "code": code}
+
+
+def coded() -> nn.Module:
+    return Coder()
+
+
 def single() -> nn.Module:
     """Return a model with one output, whatever the targets are."""
     return nn.Linear(3, 1)
@@ -96,6 +112,20 @@ class Pinball(fedveil.Task):
     def metrics(self, *scored: Any) -> dict[str, Any]:
         outputs, targets = scored
         return {"kept": (targets[:, 0] <= outputs[:, 0]).mean(), "each": list(outputs[:2, 0])}
+
+
+class Coded(fedveil.Task):
+    """A task for the outputs of `Coder`, with two numbers as the target."""
+
+    targets: ClassVar = "numbers"
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        error = outputs["out"].sum(1) - targets.sum(1)
+        return error.square().mean() + 0.01 * outputs["code"].square().mean()
+
+    def metrics(self, *scored: Any) -> dict[str, Any]:
+        shapes = [part.shape for part in scored]
+        return {"rows": [rows for rows, _ in shapes], "columns": [width for _, width in shapes]}
 
 
 class OwnStep(Pinball):

@@ -84,6 +84,10 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
         )
     if array.dtype.kind != "f":
         whole = array.dtype.kind in "iu" and not alone
+        if whole and array.max() > np.iinfo(np.int64).max:
+            raise DataInvalid(
+                f"data {name}: {part} holds {array.max()}, but whole numbers below 2**63 are needed"
+            )
         return np.ascontiguousarray(array, np.int64 if whole else array.dtype)
     with np.errstate(over="ignore"):  # float32 overflow becomes infinity, which `_finite` reports
         x = np.ascontiguousarray(array, np.float32)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
+from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import Targets, is_plain, stacked
 from fedveil.data import lone_records
 from fedveil.data.examples import Dataset, Examples, checked_owners, make_dataset, of_tests
@@ -283,7 +284,7 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
                 f"{x[-1].shape} and a y of shape {y[-1].shape}, but {x[0].shape} as in item 0 "
                 "and one number are needed"
             )
-    return _together(x), _together(y)
+    return _together(name, part, x), _together(name, part, y)
 
 
 def _check_map_style(name: str, part: str, dataset: Any) -> None:
@@ -302,7 +303,17 @@ def _as_one(value: Any) -> Any:
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _together(items: list[Any]) -> Any:
-    if items and items[0].dtype.names is not None:
-        return stacked(items)
-    return items if len({item.shape for item in items}) > 1 else np.array(items)
+def _together(name: str, part: str, items: list[Array]) -> Any:
+    """Combine the x, or the y, of all items of the `part` Dataset."""
+    if not any(item.dtype.names for item in items):
+        return items if len({item.shape for item in items}) > 1 else np.array(items)
+    inputs = items[0].dtype.names or ()
+    for index, item in enumerate(items):
+        own = item.dtype.names or ()
+        if set(own) != set(inputs):
+            found, needed = (", ".join(names) or "one array" for names in (own, inputs))
+            raise DataInvalid(
+                f"data {name}: item {index} of the {part} Dataset has {found}, but {needed} as in "
+                "item 0 is needed"
+            )
+    return {one: _together(name, part, [item[one][0] for item in items]) for one in inputs}

@@ -105,7 +105,8 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     check_device("training.device", settings.device)
     uneven = isinstance(shape, dict) or -1 in shape
     if job.privacy.unit == "example":
-        _refuse_own_batches(job, task, uneven=uneven)
+        if (refusal := refusal_of_examples(job, shape)) is not None:
+            raise ModelInvalid(refusal)
         clip = make_protection(job, Layout(model).dimension).norm_clip
         rate = settings.sampling_rate or 1.0
         own = task.loss if plan.loss == OWN else None
@@ -160,17 +161,22 @@ def trainer_name(trainer: Trainer) -> str:
     return " ".join(words).lower()
 
 
-def _refuse_own_batches(job: Job, task: Task, *, uneven: bool) -> None:
-    if own := own_steps(task):
-        raise ModelInvalid(
+def refusal_of_examples(job: Job, shape: Shape) -> str | None:
+    """Return the reason why the job's task or data rules out `privacy.unit: example`, or None.
+
+    `shape` is the shape of one example.
+    """
+    if own := own_steps(make_task(job)):
+        return (
             f"privacy.unit = example needs each example's own gradient, in one step of plain SGD, "
             f"but task = {job.task} has its own {own[0]}. Use unit client"
         )
-    if uneven:
-        raise ModelInvalid(
+    if isinstance(shape, dict) or -1 in shape:
+        return (
             "privacy.unit = example needs each example's own gradient, and so examples of one "
             "array and one shape. Use unit client"
         )
+    return None
 
 
 def make_partition(job: Job, dataset: Dataset) -> Partition:

@@ -23,6 +23,8 @@ from fedveil.federated.job import Job
 from fedveil.federated.language_blocks import is_language_model
 from fedveil.learning import models
 from fedveil.learning.evaluate import score
+from fedveil.learning.learning_task import Task, plan_loss
+from fedveil.learning.losses import OWN
 from fedveil.learning.own_layers import whole
 from fedveil.learning.task_trainer import on_device
 from fedveil.learning.trained_part import TrainedPart, taken
@@ -110,7 +112,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     device, task, (x, y) = job.training.device, make_task(job), client.rows
     inputs, targets = on_device(task.collate(opened(x), opened(y)), device)
     outputs = task.forward(model.train(), inputs)
-    _check_outputs(dataset, outputs, targets)
+    _check_outputs(task, dataset, outputs, targets)
     loss = task.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         raise TypeError("the task's loss is not a single number. Return the mean over the batch")
@@ -136,15 +138,16 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
     try:
         with torch.no_grad():
             inputs, targets = task.collate(opened(x), opened(y))
-            _check_outputs(dataset, task.forward(model.eval(), inputs), targets)
+            _check_outputs(task, dataset, task.forward(model.eval(), inputs), targets)
         told(score(model, task, x, y))
     except Exception as error:  # the user's model may raise anything
         return error
     return None
 
 
-def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    if dataset.targets == "own":
+def _check_outputs(task: Task, dataset: Dataset, outputs: object, targets: Any) -> None:
+    """Raise an error if the outputs do not fit a built-in task. Those of an own task may be any."""
+    if plan_loss(task) == OWN:
         return
     if not isinstance(outputs, torch.Tensor):
         raise TypeError(f"it returns a {type(outputs).__name__} instead of one tensor of scores")

@@ -146,7 +146,8 @@ class Federation:
                 self.recorder.event(f"the model at its end: {quality}")
             if compared := list(before_after(parts, state.first, state.weights)):
                 keep_before_after(self.folder, compared)
-            advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
+            shape = parts.shape.example_shape
+            advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples, shape)
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)
         return Run(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fedveil.base.example_arrays import Shape
 from fedveil.base.quantity import quantity
+from fedveil.engine.assembly import refusal_of_examples
 from fedveil.engine.candidates import Candidate, candidates, of_examples
 from fedveil.engine.known_accuracy import measured
 from fedveil.federated.job import Job
@@ -23,18 +25,25 @@ MOST_NOISE = 10.0
 
 
 def advise(
-    event: Callable[[str], None], job: Job, layout: Layout, promised: Figure, examples: int
+    event: Callable[[str], None],
+    job: Job,
+    layout: Layout,
+    promised: Figure,
+    examples: int,
+    shape: Shape,
 ) -> None:
-    advice = next_protection(job, layout, promised, examples)
+    advice = next_protection(job, layout, promised, examples, shape)
     if advice is not None:
         event(f"{ADVICE}{advice}")
 
 
-def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -> str | None:
+def next_protection(
+    job: Job, layout: Layout, promised: Figure, examples: int, shape: Shape = ()
+) -> str | None:
     """Return advice on a better protection, or None if the guarantee `promised` is enough.
 
     The advice has the form "SHORT: SENTENCE". `examples` is the number of all clients' training
-    examples. Also returns None if no protection can be advised.
+    examples, and `shape` the shape of one. Also returns None if no protection can be advised.
     """
     if promised.promise in ("strong", "meaningful"):
         return None
@@ -55,14 +64,16 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         f"is at least {_times(best, examples)} times as long as the mean update under {best.name}"
     )
     changes = of_examples(job)
-    others = list(candidates(job, dimension, TARGET, ["distributed_dp"], changes))
-    if job.privacy.unit == "client" and others and _noise(others[0], examples) <= MOST_NOISE:
+    others: list[Candidate] = []
+    if job.privacy.unit == "client" and refusal_of_examples(job, shape) is None:
+        others += candidates(job, dimension, TARGET, ["distributed_dp"], changes)
+    if others and _noise(others[0], examples) <= MOST_NOISE:
         return (
             f"protect each example instead of each client: {hidden}. For one example "
             f"{_costs(others[0], examples)}{_new_rate(job)}"
         )
     helps = [f"at least {quantity(_needed(best, examples), 'client')} in a round"]
-    if job.privacy.unit == "client" and others and math.isfinite(_noise(others[0], examples)):
+    if others and math.isfinite(_noise(others[0], examples)):
         still = f"which still has {_times(others[0], examples)} times"
         helps.append(f"`privacy.unit: example`, {still}")
     small = ", such as `model: filters_linear` for images" if job.task == "classification" else ""

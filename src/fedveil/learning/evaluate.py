@@ -11,6 +11,7 @@ from torch import nn
 
 from fedveil.base.array_types import Array, Int64s
 from fedveil.base.example_arrays import opened
+from fedveil.errors import TaskInvalid
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device
 
@@ -49,5 +50,16 @@ def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu")
         loss += float(task.loss(outputs, targets)) * len(y[rows])
         parts.append(task.scored(outputs, targets))
     model.train(was_training)
-    kept = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    kept = tuple(_joined(part) for part in zip(*parts, strict=True))
     return Scores(task, kept, loss / len(y))
+
+
+def _joined(batches: tuple[Array, ...]) -> Array:
+    shapes = list(dict.fromkeys(batch.shape[1:] for batch in batches))
+    if len(shapes) > 1:
+        raise TaskInvalid(
+            f"the metrics need arrays of one shape, but a row of the outputs or targets has shape "
+            f"{shapes[0]} in one batch and {shapes[1]} in another. Define the task's method "
+            f"scored(outputs, targets), which returns the arrays that metrics gets"
+        )
+    return np.concatenate(batches)

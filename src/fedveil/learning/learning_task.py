@@ -67,8 +67,14 @@ class Task(ABC):
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return arrays from which a batch's metrics are computed, with one row per example."""
-        return outputs.detach().cpu().numpy(), targets.cpu().numpy()
+        """Return arrays from which a batch's metrics are computed, with one row per example.
+
+        By default, these are the tensors of `outputs` in order, then those of `targets`. There are
+        none if the task does not define `metrics`.
+        """
+        if type(self).metrics is Task.metrics:
+            return ()
+        return *_arrays(outputs), *_arrays(targets)
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
         """Return the metrics by name.
@@ -99,6 +105,20 @@ class Task(ABC):
             torch.autograd.backward(self.loss(forward(inputs), targets))
             change_gradients(parameters, start, plan)
             optimizer.step()
+
+
+def _arrays(part: Any) -> Iterator[Array]:
+    """Yield each tensor of `part`, in order, as an array."""
+    if isinstance(part, torch.Tensor):
+        yield part.detach().cpu().numpy()
+        return
+    if not isinstance(part, Mapping | tuple | list):
+        raise TypeError(
+            f"the metrics need arrays, but there is a {type(part).__name__}. Define the task's "
+            "method scored(outputs, targets), which returns the arrays that metrics gets"
+        )
+    for one in part.values() if isinstance(part, Mapping) else part:
+        yield from _arrays(one)
 
 
 #: The methods of a task that decide how it trains, besides its loss.

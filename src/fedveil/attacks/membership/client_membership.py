@@ -26,7 +26,7 @@ from fedveil.base.quantity import quantity
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.entropy import Entropy, Seeded
-from fedveil.errors import AttackImpossible
+from fedveil.errors import AttackImpossible, InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
@@ -55,9 +55,15 @@ class Game:
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
-        present, absent = (
-            pool.target(target, rows, seed) for rows in (split(there)[0], split(~there)[0])
-        )
+        try:
+            present, absent = (
+                pool.target(target, rows, seed) for rows in (split(there)[0], split(~there)[0])
+            )
+        except (InvalidValue, JobError) as error:
+            raise AttackImpossible(
+                f"half of the clients must take part without the others, but the job does not "
+                f"allow this: {error}"
+            ) from None
         drawn = [Cohorts(present.job).draw(round) for round in range(1, rounds + 1)]
         # A round with fewer clients has no sum.
         cohorts = [c if len(c) >= present.protection.least_clients else [] for c in drawn]
