@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from account_parts import DELTA, FREE, KEY, Place, in_a_process, killed_at, release
-from fedveil.errors import AccountInvalid, InvalidValue
+from fedveil.errors import AccountInvalid, InvalidValue, OverSpent
 from fedveil.privacy.loss import PrivacyLoss
+from fedveil.site import account_counter
+from fedveil.site.account import Limits
 
 
 @pytest.fixture
@@ -47,6 +50,29 @@ def test_a_process_killed_in_any_write_loses_no_charge(
         account.charge(release(PrivacyLoss(0.9)), limit=FREE)
         counted += 1
     assert [c.kind[0][0].epsilon for c in place.open().charges][-1] == 0.9
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_charge_that_a_full_disk_left_uncounted_is_in_the_account(
+    place: Place, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """A site serves many rounds with one account, which must agree with its file."""
+    charged(place, before)
+    account, limit = place.open(), Limits(month=1.0)
+
+    def full(path: Path, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(account_counter, "append", full)
+        with pytest.raises(AccountInvalid, match="No space left"):
+            account.charge(release(PrivacyLoss(0.5)), limit=FREE)
+    assert account.spent() == place.open().spent()
+    assert account.spent().releases == before + 1
+    with pytest.raises(OverSpent):
+        account.charge(release(PrivacyLoss(0.6)), limit=limit)
+    account.charge(release(PrivacyLoss(0.3)), limit=limit)
+    assert account.spent() == place.open().spent()
 
 
 def test_a_process_killed_in_its_first_write_leaves_an_account(place: Place) -> None:

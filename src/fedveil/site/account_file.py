@@ -94,9 +94,10 @@ class AccountFile:
             self._inode = self.path.stat().st_ino
         line = self._line(body)
         append(self.path, line)
+        # If this fails, as on a full disk, `bodies` yields the line the next time.
+        self._counter.put(self._count + 1, _code_of(line))
         self._passed(line)
         self._void = False
-        self._counter.put(self._count, self._code)
 
     def _unread(self) -> Iterator[bytes]:
         with opened(self.path, MOST_LINES_BYTES) as file:
@@ -137,7 +138,7 @@ class AccountFile:
         )
 
     def _passed(self, line: bytes) -> None:
-        self._before, self._code = self._code, line[:_CODE].decode()
+        self._before, self._code = self._code, _code_of(line)
         self._count, self._size = self._count + 1, self._size + len(line)
 
     def _line(self, body: bytes) -> bytes:
@@ -145,3 +146,7 @@ class AccountFile:
 
     def _mac(self, data: bytes) -> str:
         return hmac.digest(self._key, data, "sha256").hex()
+
+
+def _code_of(line: bytes) -> str:
+    return line[:_CODE].decode()
