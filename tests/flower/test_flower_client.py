@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -255,11 +257,25 @@ def test_names_of_a_strangers_records_are_quoted_in_short(records: Any) -> None:
     assert len(str(raised.value)) < 800
 
 
+def dense(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(shape[0], classes)
+
+
+@cache
+def public_part() -> nn.Module:
+    return nn.Linear(7, 6).requires_grad_(requires_grad=False)
+
+
+def fixed_part(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model with a fixed part, which the function makes once."""
+    return nn.Sequential(public_part(), nn.Linear(6, classes))
+
+
 def valued(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a model whose function needs values, which no tensor on the device meta has."""
-    layer = nn.Linear(shape[0], classes)
+    layer = nn.Linear(1, classes)
     assert layer.weight.abs().max().item() < 100
-    return layer
+    return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(1), layer)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +283,12 @@ def valued(shape: tuple[int, ...], classes: int) -> nn.Module:
     [
         ({"model": "mlp"}, {"example_shape": [1 << 33]}, 199_210, "has at least 1,717,986,"),
         ({"model": "mlp"}, {"classes": 1 << 33}, 199_210, "has at least 1,726,577,"),
+        (
+            {"model": f"{__name__}:dense"},
+            {"example_shape": [1 << 33]},
+            44,
+            "at least 85,899,345,930",
+        ),
         ({"model": "mlp"}, {}, 199_209, "has at least 199,210 weights, but the server sends 199,"),
         ({"model": "logistic", "training": HEAD}, {"classes": 1 << 33}, 7850, "has at least"),
         ({"model": "logistic", "training": SCAFFOLD}, {}, 2 * 7849, "server sends 7,849"),
@@ -302,14 +324,22 @@ def test_the_last_layer_of_a_language_model_is_not_made_for_more_classes_than_we
         check_weights(own, ModelShape((8,), 28), 28 * 16 - 1)
 
 
-def test_a_model_that_needs_values_is_built_all_the_same() -> None:
+@pytest.mark.parametrize(
+    ("model", "example_shape", "sent"),
+    [(valued, [17], 8), (fixed_part, [7], 28)],
+    ids=["needs values", "keeps a part"],
+)
+def test_a_model_whose_shapes_alone_cannot_be_made_is_built_all_the_same(
+    model: Callable[..., nn.Module], example_shape: list[int], sent: int
+) -> None:
     common = {
-        "round": 1, "dimension": 44, "weights": np.zeros(44, np.float32), "classes": 4,
-        "fingerprint": "", "example_shape": np.array([10]),
+        "round": 1, "dimension": sent, "weights": np.zeros(sent, np.float32), "classes": 4,
+        "fingerprint": "", "example_shape": np.array(example_shape),
     }  # fmt: skip
-    own = job(model=f"{__name__}:valued")
+    own = job(model=f"{__name__}:{model.__name__}")
     made = client_training.Training(own, common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
-    assert len(made.model) == 44
+    assert len(made.model) == sent
+    assert not any(value.is_meta for value in public_part().parameters())
 
 
 def test_a_model_that_is_not_the_jobs_is_not_trained(

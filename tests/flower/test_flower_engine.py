@@ -41,6 +41,7 @@ from flower_parts import (
     CLIENTS,
     POSITIONS,
     PW,
+    SHARES,
     LocalGrid,
     app_of,
     job,
@@ -389,6 +390,28 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         assert costs == [four[0]["epsilon_run_most_drawn"], four[3]["epsilon_run_most_drawn"]]
         events = (tmp_path / "run" / "events.log").read_text()
         assert "round 2 was started before (2x) and interrupted" in events
+
+
+def test_a_secure_sum_that_clients_do_not_repeat_is_charged(tmp_path: Path):
+    app, _ = app_of(tmp_path / "app", job(protection=SHARES), seeded=True)
+    whole = serve(app, LocalGrid(app, tmp_path / "kept"), tmp_path / "whole").metrics
+    grid, replies = LocalGrid(app, tmp_path / "state"), []
+
+    def tamper(message: Any) -> Any:
+        if message.metadata.group_id == "1" and message.metadata.reply_to_message_id:
+            replies.append(message)
+            if len(replies) == 3 * CLIENTS:  # the last masked report
+                raise Killed
+        return message
+
+    grid.tamper = tamper
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    again = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
+    assert again[0]["void"]
+    assert sum(again[0]["withheld"].values())
+    name = "epsilon_run_most_drawn"
+    assert [record[name] for record in again] == [record[name] for record in whole]
 
 
 def test_a_deployment_that_was_killed_in_its_first_round_states_what_was_sent(tmp_path: Path):

@@ -176,6 +176,7 @@ class Federation:
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)  # may refuse the round by its own limit
         admit(parts.job, state.ledger, spending, drawn, number)
+        again = number in self._unrepeated
         with own_errors(parts.protection):
             self.executor.open(context)
             opening = dict.fromkeys(cohort, server.opening())
@@ -188,6 +189,8 @@ class Federation:
         if outcome.hopeless is not None:
             raise RunStopped(all_failed(number, outcome.hopeless))
         outcome.bytes_down += len(cohort) * state.weights.nbytes
+        if again:  # a report may have left before, also from a client that now withholds its own
+            outcome.charged.update(parts.cohorts.begun(number))
         outcome.charged.difference_update(parts.canaries.clients)
         self._settle(number, () if applied is None else outcome.reported)
         if applied is None and outcome.charged:
