@@ -68,8 +68,8 @@ def test_an_introduction_of_any_length_is_one_short_line() -> None:
     )
     said = events[2].removeprefix("node 8 does not say which client it is: ")
     assert said.startswith("the field '\\n\\n")
-    assert said.endswith("...")
-    assert len(said) == 200
+    assert said.isprintable()
+    assert len(said) <= 200
 
 
 def test_clients_of_a_node_are_named_by_their_ranges() -> None:
