@@ -150,6 +150,13 @@ def test_under_unit_example_a_damaged_image_has_no_effect(images, kind):
     assert not train.x[4].any()
 
 
+def test_under_unit_example_a_file_that_cannot_be_read_has_no_effect(images):
+    (images / "train" / "bee" / "1.png").unlink()
+    (images / "train" / "bee" / "1.png").symlink_to("missing.png")
+    train = load("image_folder", folder=str(images), apart=True).train
+    assert train.usable.tolist() == [True] * 4 + [False, True]
+
+
 def test_under_unit_example_an_image_of_another_class_leaves_every_other_in_its_place(tmp_path):
     """Otherwise the class of one image would decide which clients hold the others."""
     for name in ("ant", "bee", "wasp"):

@@ -200,6 +200,8 @@ def test_fedprox_is_read_with_its_rate():
     assert conversion.job.training.proximal == 0.25
     assert conversion.ignored == []
     assert any("uses the mean of the squares of each tensor" in note for note in conversion.notes)
+    without = translate(changed(("aggregation", {"aggregation_type": "FedProx", "iid_rate": 0})))
+    assert without.job.training.proximal == 0
     with pytest.raises(JobError, match=r"'FedProx' needs aggregation\.iid_rate, the weight"):
         translate(changed(("aggregation", {"aggregation_type": "FedProx"})))
 

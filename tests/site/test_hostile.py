@@ -142,3 +142,8 @@ def test_no_message_of_another_phase_reads_data(
     assert len(cases) >= 190
     assert 0 < sum(answer is not None for answer in answers) < len(cases) / 2
     assert (reads, house.charges) == ([], 0)
+
+
+def test_a_job_for_simulations_alone_is_refused() -> None:
+    with pytest.raises(SiteRefused, match=r"job is not valid: evaluation\.clients = 0\.5"):
+        order.read_app(with_code(text_of(job(evaluation={"clients": 0.5}))))
