@@ -16,10 +16,7 @@ from fedveil.errors import TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
-from fedveil.record.metric_names import Better
-
-#: Keys of a record: the mean over clients, the mean of the worst tenth, the standard deviation.
-CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
+from fedveil.record.metric_names import CLIENTS, Better
 
 
 @dataclass(frozen=True)

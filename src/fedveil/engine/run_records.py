@@ -10,13 +10,12 @@ from typing import Any, get_args
 import numpy as np
 
 from fedveil.base.example_arrays import Shape
-from fedveil.engine.client_evaluation import CLIENTS
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.privacy.guarantee_strength import Promise
 from fedveil.protections.base import Protection, State
 from fedveil.protections.description import Whose
 from fedveil.protections.own_errors import named, own_errors
-from fedveil.record.metric_names import LOSS, MEASURES, Better, measures
+from fedveil.record.metric_names import CLIENTS, LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, NEEDED, SEVERAL, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
 

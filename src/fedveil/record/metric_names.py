@@ -11,6 +11,8 @@ Better = Literal["higher", "lower"]
 MEASURES = "measures"
 USUAL: Mapping[str, Better] = {"accuracy": "higher", "auc": "higher"}
 LOSS = "loss"
+#: The mean over clients, the mean of the worst tenth, the standard deviation.
+CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse": "RMSE"}
 
