@@ -336,6 +336,7 @@ def test_a_model_whose_shapes_alone_cannot_be_made_is_built_all_the_same(
         "round": 1, "dimension": sent, "weights": np.zeros(sent, np.float32), "classes": 4,
         "fingerprint": "", "example_shape": np.array(example_shape),
     }  # fmt: skip
+    public_part.cache_clear()
     own = job(model=f"{__name__}:{model.__name__}")
     made = client_training.Training(own, common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
     assert len(made.model) == sent
