@@ -191,14 +191,13 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
     """Return the blocks of a job that trains a large model on its data."""
     images = model == "resnet18"
     batch = 10 if images else 2
-    adapter = {"kind": "lora", "rank": RANK, "alpha": 2 * RANK, "targets": ["c_attn"]}
+    own: dict[str, Any] = {"model": f"large_models:{model}"}
+    if model == "adapters":
+        lora = {"kind": "lora", "rank": RANK, "alpha": 2 * RANK, "targets": ["c_attn"]}
+        own = {"model": f"hf:{ADAPTED}", "adapter": lora}
     return {
         "data": {"name": f"large_models:{model}_data"},
-        **(
-            {"model": f"hf:{ADAPTED}", "adapter": adapter}
-            if model == "adapters"
-            else {"model": f"large_models:{model}"}
-        ),
+        **own,
         "task": "classification" if images else "next_token",
         "training": {"epochs": 1, "batch_size": batch, "lr": 0.01, "precision": precision},
     }

@@ -94,7 +94,9 @@ def train(message: Message, context: Context) -> Message:
     network, features, labels = actor_state(
         config["model"], config["clients"], config["examples"], config["seed"]
     )
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+    arrays = message.content["arrays"].to_torch_state_dict()
+    assert arrays.keys() == sent(network).keys()
+    network.load_state_dict(arrays, strict=False)
     x, y = features[config["client"]], labels[config["client"]]
     batches = list(zip(x.split(config["batch"]), y.split(config["batch"]), strict=True))
     optimizer = torch.optim.SGD(network.parameters(), lr=config["lr"])

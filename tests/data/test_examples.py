@@ -115,7 +115,7 @@ def test_a_token_that_is_only_ever_first_is_one_of_the_model_s_tokens():
         assert make_dataset("any", (x, y), (other, other), targets="tokens").classes == 10
         assert make_dataset("any", (other, other), (x, y), targets="tokens").classes == 10
         assert of_tests("any", x, y, classes=None, targets="tokens").classes == 10
-    # Who declares the number may have a model that reads more tokens than it predicts.
+    # A declared number is kept: the model may read more tokens than it predicts.
     declared = make_dataset("any", (first, other), (other, other), classes=3, targets="tokens")
     assert declared.classes == 3
     assert of_tests("any", first, other, classes=3, targets="tokens").classes == 3

@@ -68,6 +68,7 @@ def test_an_introduction_of_any_length_is_one_short_line() -> None:
     )
     said = events[2].removeprefix("node 8 does not say which client it is: ")
     assert said.startswith("the field '\\n\\n")
+    assert said.endswith("'... (110 characters) is repeated or out of order")
     assert said.isprintable()
     assert len(said) <= 200
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -370,3 +372,9 @@ def test_a_vertical_run_has_a_page_with_every_party_s_account(tmp_path: Path) ->
     losses = [record["loss"] for record in run.metrics if "step" in record]
     (plot,) = (plot for plot in page.plots if plot.name == "loss")
     assert list(plot.curves[0].y) == losses
+
+
+def test_a_page_needs_no_torch() -> None:
+    """The core is installed without PyTorch, and writes the pages of copied runs."""
+    code = "import sys; sys.modules['torch'] = None; import fedveil.pages.run_page"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -523,7 +523,7 @@ def test_whole_sums_stay_whole_and_one_row_has_no_correlation() -> None:
 
 
 def test_a_long_word_takes_no_memory_in_other_rows(tmp_path: Path) -> None:
-    """As the width of all rows, this word would need 600 GB."""
+    """If this word set the width of all rows, they would need 600 GB."""
     rows, word = 3_000, "x" * 50_000_000
     words = ["a", "b", word] * (rows // 3 - 1) + ["a", "b", " b "]
     counts = [rows // 3, rows // 3 + 1, rows // 3 - 1]

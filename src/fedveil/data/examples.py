@@ -102,9 +102,8 @@ def make_dataset(
     with suppress(ValueError):  # the checks below report shapes that do not fit
         parts = _alike(parts)
     shapes = {part: shape_of(examples.x) for part, examples in parts.items()}
-    both = targets == "tokens" and classes is None
-    given = {"train": train[1], "test": test[1]}
-    learnt = [array for part in parts for array in _learnt(parts[part], given[part], both)]
+    learnt = _learnt(parts["train"], train[1], targets, classes)
+    learnt += _learnt(parts["test"], test[1], targets, classes)
     if shapes["train"] != shapes["test"]:
         raise DataInvalid(
             f"data {name}: an example of x_train has shape {shapes['train']} and one of x_test "
@@ -123,19 +122,19 @@ def make_dataset(
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
     """Check test examples, and return a data set in which they are also the training part."""
     test = _examples(name, "test", x, y, targets)
-    both = targets == "tokens" and classes is None
-    count = outputs(targets, name, _learnt(test, y, both), classes)
+    count = outputs(targets, name, _learnt(test, y, targets, classes), classes)
     return Dataset(name, test, test, count, None, targets)
 
 
-def _learnt(examples: Examples, y: Any, both: bool) -> list[Array]:
-    """Return the arrays of targets. If the given `y` is None, the first tokens count as well.
+def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
+    """Return the arrays that determine the number of outputs.
 
-    If `both`, tokens in the examples also count beside a given `y`.
+    These are the targets, and also the examples if the given `y` is None. Tokens of examples also
+    count beside a `y` of tokens, unless `classes` states the number.
     """
     x = examples.x
-    one = is_plain(x) or is_ragged(x.dtype)
-    tokens = y is None or (both and one and values(x).dtype.kind in "iu")
+    undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))
+    tokens = y is None or (undeclared and values(x).dtype.kind in "iu")
     return [x, examples.y] if tokens else [examples.y]
 
 

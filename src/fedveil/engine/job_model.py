@@ -114,7 +114,7 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
         due = classes * min(widths, default=1)
     else:
         if is_function(job.model) and shape.numbers <= 2 * sent:
-            return  # such a shape is no attack, and the function may keep what it makes
+            return  # no huge model follows, and a function may keep a part for its next call
         model = models.outline(job.model, shape.example_shape, shape.classes)
         if model is None:
             return

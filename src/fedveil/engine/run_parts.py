@@ -69,6 +69,7 @@ def assemble(
     called = Callbacks(job.record.callbacks, callbacks)
     dimension = test.layout.dimension * job.training.reported_vectors
     protection = engine.protection(job, dimension)
+    # Before the first report leaves: raises if a figure's name is taken.
     figures_of(protection, protection.initial_state(), task.measures)
     return Parts(
         job=job,

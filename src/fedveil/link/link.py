@@ -362,9 +362,8 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    return plain(
-        str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")
-    )  # its end may be half a character
+    text = str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")  # its end may be half a character
+    return plain(text)
 
 
 def plain(text: str) -> str:
