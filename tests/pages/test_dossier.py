@@ -211,7 +211,8 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     assert "the privacy curves are composed." in text_of(local, "composition")
     assert "nothing is promised" in text_of(none, "not_covered")
     split = Dossier.of(runs["vertical"])
-    assert "bank: an example in the run" in text_of(split, "epsilon")
+    assert "bank: an example's own reports in the run" in text_of(split, "epsilon")
+    assert "No finite epsilon covers an example's influence" in text_of(split, "not_covered")
     assert "Anyone with the job can remove the noise" in text_of(split, "randomness")
 
 

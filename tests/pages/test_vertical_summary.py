@@ -12,7 +12,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import vertical_ending, worst_of
 from fedveil.pages.vertical_page import answers
 from fedveil.privacy.ledger import Line
-from fedveil.record.account_lines import ACCOUNTS
+from fedveil.record.account_lines import ACCOUNTS, influence
 from fedveil.vertical.job import VerticalJob
 
 
@@ -21,16 +21,27 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     events = ["0 began: fedveil", "0 finished after step 2"]
     job = VerticalJob().model_dump()
     run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
-    lines = [Line(1.0, 0.0, "a bit of left"), Line(50.0, 1e-5, "an example in the run")]
+    lines = [
+        Line(1.0, 0.0, "a bit of left"),
+        Line(50.0, 1e-5, "an example's own reports in the run"),
+    ]
     told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
     assert told.quality.value == "loss 0.500"
     assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
-    assert told.promise.text.startswith("For an example in the run:")
+    assert told.promise.text.startswith("For an example's own reports in the run:")
     assert "embedding_dp.reuse=true" in told.next.text
     assert (bare.promise.value, bare.promise.tone) == ("none", "poor")
     assert "--set privacy.embedding_dp.eps=1" in bare.next.text
     sent = Line(math.inf, 0.0, "an example's values of left, sent unprotected")
     assert vertical_ending(run, run, [*lines, sent]) == bare
+    assert "No epsilon covers" not in told.promise.text
+    taught = [Line(math.inf, 0.0, influence(part)) for part in ("left", "middle")]
+    partly = vertical_ending(run, run, [taught[0], *lines, taught[1], taught[0]])
+    assert partly.promise.value == told.promise.value
+    assert (
+        "in any party's account. No epsilon covers an example's influence on the later reports of "
+        "others, through the training of left and middle. The gradients"
+    ) in partly.promise.text
     assert told.promise.tone == "poor"
     good = vertical_ending(run, run, lines[:1])
     assert (good.promise.tone, good.next.value) == ("good", "try to break it")
@@ -58,7 +69,9 @@ def test_a_party_by_itself_is_named_no_command_that_takes_all(
         (party / name).touch()
     if ended:
         (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
-    accounts = [] if epsilon is None else [Line(epsilon, 1e-5, "an example in the run")]
+    accounts = (
+        [] if epsilon is None else [Line(epsilon, 1e-5, "an example's own reports in the run")]
+    )
     (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
     text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
     assert str(tmp_path / "job.yaml") not in text
@@ -86,7 +99,7 @@ def test_a_leader_by_itself_does_not_deny_the_protection_of_the_others(
 @pytest.mark.parametrize(
     ("task", "attack"), [("tables", "features"), ("mnist_halves", "features"), ("pangu", "tokens")]
 )
-@pytest.mark.parametrize("lines", [[], [Line(1.0, 1e-5, "an example in the run")]])
+@pytest.mark.parametrize("lines", [[], [Line(1.0, 1e-5, "an example's own reports in the run")]])
 def test_a_vertical_run_is_attacked_by_what_its_task_sends(
     task: str, attack: str, lines: list[Line], tmp_path: Path
 ) -> None:

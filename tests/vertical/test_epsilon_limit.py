@@ -73,8 +73,11 @@ def test_the_run_ends_before_the_step_that_would_pass_it(
     said: list[str] = []
     run = train(job(max_epsilon=most), tmp_path / "run", say=said.append)
     for party in ("bank", "shop"):
-        assert run.figures[party][-1].what == f"an example in the run, sent {allowed} times" or (
-            allowed == 1 and run.figures[party][-1].what == "an example in the run, sent once"
+        assert run.figures[party][
+            -1
+        ].what == f"an example's own reports in the run, sent {allowed} times" or (
+            allowed == 1
+            and run.figures[party][-1].what == "an example's own reports in the run, sent once"
         )
         assert run.figures[party][-1].epsilon <= most
         events = (tmp_path / "run" / party / "events.log").read_text()
@@ -101,7 +104,7 @@ def test_an_example_that_was_sent_again_after_a_break_counts_each_time(tmp_path:
         train(settings, tmp_path / "run", progress=cut)
     run = resume(tmp_path / "run")
     for party in ("bank", "shop"):
-        assert run.figures[party][-1].what == "an example in the run, sent 3 times"
+        assert run.figures[party][-1].what == "an example's own reports in the run, sent 3 times"
         assert run.figures[party][-1].epsilon <= most
 
 
@@ -132,7 +135,9 @@ def test_an_evaluation_above_the_limit_is_refused_before_it_is_charged(tmp_path:
     train(settings, tmp_path / "run")  # evaluated after epochs 3 and 4
     for times in (3, 4):
         _, figures = evaluate(tmp_path / "run")
-        assert figures["bank"][-1].what == "an example in the run, sent 4 times", times
+        assert figures["bank"][-1].what == "an example's own reports in the run, sent 4 times", (
+            times
+        )
     for _ in range(2):
         with pytest.raises(
             LimitReached, match=r"evaluation 5 of the held-out examples would bring"
@@ -189,7 +194,7 @@ def test_held_out_examples_have_a_count_of_their_own() -> None:
         "train", "3", "2"
     ]  # fmt: skip
     lines = figures(split_of(job()), "bank", releases, DELTA, None)
-    assert lines[-1][::2] == (cost(job(), 4), "an example in the run, sent 4 times")
+    assert lines[-1][::2] == (cost(job(), 4), "an example's own reports in the run, sent 4 times")
     bit, row, whole = (line.epsilon for line in lines[:3])
     assert 0 < bit < row <= whole
 

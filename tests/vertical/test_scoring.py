@@ -232,7 +232,7 @@ def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:
     write_table(folder / "lead-again.csv", {"id": held_out, "x0": [1, 2, 3], "x1": [0, 1, 0]})
     bank = {"key": held_out, "z0": [1, 2, 3], "z1": [0, 1, 0], "kind": ["red"] * 3}
     write_table(folder / "bank-again.csv", bank)
-    assert run.figures["bank"][-1].what == "an example in the run, sent 2 times"
+    assert run.figures["bank"][-1].what == "an example's own reports in the run, sent 2 times"
     one = run.figures["bank"][-1].epsilon / 2
     most = math.floor(13 / one + 1e-9)
     with ExitStack() as stack:

@@ -453,7 +453,7 @@ def test_held_out_examples_are_looked_at_over_the_link(
         if protected:
             spent = {figure.what for figure in sessions["bank"].figures}
             sent = 2 + 1 + (purpose == "predict")  # evaluations after two epochs, and this one
-            assert f"an example in the run, sent {sent} times" in spent
+            assert f"an example's own reports in the run, sent {sent} times" in spent
         apart.stack.close()
     looks = [record for record in together.metrics if "look" in record]
     assert results["evaluate"]["accuracy"] == looks[-1]["test_accuracy"]

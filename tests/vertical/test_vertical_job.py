@@ -16,6 +16,7 @@ from torch import nn
 
 import vertical_parts
 from fedveil.errors import InvalidValue, JobError, LimitReached
+from fedveil.record.account_lines import influence, influenced_part
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.epsilon_limit import Limit
@@ -240,7 +241,7 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     lines = account.figures(split, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
     by_what = {line.what: line.epsilon for line in lines}
     assert by_what["an example's values of left0, sent unprotected"] == math.inf
-    assert by_what["an example in the run, sent 2 times"] == math.inf
+    assert by_what["an example's own reports in the run, sent 2 times"] == math.inf
     assert account.opening(split, "bank")[-1] == (
         "The output of left0 leaves bank without protection."
     )
@@ -252,14 +253,49 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     bare_lines = account.figures(nobody, "bank", releases, 1e-5, None)  # type: ignore[arg-type]
     assert [(line.epsilon, line.what) for line in bare_lines] == [
         (math.inf, "an example's values of left0, sent unprotected"),
-        (math.inf, "an example in the run, sent 2 times"),
+        (math.inf, "an example's own reports in the run, sent 2 times"),
     ]
     assert account.opening(nobody, "bank") == [
         "The output of left0 leaves bank without protection."
     ]
     assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
-    assert all(line.epsilon < math.inf for line in shop)
+    assert [line.what for line in shop if line.epsilon == math.inf] == [influence("right")]
+
+
+@pytest.mark.parametrize(
+    "frozen", [(), ("left0",), ("left1",), ("left0", "left1"), ("right",), ("top",)]
+)
+def test_each_part_that_examples_train_has_an_infinite_epsilon(frozen: tuple[str, ...]) -> None:
+    """A leader can read an example from the weights that it trained, in the bits of others."""
+    job = VerticalJob(
+        privacy={"embedding_dp": {"eps": 5.0}},
+        parts={name: {"frozen": name in frozen} for name in ("left0", "left1", "right", "top")},
+    )
+    split = make_split(job, Deep(2))
+    releases = SimpleNamespace(train=np.array([2, 1]), looks=0)
+    for party, parts in {"bank": ("left0", "left1"), "shop": ("right",)}.items():
+        lines = account.figures(split, party, releases, 1e-5, None)  # type: ignore[arg-type]
+        stated = [line.what for line in lines if influenced_part(line.what)]
+        assert stated == [influence(part) for part in parts if part not in frozen]
+        assert all(line.epsilon == math.inf for line in lines if line.what in stated)
+        assert lines[-1].epsilon < math.inf
+        assert lines[-1].what == "an example's own reports in the run, sent 2 times"
+    assert account.figures(split, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
+
+
+def test_a_part_without_gradients_is_not_trained_by_examples() -> None:
+    job = VerticalJob(
+        privacy={"embedding_dp": {"eps": 5.0}},
+        parts={
+            "left0": {},
+            "right": {"privacy": {"embedding_dp": {"eps": 5.0, "gradient": "none"}}},
+            "top": {},
+        },
+    )
+    split = make_split(job, Deep(1))
+    assert account.trained_by_examples(split, "bank") == ["left0"]
+    assert account.trained_by_examples(split, "shop") == []
 
 
 def test_the_opening_names_every_part_and_its_own_eps() -> None:
@@ -330,7 +366,7 @@ def test_gradients_that_depend_on_a_followers_own_columns_have_an_infinite_epsil
     sent: Any = SimpleNamespace(train=np.array([2, 1]), looks=0)
     by_what = {line.what: line.epsilon for line in account.figures(split, "bank", sent, 0.0, None)}
     assert by_what["an example's gradients of words, sent unprotected"] == math.inf
-    assert by_what["an example in the run, sent 2 times"] == math.inf
+    assert by_what["an example's own reports in the run, sent 2 times"] == math.inf
     assert account.opening(split, "bank")[-1] == (
         "The gradients of words, computed from bank's own columns, leave bank without protection."
     )

@@ -23,6 +23,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, ExchangeError, JobError, PartFailed, RunFolderError
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
+from fedveil.record.account_lines import influence
 from fedveil.record.run_folder import TRACEBACK
 from fedveil.vertical import (
     VerticalJob,
@@ -438,8 +439,8 @@ def test_that_a_part_failed_after_training_has_no_finite_epsilon(
         with pytest.raises(PartFailed, match=r"^the part left of bank failed") as caught:
             look(folder)
     assert caught.value.__notes__ == [f"the traceback is in {folder / 'bank' / TRACEBACK}"]
-    (told,) = [line.what for line in resume(folder).figures["bank"] if line.epsilon == math.inf]
-    assert told == "the failure of a part, which the other parties were told"
+    told = [line.what for line in resume(folder).figures["bank"] if line.epsilon == math.inf]
+    assert told == [influence("left"), "the failure of a part, which the other parties were told"]
 
 
 def protected(**privacy: object) -> VerticalJob:
@@ -452,10 +453,11 @@ def test_every_epoch_is_paid_for() -> None:
     assert bank[0] == "epsilon 0.25 at delta 0 (strong) for a bit of left"
     assert bank[1] == "epsilon 0.5 at delta 0 (strong) for a one-hot row of left"
     assert bank[2] == "epsilon 2 at delta 0 (meaningful) for an example's 8 bits of left, sent once"
-    assert bank[3].endswith("for an example in the run, sent 3 times")
+    assert bank[3] == f"epsilon inf at delta 0 (none) for {influence('left')}"
+    assert bank[4].endswith("for an example's own reports in the run, sent 3 times")
     assert run.ledgers["bank"].epsilon("run") == pytest.approx(3 * 8 * 0.25)
     assert run.ledgers["bank"].epsilon("bit") == 0.25
-    assert 0 < run.figures["bank"][3].epsilon <= 6.0
+    assert 0 < run.figures["bank"][4].epsilon <= 6.0
     assert run.figures["lead"] == []
     assert run.ledgers["lead"].epsilon("run") == 0
     assert "bank" in run.figures
@@ -464,7 +466,7 @@ def test_every_epoch_is_paid_for() -> None:
 
 def test_quantisation_without_noise_promises_nothing() -> None:
     run = train(protected(embedding_dp={}), _new())
-    assert run.figures["bank"][3].epsilon == float("inf")
+    assert run.figures["bank"][-1].epsilon == float("inf")
     assert Figure(*run.ledgers["bank"].figures(1e-5)["run_most_drawn"]).epsilon == float("inf")
 
 
@@ -571,7 +573,7 @@ def test_a_step_that_is_repeated_with_fresh_randomness_is_paid_twice() -> None:
             train(settings, folder, progress=stop)
         run = resume(folder)
         assert run.ledgers["bank"].epsilon("run") == pytest.approx(times * 8 * 0.25)
-        assert run.figures["bank"][3].what.endswith(f"sent {times} times")
+        assert run.figures["bank"][-1].what.endswith(f"sent {times} times")
 
 
 def test_a_run_that_ends_early_has_its_account(tmp_path: Path) -> None:
@@ -599,7 +601,7 @@ def test_looks_are_paid_for_by_the_held_out_examples() -> None:
     releases.train[7], releases.looks = 2, 3
     ledger = ledger_of(split, "bank", releases, None)
     assert ledger.epsilon("run") == pytest.approx(3 * 8 * 0.25)
-    assert figures(split, "bank", releases, 1e-5, None)[3].what.endswith("sent 3 times")
+    assert figures(split, "bank", releases, 1e-5, None)[-1].what.endswith("sent 3 times")
 
 
 def test_no_two_reports_of_a_run_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, returned, whose
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, listed, meaning, returned, whose
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
@@ -15,7 +15,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.switching import switched
-from fedveil.record.account_lines import UNPROTECTED
+from fedveil.record.account_lines import UNPROTECTED, influence, influenced_part
 from fedveil.record.metric_names import best, deciding, digits, figures, word
 from fedveil.record.recorder import ADVICE, SEVERAL, Record
 from fedveil.record.run_folder import JOB
@@ -65,7 +65,8 @@ def vertical_ending(
         "The tensors sent between the parties are not protected. They may reveal everything about "
         "an example."
         if worst is None
-        else f"For {worst.what}: the largest figure in any party's account. {returned(run.job)}",
+        else f"For {worst.what}: the largest figure in any party's account."
+        f"{_uncovered(accounts)} {returned(run.job)}",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
     return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
@@ -104,8 +105,20 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the account line with the largest epsilon, or None if there are no lines."""
-    return max(accounts, key=lambda line: line.epsilon, default=None)
+    """Return the account line with the largest epsilon, or None if there are no lines.
+
+    Lines about an example's influence on the reports of others do not count: `_uncovered` names
+    them beside the epsilon of the example's own reports.
+    """
+    own = (line for line in accounts if influenced_part(line.what) is None)
+    return max(own, key=lambda line: line.epsilon, default=None)
+
+
+def _uncovered(accounts: Iterable[Line]) -> str:
+    """Return a sentence about the influence that no epsilon covers, empty if there is none."""
+    found = (influenced_part(line.what) for line in accounts)
+    parts = list(dict.fromkeys(part for part in found if part is not None))
+    return f" No epsilon covers {influence(listed(parts))}." if parts else ""
 
 
 class Best(NamedTuple):

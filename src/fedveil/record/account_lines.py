@@ -14,6 +14,19 @@ from fedveil.record.run_folder import RunFolder
 ACCOUNTS = "accounts.jsonl"
 #: The end of a line about values that are sent without any protection.
 UNPROTECTED = "sent unprotected"
+#: The start of the line about an example of a vertical run.
+OWN_REPORTS = "an example's own reports"
+_INFLUENCE = "an example's influence on the later reports of others, through the training of "
+
+
+def influence(part: str) -> str:
+    """Return the text of a line about what an example changes in the weights of `part`."""
+    return f"{_INFLUENCE}{part}"
+
+
+def influenced_part(what: str) -> str | None:
+    """Return the part that a line of `influence` is about, or None for any other line."""
+    return what.removeprefix(_INFLUENCE) if what.startswith(_INFLUENCE) else None
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:

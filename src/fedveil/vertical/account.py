@@ -4,8 +4,9 @@ Under EmbeddingDP an example is charged each time it is sent, but under `reuse` 
 that is repeated with fresh randomness after a crash is charged again. With randomness from the
 job's seed, a repetition sends the same bits and costs nothing.
 
-A charge covers an example's own bits. It does not cover the later bits of other examples, which
-also depend on the example if it trained their part.
+A charge covers an example's own bits. The later bits of other examples also depend on the example
+if it trained their part. No charge covers these, and the account states an infinite epsilon for
+each such part.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss, exactly
-from fedveil.record.account_lines import UNPROTECTED
+from fedveil.record.account_lines import OWN_REPORTS, UNPROTECTED, influence
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import of_own_data
@@ -252,8 +253,10 @@ def figures(
     in two bits), and for all bits of an example that is sent once. Outputs of a party's own data
     that it sends unprotected have one line for each part, with an infinite epsilon. So have the
     gradients of `unprotected_gradients`. `label`, a label's privacy loss under LabelDP, adds a line
-    for it. The last line is the epsilon, at `delta`, of the example that costs most, with its
-    label. It is missing if the party sends nothing that is computed from its own data.
+    for it. A part that examples train has a line with an infinite epsilon, for an example's
+    influence on the later bits of other examples. The last line is the epsilon, at `delta`, of the
+    own reports of the example that costs most, with its label. It is missing if the party sends
+    nothing that is computed from its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -274,6 +277,7 @@ def figures(
     found += [
         Line(math.inf, 0.0, f"an example's gradients of {name}, {UNPROTECTED}") for name in returned
     ]
+    found += [Line(math.inf, 0.0, influence(name)) for name in trained_by_examples(split, party)]
     if parts or bare or returned:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0
@@ -281,7 +285,7 @@ def figures(
             ledger = ledger_of(split, party, releases, label)
             epsilon, at = ledger.figures(delta)["run_most_drawn"]
         often = "once" if most == 1 else f"{most} times"
-        found.append(Line(epsilon, at, f"an example in the run, sent {often}"))
+        found.append(Line(epsilon, at, f"{OWN_REPORTS} in the run, sent {often}"))
     return found
 
 
@@ -317,6 +321,23 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
         part.name
         for part in split.owned_by(party)
         if part.name in leaves and part.name in own and part.privacy is None
+    ]
+
+
+def trained_by_examples(split: SplitModel, party: str) -> list[str]:
+    """Return the names of a party's parts that are trained on its own columns behind EmbeddingDP.
+
+    Their weights, and so the later bits of all examples, depend on every example of earlier steps.
+    """
+    own = of_own_data(split.parts)
+    behind = {part.name for part, _ in _private_parts(split, party)}
+    for part in reversed(split.owned_by(party)):  # readers come after the parts that they read
+        if part.name in behind:
+            behind.update(part.sources)
+    return [
+        part.name
+        for part in split.owned_by(party)
+        if part.name in behind & own and not part.frozen and split.runs_backward(part.name)
     ]
 
 

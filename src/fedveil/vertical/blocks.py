@@ -125,8 +125,10 @@ class PrivacySettings(Block):
         None,
         gt=0,
         description="the run, or serving its model, ends before a step or an evaluation that would "
-        "bring an example of this party above this epsilon. The epsilon covers the values that "
-        "this party sends, and labels under `label_dp`. Every party has its own limit",
+        "bring an example of this party above this epsilon. The epsilon covers the example's own "
+        "values that this party sends, and labels under `label_dp`. It does not cover what the "
+        "example changes in the later values of others by training a part. Every party has its "
+        "own limit",
     )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which epsilon is stated and limited"

@@ -37,7 +37,8 @@ from fedveil.record.started_rounds import Attempts
 #: The lines of a party's account: the bits of a part, a label, and the run.
 _BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
 _LABEL = "an example's label, in all epochs"
-_SENT = re.compile(r"an example in the run, sent (?:once|(\d+) times)")
+#: Runs of earlier versions name the example, not its reports.
+_SENT = re.compile(r"an example(?:'s own reports)? in the run, sent (?:once|(\d+) times)")
 #: The client that stands for one that takes part in every round.
 _CLIENT = 0
 #: Relative difference of an account's epsilon from the one that follows from its charges.

@@ -19,7 +19,7 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
 from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.account_lines import UNPROTECTED
+from fedveil.record.account_lines import UNPROTECTED, influenced_part
 
 _REPLACE = (
     "Two inputs are neighbours if {unit} is replaced by any other (replace-one, the relation of "
@@ -114,7 +114,7 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
     yield Statement("mechanism", "Mechanism", [f"{told}."] if told else [],
                     "the parties' messages are sent without protection")  # fmt: skip
     bare = [line.what for party in evidence.parties.values() for line in party.accounts
-            if line.what.endswith(UNPROTECTED)]  # fmt: skip
+            if line.what.endswith(UNPROTECTED) or influenced_part(line.what)]  # fmt: skip
     yield Statement("not_covered", "What is not covered", [
         *(f"No finite epsilon covers {what}." for what in bare), returned(job),
         "The ids that all parties have in common, the order of batches and the sizes of messages."
