@@ -64,26 +64,41 @@ class _Kernel:
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
-            _ignore_disk_errors(jitted)
+            tolerate_damage(jitted._cache)
         except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
 
 
-def _ignore_disk_errors(jitted: Any) -> None:
-    """Let the cache of a compiled loop do without a disk that is full or cannot be read."""
-    cache = jitted._cache
-    for name in ("load_overload", "save_overload"):
-        setattr(cache, name, _without_disk_errors(getattr(cache, name)))
+def tolerate_damage(cache: Any) -> None:
+    """Let numba's `cache` of one loop compile again what it cannot read, and save what it can.
 
+    The disk may be full or unreadable, and a file damaged. Processes that fill an empty cache at
+    once may also save code for other argument types under one name.
+    """
+    load, save = cache.load_overload, cache.save_overload
 
-def _without_disk_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    def attempt(*arguments: Any) -> Any:
+    def loaded(signature: Any, context: Any) -> Any:
+        try:
+            found = load(signature, context)
+        except OSError:
+            return None
+        except Exception:  # unpickling a damaged file raises almost anything
+            found = None
+        else:
+            wanted = tuple(getattr(signature, "args", signature))
+            if found is None or tuple(found.signature.args) == wanted:
+                return found
         with suppress(OSError):
-            return method(*arguments)
+            cache.flush()
+        return None
 
-    return attempt
+    def saved(*arguments: Any) -> None:
+        with suppress(OSError):
+            save(*arguments)
+
+    cache.load_overload, cache.save_overload = loaded, saved
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
@@ -98,8 +113,9 @@ def with_jitted_names(loop: Any) -> Any:
     """Prepare `loop`, a Python function, for compilation with other functions of its module.
 
     The global names of functions that `loop` calls then refer to their compiled versions, if any.
-    Renames `loop` and returns it: the new name ends with a hash of all files in its folder, because
-    numba's cache would notice a change only in the function's own file.
+    Renames `loop` and returns it. The new name ends with a hash of all files in its folder, because
+    numba's cache would notice a change only in the function's own file, and of the processor.
+    Different processors that share a cache would otherwise overwrite each other's code.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:
@@ -113,4 +129,11 @@ def with_jitted_names(loop: Any) -> Any:
 def _state_of(folder: Path) -> str:
     files = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
     stamps = [(name, found.st_mtime_ns, found.st_size) for name, found in files]
-    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]
+    return hashlib.sha256(repr((stamps, _processor())).encode()).hexdigest()[:8]
+
+
+def _processor() -> object:
+    """Return the platform, processor and features for which numba compiles."""
+    from numba.core.registry import cpu_target
+
+    return cpu_target.target_context.codegen().magic_tuple()

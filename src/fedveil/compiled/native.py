@@ -7,19 +7,22 @@ separate native functions, and only the operations of the trained model are comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import cfunc, from_dtype, types
-from numba.core import cgutils
+from numba import from_dtype, types
+from numba.core import cgutils, sigutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from fedveil.base.kernels import with_jitted_names
+from fedveil.base.kernels import tolerate_damage, with_jitted_names
 
 _types: Any = types
 _cgutils: Any = cgutils
+_sigutils: Any = sigutils
 
 
 @intrinsic
@@ -59,10 +62,13 @@ class Native:
             }  # fmt: skip
             signature = types.void(*(which[a] for a in self._arguments))
             loop = with_jitted_names(self._loop)
-            try:
-                made = cfunc(signature, cache=True, error_model="numpy")(loop)
-            except (RuntimeError, OSError):  # compiled code cannot be cached here
-                made = cfunc(signature, error_model="numpy")(loop)
+            made: Any = CFunc(
+                loop, _sigutils.normalize_signature(signature), {}, {"error_model": "numpy"}
+            )
+            with suppress(RuntimeError, OSError):  # compiled code cannot be cached here
+                made.enable_caching()
+                tolerate_damage(made._cache)
+            made.compile()
             self._made[floats.name] = made
         address: int = self._made[floats.name].address
         return address
