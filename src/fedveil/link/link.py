@@ -191,7 +191,10 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End stream number `stream`, unless a newer stream has replaced it."""
+        """End stream number `stream`, unless a newer stream has replaced it.
+
+        `why` is the reason, which LinkLost states if no other stream opens in time.
+        """
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -199,7 +202,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened, for a later error."""
+        """Store why no stream could be opened. LinkLost states it if none opens in time."""
         with self._lock:
             self._down_why = why
 
@@ -280,8 +283,9 @@ class Link:
     def _patience_left(self, silent_since: float = math.inf, what: str = "sent nothing") -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        This party has waited on an open stream since `silent_since` (`time.monotonic`). The error
-        says that the peer has done `what`, such as "sent nothing", for all that time.
+        This party has waited on an open stream since `silent_since` (`time.monotonic`), where
+        infinity means that it may wait without limit. The error says that the peer has done `what`,
+        such as "sent nothing", for all that time.
         """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()

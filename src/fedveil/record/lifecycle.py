@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a log phrase: "began", or if 3 are `done`, "went on after `unit` 3"."""
+    """Return a phrase for the log: "began" if `done` is 0, else such as "went on after round 3"."""
     return f"went on after {unit} {done}" if done else "began"
 
 

@@ -71,7 +71,8 @@ def lead(
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
     `own` is the leader's state. `attempt` numbers the handshakes of a session, and `order_seed`
-    determines the order of training. `keep_run` saves the run's identity before any follower does.
+    determines the order of training. `keep_run` is called before any follower saves the run's
+    identity, so that the leader can save it first.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
