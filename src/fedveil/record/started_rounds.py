@@ -79,8 +79,8 @@ def read_started(run: Path, recorded: int) -> Record:
     """Read what `Attempts.begin` has saved about the last started round, if it has no record.
 
     Returns the round's number, and the privacy guarantees of everything that may have been sent so
-    far. Returns an empty record if the last started round has a record. `run` is the run's folder,
-    and `recorded` the number of the last round with a record, or 0.
+    far. Returns an empty record if that round has a record, or if no round was started. `run` is
+    the run's folder, and `recorded` the number of the last round with a record, or 0.
     """
     path = run / _STATED
     if not path.exists():

@@ -258,7 +258,7 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message with its receivers: successive clients whose message is one object."""
+    """Yield each message with the successive clients that receive this same object."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

@@ -195,8 +195,8 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move each centre to the mean direction of its nearest rows, repeatedly until nothing changes.
 
-    A row's nearest centre has the largest cosine to the row, plus the cosine in `before`: that of
-    the row's example in earlier windows, [rows, centres]. Returns the centres, and the cosine of
+    The nearest centre has the largest sum of two cosines: that of the row, and that of the row's
+    example in earlier windows (`before`, [rows, centres]). Returns the centres, and the cosine of
     each row to each centre, [rows, centres].
     """
     near = rows @ centres.T

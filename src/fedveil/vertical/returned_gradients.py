@@ -109,7 +109,7 @@ def projection(
 
 
 def rows_of(gradients: torch.Tensor) -> Float32s:
-    """Return the gradients as an array [examples, values]."""
+    """Return the gradients as an array of float32, [examples, values]."""
     rows: Float32s = gradients.detach().float().cpu().reshape(len(gradients), -1).numpy()
     return rows
 

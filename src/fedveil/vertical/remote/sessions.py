@@ -152,7 +152,7 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
     """Run a follower's side of a session.
 
     `looks` is True for a session that only evaluates or predicts, and False for a training. Raises
-    ExchangeError if the leader wants the other kind.
+    ExchangeError if the leader wants a session of the other kind.
     """
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
