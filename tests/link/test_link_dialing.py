@@ -64,10 +64,10 @@ def test_three_equal_refusals_in_a_row_are_final() -> None:
 def test_why_no_stream_opened_is_kept_or_considered(
     error: Exception, considered: list[Any], absent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(*given: object) -> bytes:
+    def leader_certificate(*given: object) -> bytes:
         raise error
 
-    monkeypatch.setattr(dialer, "look", look)
+    monkeypatch.setattr(dialer, "leader_certificate", leader_certificate)
     seen, kept = list[Any](), list[str]()
     party: Any = SimpleNamespace(
         _credentials=object(), _address="here:1", _consider=seen.append,

@@ -76,10 +76,10 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Return True if `issuer` signed a certificate.
+    """Return True if `certificate` has a valid signature by `issuer`.
 
-    A signature with SHA-1 or MD5 cannot be verified. A root with such a signature counts as its own
-    issuer if it names itself as the issuer.
+    A signature with SHA-1 or MD5 cannot be verified, so the result is False. The exception is a
+    certificate that names itself as its issuer: it counts as issued by itself.
     """
     if certificate == issuer and _is_signed_weakly(certificate):
         return _names_itself(certificate)
@@ -91,9 +91,10 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Map `leaf`, and each possible issuer above it, to the certificates that can have issued it.
+    """Map `leaf` to its possible issuers, each issuer to its own possible issuers, and so on.
 
-    `others` are the known certificates. Raises CertificateError if there are too many to check.
+    Issuers are searched among the certificates `others`. Raises CertificateError if the map would
+    have more than `_MOST_CERTIFICATES` certificates.
     """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}
@@ -145,7 +146,10 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 
 def _names_itself(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate names itself as issuer: by subject and, if stated, by key."""
+    """Return True if a certificate's issuer is its own subject, with the same key identifier.
+
+    The key identifier of the issuer may be missing.
+    """
     own = _extension(certificate, x509.SubjectKeyIdentifier)
     signer = _extension(certificate, x509.AuthorityKeyIdentifier)
     own_key = own and own.key_identifier

@@ -135,9 +135,10 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message or has sent a peer `ahead` unread messages.
+        """Run `party` until it waits for a message or one peer has `ahead` unread messages from it.
 
-        Returns True if the party made any progress. If `ahead` is None, it may send any number.
+        If `ahead` is None, the number of unread messages has no limit. Returns True if the party
+        made any progress.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

@@ -79,7 +79,7 @@ class Dialer:
         certificate, wrong = b"", None
         try:
             if self._credentials is not None:
-                certificate = look(self._address, self._link.peer, self._credentials)
+                certificate = leader_certificate(self._address, self._link.peer, self._credentials)
             with self._channel(certificate) as channel:
                 if self._stream(channel):
                     return True
@@ -95,9 +95,9 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Make the link fail with `wrong` if several attempts to connect in a row ended with it.
+        """Record a failed attempt to connect. The link fails after several equal errors in a row.
 
-        `wrong` is None after an attempt that failed for a temporary reason.
+        `wrong` is the attempt's error, or None if the attempt failed for a temporary reason.
         """
         if self._stopped.is_set() or self._link.is_over:
             return
@@ -162,11 +162,11 @@ class Dialer:
         return details.rpartition("last error: ")[2]
 
 
-def look(address: Address, leader: str, own: Credentials) -> bytes:
-    """Return the certificate, in PEM, of the leader that listens at `address`.
+def leader_certificate(address: Address, leader: str, own: Credentials) -> bytes:
+    """Fetch and check the certificate of the leader that listens at `address`. Returns it in PEM.
 
-    `own` are this party's credentials. Raises PeerRefused if the certificate is invalid, revoked or
-    of another party than `leader`, or if the leader rejects this party's certificate. Raises
+    `own` are this party's credentials. Raises PeerRefused if the certificate is invalid or revoked,
+    or does not belong to `leader`, or if the leader rejects this party's certificate. Raises
     OSError if nobody listens at `address`.
     """
     context = own.client_context()

@@ -53,9 +53,9 @@ class Link:
 
     A stream is one connection, which may break and be replaced. `send` queues a message, and waits
     first while the peer has not acknowledged `OUTBOX_BYTES` of earlier ones. `send` and `receive`
-    raise LinkLost if they wait for `patience_s` seconds without a stream, or for twice as long on a
-    stream that brings nothing. After the peer's process was replaced, `send` and `receive` raise
-    PeerRestarted until this party calls `begin`. Only one thread may send and receive.
+    raise LinkLost if they wait for `patience_s` seconds without a stream, or for twice as long on
+    an open stream without progress. After the peer's process was replaced, `send` and `receive`
+    raise PeerRestarted until this party calls `begin`. Only one thread may send and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -191,7 +191,10 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End stream number `stream`, unless a newer stream has replaced it."""
+        """End stream number `stream`, unless a newer stream has replaced it.
+
+        `why` is the reason, which LinkLost states if no other stream opens in time.
+        """
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -199,7 +202,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened, for a later error."""
+        """Store why no stream could be opened. LinkLost states it if none opens in time."""
         with self._lock:
             self._down_why = why
 
@@ -263,7 +266,11 @@ class Link:
             raise LinkLost(f"{self.peer} has ended{said}")
 
     def _await_acknowledgements(self) -> None:
-        """Wait while too much of what was sent is not acknowledged. Raises as `receive` does."""
+        """Wait while more than `OUTBOX_BYTES` of sent messages are not acknowledged.
+
+        A few messages (`_AHEAD`) of any size need not be acknowledged. Raises LinkLost or
+        PeerRefused if the peer ends the link or is silent for too long.
+        """
         held, heard = self._outbox_bytes, time.monotonic()
         while self._outbox_bytes > OUTBOX_BYTES and len(self._unacknowledged) > _AHEAD:
             self._check_not_ended()
@@ -276,8 +283,9 @@ class Link:
     def _patience_left(self, silent_since: float = math.inf, what: str = "sent nothing") -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        `silent_since` is when the peer last did what this party waits for on an open stream
-        (`time.monotonic`). The error says `what` the peer has done instead.
+        This party has waited on an open stream since `silent_since` (`time.monotonic`), where
+        infinity means that it may wait without limit. The error says that the peer has done `what`,
+        such as "sent nothing", for all that time.
         """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()

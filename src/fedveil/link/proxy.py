@@ -1,4 +1,4 @@
-"""Opens a TCP connection as gRPC would: directly, or by the proxy that the environment names."""
+"""Opens a TCP connection, through an HTTP proxy if the environment variables of gRPC name one."""
 
 from __future__ import annotations
 

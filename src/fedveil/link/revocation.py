@@ -62,7 +62,10 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Describe a certificate of `chain` that is revoked or that no list covers. Else None."""
+        """Return a sentence about a certificate in `chain` that is revoked or that no list covers.
+
+        Returns None if there is no such certificate.
+        """
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -150,10 +153,14 @@ def _newest(
     return found.values()
 
 
-def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if the list `one` is of `certificate`'s issuer and for its kind (CA or not)."""
-    scope = _scope(one)
-    if one.issuer != certificate.issuer:
+def _covers(crl: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
+    """Return True if `crl` names the certificate's issuer, and its scope covers the certificate.
+
+    A scope can be limited to authorities' certificates or to other certificates, and to
+    certificates that name one of certain distribution points.
+    """
+    scope = _scope(crl)
+    if crl.issuer != certificate.issuer:
         return False
     if scope is None:
         return True

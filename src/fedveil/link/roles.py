@@ -20,7 +20,10 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session needs: `predict` to score, otherwise its `purpose`."""
+    """Return the right that a session with this purpose needs: "predict" for the purpose "score".
+
+    Every other purpose is itself the name of the right.
+    """
     return PREDICT if purpose == "score" else purpose
 
 

@@ -93,8 +93,9 @@ def check_plaintext(option: str, address: Address) -> None:
 class Greeting:
     """A party's first message on a stream.
 
-    `session` identifies the sender's process. `known` is the session of the receiver's process that
-    the sender last saw. `arrived` is the number of messages that the sender got from this process.
+    `session` identifies the sender's process, and `known` the last process of the receiver that the
+    sender has met. `arrived` is the number of messages that the sender has received from the
+    process `known`.
     """
 
     party: str

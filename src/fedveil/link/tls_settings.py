@@ -106,9 +106,10 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Return the content of a file. Raises CertificateError if its mode lets other users access it.
+    """Return the content of the file at `path`.
 
-    The error calls the file `file`, and its content `what`.
+    Raises CertificateError if the file cannot be read, or if its mode lets other users access it.
+    For the error, `file` describes the file, and `what` its content.
     """
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777

@@ -40,7 +40,10 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Read the privacy costs in run folder `path`. Call it within `intact`, for clear errors."""
+    """Read the privacy costs in the run folder `path`. Returns an empty list if none are saved.
+
+    Call it within `sealed_message.intact`, which turns errors in the file into a `RunFolderError`.
+    """
     file = path / ACCOUNTS
     if not file.exists():
         return []

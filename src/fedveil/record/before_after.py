@@ -32,7 +32,10 @@ def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Read a run folder's results before and after training. Call it inside `intact`."""
+    """Read the comparisons in the run folder `path`. Returns an empty list if none are saved.
+
+    Call it within `sealed_message.intact`, which turns errors in the file into a `RunFolderError`.
+    """
     file = path / BEFORE_AFTER
     if not file.exists():
         return []

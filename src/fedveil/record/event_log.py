@@ -73,16 +73,20 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield each other party's log state in `path`: (party, number of lines, last digest)."""
+    """Yield the states of other parties' chains that the event log `path` records (`anchor`).
+
+    A state is (party, number of lines in its log, last digest of its chain).
+    """
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2].replace(",", "")), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences about lines of a log that were changed, removed or added.
+    """Return sentences about lines of the event log `path` that were changed, removed or added.
 
-    `said` has (number of lines, last digest) of this log, each as another party saved it once.
+    `said` has earlier states of this log that other parties have recorded. A state is (number of
+    lines, last digest of the chain).
     """
     lines, saved = _lines(path), _whole_digests(_of(path)).splitlines()
     digests = [one.decode("ascii", "replace") for one in saved]

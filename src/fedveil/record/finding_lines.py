@@ -31,8 +31,9 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 def as_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data: its fields, and three results that are computed from them.
 
-    `refutes` is True if a lower bound on epsilon is above its claim. `excesses` names these bounds,
-    and `not_seen` says which true epsilons each bound would not have detected.
+    `excesses` has the names of the lower bounds on epsilon that are above the claimed epsilon.
+    `refutes` is True if there are any. `not_seen` has a phrase for each lower bound: the true
+    epsilons that the attack would not have detected.
     """
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}

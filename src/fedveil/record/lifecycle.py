@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a log phrase: "began", or if 3 are `done`, "went on after `unit` 3"."""
+    """Return a phrase for the log: "began" if `done` is 0, else such as "went on after round 3"."""
     return f"went on after {unit} {done}" if done else "began"
 
 
@@ -35,9 +35,10 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 
 @contextmanager
 def how_to_resume(note: Callable[[], str], *ends: type[FedveilError]) -> Iterator[None]:
-    """A context that adds `note()`, a text on resuming, to Ctrl-C and errors of the types `ends`.
+    """A context that adds the text `note()`, on how to resume a run, to errors raised in its block.
 
-    Without `ends`, it adds the text to every error of fedveil.
+    The errors are KeyboardInterrupt and all of the types `ends` (default: all errors of fedveil),
+    except ModelInvalid.
     """
     kinds: tuple[type[BaseException], ...] = (*(ends or (FedveilError,)), KeyboardInterrupt)
     try:

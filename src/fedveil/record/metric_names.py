@@ -24,12 +24,15 @@ def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return a record's first metric, or the loss if it has none, and which direction is better."""
+    """Return the metric that decides which model is best, and if higher or lower is better.
+
+    It is the record's first metric, or the loss if the record has no other metric.
+    """
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return a record's metric names: that of `deciding`, then the loss, then the others."""
+    """Return the names of a record's metrics: the deciding metric, the loss, then all others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 

@@ -44,8 +44,9 @@ class RunFolder:
     ) -> RunFolder:
         """Create and lock a run's folder. An existing folder must be empty.
 
-        The default `path` is a new folder under runs/, named after `name` and the time. If `path`
-        has a run, the error says how `command` resumes this run.
+        If `path` is None, the folder is a new one under runs/, named after `name` and the time. If
+        `path` already contains a run, the error says how `command` resumes this run. It says
+        nothing about resuming if `command` is None.
         """
         if path is None:
             path = _new_path(name)
@@ -109,9 +110,10 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot be a new run's folder.
+    """Raise RunFolderError if `path` cannot be a new run's folder. None is always allowed.
 
-    If it contains a run already, the error says how `command` resumes this run.
+    If `path` already contains a run, the error says how `command` resumes this run. It says nothing
+    about resuming if `command` is None.
     """
     if path is None:
         return

@@ -50,9 +50,9 @@ class Attempts:
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
         """Record on disk that `round` is started, and the cost of one of its reports.
 
-        `stated` has a record's keys about privacy (`PRIVACY`), as they are after this round if no
-        report is lost, and the number `round` of the last started round. Pages show `stated` if
-        that round gets no record.
+        `stated` has the number of the last started round (`round`), and the privacy guarantees
+        (`PRIVACY`) of the run if every report requested so far is sent. Pages show `stated` if the
+        last started round gets no record.
         """
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())
@@ -64,7 +64,10 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def without_record(self, recorded: int) -> bool:
-        """Return True if the last started round has no record. `recorded` is the last that has."""
+        """Return True if the last started round has no record in the metrics.
+
+        `recorded` is the number of the last round with a record, or 0.
+        """
         return bool(self.begun) and self.begun[-1][0] > recorded
 
     def checkpointed(self, round: int) -> None:
@@ -73,10 +76,11 @@ class Attempts:
 
 
 def read_started(run: Path, recorded: int) -> Record:
-    """Return the number of a round that was started in `run` and has no record, and its privacy.
+    """Read what `Attempts.begin` has saved about the last started round, if it has no record.
 
-    The privacy is that of everything that may have been sent so far. Returns an empty record if
-    there is no such round. `recorded` is the number of the last round with a record, or 0.
+    Returns the round's number, and the privacy guarantees of everything that may have been sent so
+    far. Returns an empty record if that round has a record, or if no round was started. `run` is
+    the run's folder, and `recorded` the number of the last round with a record, or 0.
     """
     path = run / _STATED
     if not path.exists():

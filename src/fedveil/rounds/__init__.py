@@ -1,1 +1,1 @@
-"""One round of training: the loop that drives it, and the interface of its server's side."""
+"""One round of training: the loop that runs it, and the interfaces of server and clients."""

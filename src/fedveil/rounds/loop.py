@@ -52,10 +52,13 @@ class ServerHalf(Protocol):
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A server's side of a round to which the sums of another such object can be added."""
+    """A server's side of a round that can add up the sums of several objects of its kind.
+
+    Each of these objects receives the reports of different clients.
+    """
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`: an object of the same kind, for other clients of this round."""
+        """Add the sums of `other`, which has received other clients' reports in this round."""
 
 
 class Carrier(ABC):
@@ -74,11 +77,11 @@ class Carrier(ABC):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Send `messages` and yield the answers, as `ask` does. A carrier may add up reports.
+        """Send `messages` and yield the answers. Can add up reports before the server gets them.
 
-        A report that it added up is yielded as `Folded`. After the last answer, `server` has the
-        sums of these reports. By default, no report is added up here. Override this only in a
-        carrier that adds up reports where they are made.
+        A report that the carrier has added to a sum is yielded as `Folded`, without its data. After
+        the last answer, `server` has these sums. By default, this method is the same as `ask`. A
+        carrier overrides it if reports can be added up where they are made, as in a worker process.
         """
         return self.ask(phase, messages)
 
@@ -108,7 +111,7 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return `call()`, or None if the round is void. `RoundVoid` from `call` makes it void."""
+        """Return `call()`, or None if the round is void. `RoundVoid` in `call` voids the round."""
         if self.void is not None:
             return None
         try:
@@ -141,8 +144,8 @@ def drive(
 
     Before the first client is asked for a report, `charge` is called with all clients that will be
     asked. These provisional charges remain if the process is killed during the round. If the round
-    ends, `Outcome.charged` replaces them. It has the same clients, except those that certainly sent
-    no report, because they said so or because the request did not reach them.
+    ends, the clients in `Outcome.charged` are charged instead. A client is not among them if it
+    certainly sent no report: it said so, or the request did not reach it.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -250,12 +253,12 @@ def _folds(server: ServerHalf, carrier: Carrier) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the bytes of all encoded messages. A message counts once for every receiver."""
+    """Return the total length of the encoded messages in bytes. Each receiver counts."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message and its receivers. Successive clients with the same object are grouped."""
+    """Yield each message with the successive clients that receive this same object."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

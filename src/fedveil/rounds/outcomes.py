@@ -17,9 +17,10 @@ LONGEST_LOGGED = 2000
 
 @dataclass
 class Effort:
-    """The times and warnings of an answer, as far as they are known.
+    """The seconds that a client and the carrier spent on an answer, and the client's warnings.
 
-    If several clients train together, the first client's answer has the values of all of them.
+    An unknown time is 0. If several clients train together, the first client's answer has the
+    training time and the warnings of all these clients.
     """
 
     training_s: float = 0.0
@@ -94,7 +95,11 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless `client` is invited, asked now, and has not yet answered."""
+    """Raise `ReportRejected` unless an answer of `client` is due.
+
+    It is due if the client was `invited` to the round, is `asked` in this phase, and is not yet
+    among those who `answered`.
+    """
     if client not in invited:
         raise ReportRejected(client, "unknown sender")
     if client not in asked:

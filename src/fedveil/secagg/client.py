@@ -25,12 +25,13 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 class Client:
     """The client's part in a round.
 
-    It answers each message once, in order, and trusts none of them. It sends only public keys,
-    encrypted shares of its own secrets, its masked vector and, for each client in its
-    neighbourhood, a share of that client's seed or of its key, never of both. For everyone who has
-    fewer than `threshold` shares of its seed, or of its pairwise keys, the masked vector is
-    uniform. If a message is out of order, invalid or asks for more than the protocol allows, the
-    client raises `ClientWithheld` and answers nothing more in this round.
+    It checks each message of the server, and answers it once, in order. It sends only public keys,
+    encrypted shares of its own secrets, its masked vector and, for each client in its neighbourhood
+    (itself and its neighbours in the masking graph), a share of that client's seed or of its key,
+    never of both. The masked vector is uniform for everyone who has fewer than `threshold` shares
+    of the client's seed, or who does not know its pairwise mask with at least one other client. If
+    a message is out of order, invalid or asks for more than the protocol allows, the client raises
+    `ClientWithheld` and answers nothing more in this round.
 
     Under active security, it discloses shares only if `threshold` survivors have signed the same
     text as this client. The text covers the list of survivors and everything that the server has

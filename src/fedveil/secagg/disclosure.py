@@ -49,7 +49,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return {dealer: index of its share} for the shares that the client `holder` received."""
+        """Map each dealer to the index of the shares that the client `holder` received from it."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
@@ -84,7 +84,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the least number of valid shares that `answered` hold of any dealer's secret."""
+        """Count each dealer's valid shares at the clients `answered`. Returns the least count."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -99,8 +99,9 @@ class Disclosure:
     def lacking(self, answered: Sequence[int]) -> str | None:
         """Return a sentence about a dealer of too many unusable shares, or None if there is none.
 
-        Their holders refuse them, or they are outside the field. Without them, fewer holders than
-        the threshold are among `answered`.
+        A share is unusable if its holder refused it, or if it is outside the field. A dealer has
+        too many if at least `threshold` of its holders are in `answered`, but fewer of these
+        holders have a usable share.
         """
         there = frozenset(answered)
         for dealer in sorted(self._without):
@@ -121,8 +122,8 @@ class Disclosure:
     def take(self, holder: int, shares: bytes) -> None:
         """Save the shares that `holder` discloses. `shares` has their bytes, one after another.
 
-        Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt. A share
-        outside the field that was dealt so is the dealer's fault, and counts as missing.
+        Raises `MessageInvalid`, and saves none, if a share does not match the tag that its dealer
+        sent. If a share matches its tag, but is outside the field, it counts as missing.
         """
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
@@ -188,7 +189,10 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the index of `dealer`'s share in what `holder` disclosed. `index` is a cache."""
+        """Return the row of `dealer`'s share among the shares that `holder` disclosed.
+
+        `index` caches the rows for each neighbourhood number, without regard to refused shares.
+        """
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

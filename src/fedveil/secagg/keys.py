@@ -97,8 +97,8 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
     """Encrypt `shares` for `receiver` with AES-256-GCM. The result is 16 bytes longer.
 
-    `key` is the `seal_key` of `sender`, `receiver` and `view`, a digest of what both were shown.
-    AES-GCM authenticates these three as well. Encrypt only once with a key.
+    `key` is from `seal_key`, and may encrypt only once. AES-GCM also authenticates `sender`,
+    `receiver` and `view`, the digest of what both clients were shown.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 

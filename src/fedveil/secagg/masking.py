@@ -1,8 +1,9 @@
 """Masks: vectors of uniform numbers modulo 2^bits, each the AES-256-CTR keystream of a seed.
 
-A vector is stored in unsigned integers (lanes) of 32 bits, or of 64 bits if an element needs more.
-Lanes wrap around, and `Ring.reduce` cuts them to the ring's bits. The keystream is read as whole
-little-endian lanes. The low bits of a lane are an element, and are uniform.
+Each element of a vector is stored in an unsigned integer (lane) of 32 bits, or of 64 bits if `bits`
+is above 32. The lowest `bits` bits of a lane are the element. Lanes are added with wrap-around, and
+`Ring.reduce` sets their other bits to 0. The keystream is read as little-endian lanes, whose
+elements are uniform.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Ring:
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        They are not yet reduced modulo 2^bits. If `used_up`, they can reuse the memory of `values`.
+        The result is not yet reduced modulo 2^bits. If `used_up` is True, the caller no longer
+        needs `values`, and the result may reuse their memory.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)

@@ -2,7 +2,7 @@
 
 In the complete graph, all clients are neighbours (Bonawitz et al., 2017). The sparse graph is for a
 server that follows the protocol (Bell et al., 2020): the server places the clients on a circle in
-random order, and joins each to the nearest ones on either side.
+random order, and a client's neighbours are the nearest clients on both sides.
 """
 
 from __future__ import annotations

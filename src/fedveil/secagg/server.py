@@ -214,7 +214,10 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return (the least number of a dealer's valid shares at `answered`, the threshold)."""
+        """Count each dealer's valid shares at the clients in `answered`.
+
+        Returns the least of these counts, and the threshold that it must reach.
+        """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
@@ -301,7 +304,10 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the survivors' own masks (`seeds`) and those shared with dropouts (`pairs`)."""
+        """Remove the survivors' own masks, and their pairwise masks with dropouts, from the sum.
+
+        `seeds` are the seeds of the own masks. `pairs` has each dropout's pair of mask keys.
+        """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -3,7 +3,7 @@
 A 256-bit secret is cut into five limbs of 52 bits. Each limb is the constant term of a polynomial
 of degree threshold - 1, whose other coefficients are uniform in the field. A share is the values of
 the five polynomials at one point other than zero, in forty bytes (eight each, little endian). Fewer
-shares than the threshold are uniform for every secret.
+shares than the threshold reveal nothing: they are uniform, whatever the secret is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Tags of shares. The server uses them to recognise a wrong share.
 
-A dealer sends the server a tag of each share: the first 16 bytes of a SHA-256 of the share, its
-dealer, its holder and its kind (of a seed or of a key). A share is uniform among 2^305 values, so
-its tag reveals nothing about it. It is infeasible to find another share with the same tag.
+A dealer sends the server a tag of each share: the first 16 bytes of a SHA-256 of the round's terms,
+the dealer, the holder, the kind (a share of a seed or of a key) and the share. A share is uniform
+among 2^305 values, so a tag reveals nothing about its share. It is infeasible to find another share
+with the same tag.
 """
 
 from __future__ import annotations

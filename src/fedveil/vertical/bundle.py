@@ -3,7 +3,7 @@
     BUNDLE/contents.json     this party's files with their digests, its columns, the versions
     BUNDLE/manifest.json     the digest of every party's contents.json, equal at all parties
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
-    BUNDLE/state/            what scoring adds: counts of sent examples and received ids, events
+    BUNDLE/state/            written by scoring: counts of scored examples and received ids, a log
 
 A bundle is as confidential as the training data: it has weights, and digests of training ids.
 """
@@ -231,7 +231,7 @@ def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int
 
 
 def most_scored(path: Path, ids: Ids) -> int:
-    """Return how often the bundle at `path` has scored the most often scored of the `ids`."""
+    """Return the largest number of times that the bundle at `path` has scored one of the `ids`."""
     known, counts = scored_times(path)
     if not len(known):
         return 0
@@ -241,7 +241,10 @@ def most_scored(path: Path, ids: Ids) -> int:
 def looked_up(
     keys: npt.NDArray[np.bytes_], known: npt.NDArray[np.bytes_], values: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the value of each key, and 0 for a key that is not known. `known` ascends."""
+    """Return the value of each key in `keys`, or 0 for a key that is not in `known`.
+
+    `known` is in ascending order, and `values[i]` is the value of `known[i]`.
+    """
     if not len(known):
         return np.zeros(len(keys), np.int64)
     place = np.minimum(np.searchsorted(known, keys), len(known) - 1)

@@ -61,10 +61,11 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 def restored(
     data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int, *, finite: bool = True
 ) -> Float32s:
-    """Decode the packed numbers `data` to values of shape `shape`, by the extremes in `ranges`.
+    """Decode `data`, the packed numbers of levels from `compressed`, to values of shape `shape`.
 
-    Raises InvalidValue if `data` or `ranges` do not fit `shape` and `bits`, or if an extreme is NaN
-    or infinite (unless `finite` is False).
+    `ranges` has each example's lowest and highest level, [examples, 2]. Raises InvalidValue if
+    `data` does not fit `shape` and `bits`, or if a lowest level is above the highest. Also raises
+    it if a level is NaN or infinite, unless `finite` is False.
     """
     codes = np.empty(math.prod(shape), np.int64)
     if (finite and not np.isfinite(ranges).all()) or (ranges[:, 0] > ranges[:, 1]).any():
@@ -80,7 +81,10 @@ def restored(
 
 
 class Errors:
-    """Stores each example's rounding errors, made when it was last sent, by part and direction."""
+    """Stores the rounding errors of each example's latest compression, for error feedback.
+
+    The errors of each part's outputs and of their gradients are stored separately.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}

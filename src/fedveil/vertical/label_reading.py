@@ -25,27 +25,29 @@ from fedveil.mechanisms.label_dp import LabelDP
 _ROUNDS, _STARTS = 30, 8
 
 
-def directions(looks: Sequence[Float64s]) -> Float64s:
-    """Scale each example's gradient in each part to length 1, and join the parts of a follower.
+def directions(by_part: Sequence[Float64s]) -> Float64s:
+    """Scale every gradient to length 1, and concatenate an example's gradients of all parts.
 
-    `looks` has the gradients of each part, [examples, values]. A row of zeros stays zero.
+    `by_part` has one array for each of a follower's parts: the gradients, [examples, values]. A
+    row of zeros stays zero. The result has one row for each example.
     """
     found = []
-    for gradients in looks:
+    for gradients in by_part:
         rows = np.asarray(gradients, np.float64).reshape(len(gradients), -1)
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         found.append(np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0))
     return np.concatenate(found, axis=1)
 
 
-def by_norm(looks: Sequence[Float64s]) -> Float64s:
+def by_norm(by_part: Sequence[Float64s]) -> Float64s:
     """Return the scores of the norm attack. Examples of rarer classes usually have higher scores.
 
-    `looks` has the gradients of each of the follower's parts, [examples, values]. The score of an
-    example is its gradient norm divided by the mean norm of all examples, summed over the parts.
+    `by_part` has one array for each of a follower's parts: the gradients, [examples, values]. The
+    score of an example is its gradient norm divided by the mean norm of all examples, summed over
+    the parts.
     """
-    scores = np.zeros(len(looks[0]))
-    for gradients in looks:
+    scores = np.zeros(len(by_part[0]))
+    for gradients in by_part:
         norms = np.linalg.norm(gradients.reshape(len(gradients), -1), axis=1)
         scores += norms / (norms.mean() or 1.0)
     return scores
@@ -128,8 +130,8 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
     """Return each example's cosine to each group's centre, [examples, groups], summed over windows.
 
-    The centres start at `centres`. In each window, they are first moved to the mean directions of
-    the rows nearest to them.
+    The centres start at `centres`. In each window, every centre first moves to the mean direction
+    of the rows that are nearest to it. The cosines to the moved centres count.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -191,10 +193,11 @@ def _likely(eps: float | None, classes: int) -> Float64s:
 def _settled(
     rows: Float64s, centres: Float64s, before: Float64s | float = 0.0
 ) -> tuple[Float64s, Float64s]:
-    """Move the centres until each is the mean direction of the rows nearest to it.
+    """Move each centre to the mean direction of its nearest rows, repeatedly until nothing changes.
 
-    Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
-    sum of the row's cosine and `before`, the row's cosines in earlier steps.
+    The nearest centre has the largest sum of two cosines: that of the row, and that of the row's
+    example in earlier windows (`before`, [rows, centres]). Returns the centres, and the cosine of
+    each row to each centre, [rows, centres].
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -234,7 +237,11 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a class for each group, all different, with as many known labels right as possible."""
+    """Return a class for each group, so that as many known labels as possible are right.
+
+    No two groups get the same class. `groups` and `labels` have the group and the label of each
+    example whose label is known.
+    """
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / (2 * classes)  # decides ties, and outweighs no known label

@@ -53,11 +53,11 @@ class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
     A call protects a gradient by calling `passed`, measures the protected gradient, and returns it.
-    `classes` is the task's number of classes, or None if labels are not classes. Of the `steps`
-    steps left in the run, the first few and last few are measured. After either, `tell` receives a
-    sentence for each part whose gradient is returned, and one for all parts of a follower together.
-    A step that is repeated after a restart is measured and counted once: the gradients of the
-    repetition, which differ if parts draw new EmbeddingDP bits, are not measured.
+    `classes` is the task's number of classes, or None if labels are not classes. `steps` is the
+    number of steps left in the run. The first few and the last few of these steps are measured.
+    After the first few, and again after the last few, `tell` receives a sentence for each part
+    whose gradient is returned, and one for all parts of a follower together. A step that is
+    repeated after a restart is not measured again, even if its gradients differ.
     """
 
     def __init__(
@@ -234,7 +234,11 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the rarest class's recall. Chance level: an upper bound of the false-positive rate."""
+    """Return the recall of the rarest class.
+
+    `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
+    examples that have it. The chance level is an upper bound on the false-positive rate.
+    """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -328,6 +332,9 @@ class GradientSums:
         return np.array(self._labels)
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        """Return the sums of each of `parts`, for the first examples that all of them follow."""
+        """Return the sums of each of `parts`, one array [examples, values] for each part.
+
+        The arrays have the same examples: those for which each of these parts has sums.
+        """
         count = min(len(self._labels), *(len(self._sums[part]) for part in parts))
         return [self._sums[part][:count] for part in parts]

@@ -96,9 +96,10 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Load the run in `folder`, run `how` at every party, and return the leader's result.
+    """Load the run in `folder`, run an exchange of messages, and return the leader's result.
 
-    `how` returns a party's side of the messages to exchange, such as `PartyRun.evaluate`.
+    `how` takes each party's `PartyRun` and returns its side of the exchange. An example is
+    `PartyRun.evaluate`.
     """
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)
@@ -224,7 +225,11 @@ class Parties:
         )
 
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
-        """Run `how` at every party, from the last saved step, and return the leader's result."""
+        """Run an exchange of messages from the last saved step. Returns the leader's result.
+
+        `how` takes each party's `PartyRun` and returns its side of the exchange. An example is
+        `PartyRun.evaluate`.
+        """
         self._restore(self.last_common_step())
         try:
             return self._together(how)[self.split.leader]

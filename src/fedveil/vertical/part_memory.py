@@ -40,7 +40,7 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties of which every part's shapes are known before any part is built."""
+    """Return the parties whose parts can be built on the meta device, and so sized beforehand."""
     if any(part.module is not None for part in job.parts.values()):
         return []
     known: Collection[str] = getattr(task, "by_shape", ())

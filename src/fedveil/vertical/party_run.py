@@ -144,7 +144,10 @@ class PartyRun:
         self._finish()
 
     def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Run `exchange`. If a part fails, save the traceback: the other parties were told."""
+        """Run `exchange`. If a part fails, save the traceback in the run's folder.
+
+        The file also shows later that other parties have learned of the failure.
+        """
         try:
             return (yield from exchange)
         except PartFailed as failure:

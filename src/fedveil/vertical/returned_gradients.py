@@ -69,9 +69,10 @@ class ReturnedGradients:
         return noised.reshape(gradient.shape).to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each of the examples at `places`.
+        """Return `values` standard normal numbers for each example, [examples, values].
 
-        The numbers depend only on the run's key, the part and the example's position.
+        `places` are the positions of the examples. The numbers depend only on the run's key, the
+        part and the example's position.
         """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
@@ -108,7 +109,7 @@ def projection(
 
 
 def rows_of(gradients: torch.Tensor) -> Float32s:
-    """Return the gradients as an array with a row for each example, also if it has one value."""
+    """Return the gradients as an array of float32, [examples, values]."""
     rows: Float32s = gradients.detach().float().cpu().reshape(len(gradients), -1).numpy()
     return rows
 

@@ -12,8 +12,9 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has checked all that it receives
 
-  A party omits its message if it sends the receiver a tensor after it has received all its own:
-  that tensor implies the message. With several followers, the leader never omits `commit`.
+  A party omits `ready` or `commit` if it still has a tensor to send to the other party after it has
+  received all its tensors. The arrival of that tensor says the same. With several followers, the
+  leader never omits `commit`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,10 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return two sets: parts whose forward pass, and parts whose backward pass, a peer awaits."""
+    """Return the parts whose forward pass, and the parts whose backward pass, a peer waits for.
+
+    This includes the parts of the same owner that must run before such a part.
+    """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
 
@@ -291,7 +295,7 @@ def _with_words(
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
 
-    The arrival of that tensor then tells `peer` what the message `ready` or `commit` would.
+    If so, the last tensor replaces the message `ready` or `commit` to `peer`.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

@@ -207,7 +207,7 @@ class SplitModel:
 
     @cached_property
     def settled(self) -> SplitModel:
-        """The model for epochs after the first, in which parts with `reuse` learn no more."""
+        """Return the model for all epochs after the first: parts with `reuse` are not trained."""
         bare = self
         for part in self.parts:
             if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":

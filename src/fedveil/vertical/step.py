@@ -60,7 +60,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """The micro-batch for which a tensor is sent. Selects, with a part, a stream of randomness."""
+    """The micro-batch for which a tensor is sent.
+
+    `number` identifies the evaluation, and `step` the training step or the evaluation's batch. Each
+    part has an independent stream of random numbers for each occasion (`path`).
+    """
 
     subset: str
     number: int
@@ -99,9 +103,10 @@ class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `tells` is the result of `last_words`. The batch's positions refer to
-    the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
-    `measure` is True, the bytes sent and received are counted.
+    identifies the evaluation. `tells` are the indices in `program` of the instructions whose
+    messages carry the loss (`last_words`). The batch's positions refer to the examples of `subset`.
+    `seed` seeds torch's random numbers in the party's modules. If `measure` is True, the bytes sent
+    and received are counted.
     """
 
     context: Context
@@ -231,7 +236,10 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor `source`. This party's parts share it, and add gradients to it."""
+        """Return the tensor that parts read as `source`: a column, or the output of a part.
+
+        This party's parts that read the same output share one tensor, which adds up its gradients.
+        """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

@@ -37,7 +37,10 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def is_application(message: Message, attempt: int) -> bool:
-    """Return True if a follower's untrusted message is its application of this attempt."""
+    """Return True if a follower's message has the kind "apply" and answers attempt `attempt`.
+
+    The message is untrusted, so it may have no or other fields.
+    """
     answered = message.get("attempt")
     return text_in(message, "kind") == "apply" and type(answered) is int and answered == attempt
 
@@ -58,13 +61,15 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
 def align_found(
     found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
 ) -> Aligned:
-    """Find the common examples of all parties by the leader's ids that each follower has.
+    """Find the common examples of all parties, given which of the leader's ids each follower has.
 
-    `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
-    or -1. `sizes` has each party's number of examples. A party with 0 examples has no data, and its
-    parts run on all common examples. If the leader has 0 examples, at most one follower may have
-    examples. Returns where each party has the common examples in its data, and a sentence on each
-    follower whose examples differ from the leader's. The sentences name the `subset`.
+    `found[follower]` has the position of each of the leader's ids among the follower's examples, or
+    -1 for an id that the follower lacks. `sizes` has each party's number of examples. A party with
+    0 examples has no data, and its parts run on all common examples. If the leader has 0 examples,
+    at most one follower may have examples.
+
+    Returns where each party has the common examples in its data, and a sentence on each follower
+    whose examples differ from the leader's. The sentences name the `subset`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

@@ -6,8 +6,8 @@
     agreed   leader -> followers   the step to resume from, and the follower's rows to use
 
 Whenever a party has restarted, the leader begins a new attempt. A follower uses only its own job.
-It uses common examples that it has saved. In an intersection, the leader must prove for all others
-that the leader itself has sent their ids (`intersection`).
+If it has not saved the common examples, and ids are aligned by `intersection`, the leader must
+prove to it that the leader has sent the id of every common example.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def lead(
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
     `own` is the leader's state. `attempt` numbers the handshakes of a session, and `order_seed`
-    determines the order of training. `keep_run` saves the run's identity before any follower does.
+    determines the order of training. `keep_run` is called before any follower saves the run's
+    identity, so that the leader can save it first.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -198,7 +199,7 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
 
 
 def _plain(message: Message, name: str) -> Any:
-    """Decode the JSON in the field `name`. Without a limit, it could fill this party's memory."""
+    """Decode the JSON in the field `name`. Raises MessageInvalid if the text is too long."""
     text = take(message, name, str)
     if len(text) > MOST_JOB_BYTES:
         raise MessageInvalid(f"its {name} has {len(text):,} characters")
@@ -351,7 +352,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence on how many ids each peer has sent so far. An id may be a guess."""
+    """Yield a log sentence for each peer: how many ids, which may be guesses, it has sent."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

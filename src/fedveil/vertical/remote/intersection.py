@@ -79,8 +79,8 @@ class Found:
 class Exchanged:
     """A follower's record of the exchange for one subset.
 
-    The follower sent its blinded ids as `own`, in the order `order`. `raised` are the leader's
-    blinded ids to the power of the follower's exponent.
+    `own` are the follower's blinded ids as it sent them, in the order `order`. `raised` are the
+    leader's blinded ids to the power of the follower's exponent.
     """
 
     order: Positions

@@ -313,7 +313,10 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. A restarted one may need this party."""
+        """Wait until all parties have written their files. Then log the states of peers' logs.
+
+        A party that restarts before it has written its files still needs this party.
+        """
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}

@@ -122,7 +122,7 @@ class StartOver(PeerRestarted):
 class Attentive:
     """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins.
 
-    If `has_begun` is False, the first message may begin one.
+    If `has_begun` is False, `receive` returns the first message even if it begins a handshake.
     """
 
     def __init__(self, link: Link, *, has_begun: bool = True) -> None:
@@ -149,7 +149,11 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """Run a follower's side of a session. If `looks` is True, the session must not train."""
+    """Run a follower's side of a session.
+
+    `looks` is True for a session that only evaluates or predicts, and False for a training. Raises
+    ExchangeError if the leader wants a session of the other kind.
+    """
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (

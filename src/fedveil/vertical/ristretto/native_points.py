@@ -83,7 +83,11 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load eight points, from `row` on: 32-byte encodings, or 64-byte hashes to map to points."""
+    """Load eight points into the memory `s` from eight rows of `words`, from `row` on.
+
+    A row is a 32-byte encoding, or a 64-byte hash that is mapped to a point. For encodings,
+    `invalid[i]` is set to 0 if row i encodes a point, and to another number if it does not.
+    """
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -108,7 +112,10 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Multiply the points in `words` by a scalar, into `out`. `s` is the scalar's `_memory`."""
+    """Multiply the points of the rows of `words` by a scalar, and write the results to `out`.
+
+    `s` is the `_memory` of the scalar. `_points` describes the rows and `invalid`.
+    """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)

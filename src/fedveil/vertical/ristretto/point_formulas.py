@@ -108,7 +108,7 @@ def _absolute(s: Program, out: int, a: int) -> None:
 
 
 def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
-    """Append steps that write to `root` a root of u/v, or of i u/v if u/v is not a square.
+    """Append steps that write to `root` a square root of u/v, or of i u/v if u/v is no square.
 
     i is √-1 (RFC 9496, 4.2). `was_square` becomes a mask of the lanes in which u/v is a square.
     """

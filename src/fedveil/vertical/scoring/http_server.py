@@ -180,7 +180,7 @@ class HttpServer:
 
 
 def _head_bytes(head: h11.Request) -> int:
-    """Return the bytes of a request's line and headers, with their separators."""
+    """Return the length in bytes of a request's line and headers, with their separators."""
     first = len(head.method) + len(head.target) + len("  HTTP/1.1\r\n")
     rest = sum(len(name) + len(value) + len(": \r\n") for name, value in head.headers.raw_items())
     return first + rest + len("\r\n")

@@ -72,7 +72,7 @@ class Decision:
 
 
 def usable(outputs: Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows whose outputs are all finite, so that a prediction follows."""
+    """Return a mask of the rows whose outputs are all finite. Other rows get no prediction."""
     return np.asarray(np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))), np.bool_)
 
 

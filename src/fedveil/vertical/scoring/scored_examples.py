@@ -99,9 +99,10 @@ class ScoredExamples:
         self._file.close()
 
     def _sent(self, keys: _Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return how often the run sent each example, and 1 for training examples, else 0.
+        """Return how often the run sent each example, and a mask of the training examples.
 
-        The counts of an id that is both a training and a held-out example are added.
+        `keys` are the digests of the examples' ids. The mask has 1 or 0. If an id is both a
+        training and a held-out example, its two counts are added.
         """
         times, labelled = _counts(keys, *self._trained)
         looks, is_held_out = _counts(keys, *self._held_out)
@@ -109,7 +110,10 @@ class ScoredExamples:
         return times + evaluated, labelled
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return [[times sent, 1 if labelled else 0, times scored]] of the costliest state."""
+        """Return a list with only the state that costs the highest epsilon.
+
+        A state is [times sent, 1 for a training example or else 0, times scored].
+        """
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state
@@ -147,5 +151,9 @@ def _sent_before(bundle: RunFolder) -> tuple[_Sent, _Sent]:
 def _counts(
     keys: _Keys, known: _Keys, times: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the count of each key in `known`, and 1 for each key that is in it, else 0."""
+    """Look up the count of each key, and return the counts and a mask of the keys in `known`.
+
+    `known` is in ascending order, and has the counts `times`. A key that is not in it has the count
+    0. The mask has 1 or 0.
+    """
     return looked_up(keys, known, times), looked_up(keys, known, np.ones(len(known), np.int64))

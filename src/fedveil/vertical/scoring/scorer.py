@@ -160,7 +160,7 @@ class Scorer:
             yield Send(follower, {"kind": "enough", "request": self._request + 1})
 
     def answer(self) -> Exchange[None]:
-        """Run a follower's side: answer requests until the leader ends them."""
+        """Run a follower's side: answer requests until the leader sends no more."""
         leader = self.split.leader
         try:
             while True:

@@ -44,9 +44,9 @@ ANSWER_S = 30.0
 class PredictionService:
     """Answers HTTP requests with scores, which it gets from `source`.
 
-    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. A
-    client that has asked for more gets no further answer, because an answer to the requests with
-    known ids alone would also say which ids are unknown.
+    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. If
+    a client has asked for more, all its further requests are refused. If only its requests with
+    unknown ids were refused, a refusal would tell the client that an id is unknown.
     """
 
     def __init__(
@@ -158,7 +158,11 @@ class PredictionService:
     def _predicted(
         self, ids: Sequence[str], own: Mapping[str, str], who: str, probabilities: bool
     ) -> list[dict[str, Any]]:
-        """Return an answer for each of `ids`. `own` maps an id to its form in the leader's file."""
+        """Return an answer for each of `ids`: its prediction, or an error.
+
+        `own` maps an id to its form in the leader's file. `who` names the client in the log. If
+        `probabilities` is True, an answer also has the classes' probabilities.
+        """
         known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
