@@ -94,7 +94,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on a client's held-out examples, NaN without any."""
+        """Return the task's first metric on a client's held-out examples, or NaN if it has none."""
         x, y, shares = self._tested
         start, end = map(int, shares.offsets[client : client + 2])
         if start == end:
