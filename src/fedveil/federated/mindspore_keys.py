@@ -2,7 +2,7 @@
 
 A key is in one of four tables, and a key in none of them is an error. Each key in `CONVERTED`
 becomes one key of fedveil. `INTERPRETED` states a rule for each of its keys. A key in `REFUSED`
-turns on a feature that fedveil lacks, so the only valid value is the one that turns it off. The
+controls a feature that fedveil lacks, so the only valid value is the one that turns it off. The
 keys in `IGNORED` configure MindSpore's servers, transport and files.
 """
 
