@@ -220,7 +220,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's `Way`: which state its clients keep, and how the state affects training."""
+    """Return the object that defines what state the job's clients keep and how they use it."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -318,9 +318,10 @@ def make_client_sides(
 
 
 def fork_count(job: Job) -> int:
-    """Return the number of worker processes to fork if a small model is trained in native code.
+    """Return the number of worker processes to fork for training a small model in native code.
 
-    It is 0 if forks are unsafe here, too slow for the job, or ruled out by `simulation.workers`.
+    Returns 0 if this process cannot fork safely, if a round has too few clients for forks to save
+    time, or if `simulation.workers` is not auto.
     """
     many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
     may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon

@@ -15,7 +15,7 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Beginning:
-    """The run that `Callback.begin` receives. `done` is the number of its completed rounds."""
+    """Describes a run to `Callback.begin`. `done` is the number of rounds completed so far."""
 
     job: Job
     folder: Path

@@ -176,7 +176,7 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """Return a round record's entry with the number of canaries. Empty without canaries."""
+        """Return the number of canaries as an entry for a round's record, or {} if it is 0."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:

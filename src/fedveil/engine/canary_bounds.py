@@ -40,9 +40,9 @@ class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
     A canary's coin is a secret bit that decides the sign of its updates. `moved` is the largest
-    distance by which replacing one client moves a release. `gaussian` is True if the claim is about
-    Gaussian noise. `measured` is True if, in addition, this noise has the same standard deviation
-    in every round.
+    distance by which replacing one client moves a release. `gaussian` is True if the protection
+    claims Gaussian noise. `measured` is True if the protection also claims that the noise has the
+    same standard deviation in every round. Bounds from the measured noise are then computed too.
     """
 
     included: Bools
@@ -101,7 +101,10 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Return a lower bound on epsilon from reused noise, with confidence 1 - `error`."""
+            """Return a lower bound on epsilon, which is high if two rounds have the same noise.
+
+            The bound is above the true epsilon with probability at most `error`.
+            """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
             before = lag.distance(1.0, rounds, error=error / 2)
@@ -128,10 +131,12 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return the lower bound on epsilon from the `distance` between the means of two releases.
+        """Return the lower bound on epsilon that follows from `distance`, to compare with `claim`.
 
-        The releases differ in one client's data, and `distance` is in standard deviations of the
-        noise. `uncertain` is the sampling error of `distance`, or 0 if there is none.
+        `distance` is a lower bound on how far replacing one client's data moves the mean of a
+        release, in standard deviations of the noise. If it comes from an average, `uncertain` is
+        by how much the average's uncertainty lowered it, otherwise 0. `name` is the name of the
+        bound, and `cases` the number of measurements.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

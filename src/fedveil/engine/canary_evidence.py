@@ -37,7 +37,10 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """Reports from `lag` rounds ago, to pair with this round's. No report is in two pairs."""
+    """Stores each round's reports, to pair them with the reports made `lag` rounds later.
+
+    No report is in two pairs.
+    """
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -163,8 +166,8 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is an attacker's estimate of what the canary sent: `update` if its coin shows 1,
-        otherwise the negative. `unit` is the direction of `update`.
+        `reading` is what an attacker infers from the report. The canary sent `update` if its coin
+        shows 1, and -`update` otherwise. `unit` is the direction of `update`, of length 1.
         """
         if reading.empty:
             return
@@ -190,7 +193,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round. All canaries multiplied their updates in it by `turn`, 1 or -1."""
+        """End a round. `turn` (1 or -1) is the factor of all canaries' updates in this round."""
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)
@@ -253,7 +256,10 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Copy array `name` of this `shape` from `state`. Raises `ValueError` if it is not finite."""
+    """Return a copy of the array `name` in `state`. Raises `ValueError` unless it is finite.
+
+    `shape` is the array's required shape. A None in it allows any size.
+    """
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -94,10 +94,11 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Scale `difference`, of two rounds' sums, and add its squared length to `noise`.
+        """Scale `difference`, and add its squared length to `noise`.
 
-        The scale is 1 over the largest change that one client can cause in the difference, which is
-        `step` times the largest change that one client can cause in a single sum.
+        `difference` is between the sums of two rounds. One client can change it by at most `step`
+        times as much as a single sum. The scaling turns this largest change into 1. If `step` is
+        almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -21,7 +21,10 @@ from fedveil.record.metric_names import CLIENTS, Better
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The training examples, and for each client the indices of its held-out examples."""
+    """The clients' held-out examples: `shares` has their indices in `examples`, by client.
+
+    `examples` also has the examples on which the clients train.
+    """
 
     examples: Examples
     shares: Partition
@@ -41,7 +44,10 @@ class ClientTest:
 
     @cached_property
     def _tested(self) -> tuple[Array, Array, Partition]:
-        """The trained part's inputs for the usable held-out examples, their targets and clients."""
+        """The usable held-out examples: inputs of the trained layers, targets, and a partition.
+
+        Client c has the rows offsets[c]:offsets[c + 1], where `offsets` is the partition's field.
+        """
         shares, examples = self._held.shares, self._held.examples
         rows = shares.indices
         x, y = examples.x[rows], examples.y[rows]
@@ -53,10 +59,11 @@ class ClientTest:
         return x[usable], y[usable], shares.only(chosen)
 
     def _scored(self) -> tuple[Scores | None, Int64s]:
-        """Return the scores of all usable held-out examples, and where each client's begin and end.
+        """Return (scores, offsets) of all usable held-out examples.
 
-        Under `privacy.unit: example`, an example that the model or the task raises for is unusable
-        too. Without a usable example, the scores are None.
+        Client c has the scores offsets[c]:offsets[c + 1]. Under `privacy.unit: example`, an example
+        for which the model or the task raises an error is not usable. If no example is usable, the
+        scores are None.
         """
         x, y, shares = self._tested
         if not len(y):
@@ -87,7 +94,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on a client's held-out examples, NaN without any."""
+        """Return the task's first metric on a client's held-out examples, or NaN if it has none."""
         x, y, shares = self._tested
         start, end = map(int, shares.offsets[client : client + 2])
         if start == end:

@@ -27,7 +27,10 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return `client_rate`, under FedCM multiplied by the weight of the client's own gradients."""
+    """Return the learning rate of a client's own gradients in `round`.
+
+    It is `client_rate`, which FedCM multiplies by `training.own_direction`.
+    """
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 

@@ -1,4 +1,4 @@
-"""The clients that take part in each round."""
+"""Draws the clients that take part in each round."""
 
 from __future__ import annotations
 

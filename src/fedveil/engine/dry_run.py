@@ -146,7 +146,10 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(task: Task, dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error if the outputs do not fit a built-in task. Those of an own task may be any."""
+    """Raise an error if the model's `outputs` have the wrong type or shape for a built-in task.
+
+    The outputs are not checked if the task is a user's own.
+    """
     if plan_loss(task) == OWN:
         return
     if not isinstance(outputs, torch.Tensor):

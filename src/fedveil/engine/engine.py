@@ -1,4 +1,4 @@
-"""An engine carries the messages of a job: the simulator, or a deployed federation."""
+"""The interface of engines. An engine connects a run to its clients, simulated or deployed."""
 
 from __future__ import annotations
 

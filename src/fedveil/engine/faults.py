@@ -104,9 +104,9 @@ def silent_clients(
     """Return the clients that drop out, each with the first phase that it does not answer.
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out there. `phases` maps all names, in order, to phases of
-    this protection. A name is mapped to None if clients send no answer in that phase. Then no
-    client drops out there.
+    fraction of the cohort that drops out in this phase. `phases` maps all names that a plan can
+    contain to phases of the run's protection, or to None. A client whose phase is mapped to None
+    does not drop out.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

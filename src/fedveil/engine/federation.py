@@ -201,10 +201,10 @@ class Federation:
         return self._recorded(number, cohort, applied, before, outcome, began)
 
     def _cut_off(self, number: int) -> Record:
-        """Record round `number` as void: it was interrupted, and a limit forbids its repetition.
+        """Record the interrupted round `number` as void, because a limit forbids repeating it.
 
-        Its record states the charges of interrupted rounds. A later start does not charge them
-        again.
+        The record includes the costs of all interrupted rounds, so that a later start does not
+        charge these rounds again.
         """
         began = time.perf_counter()
         self._charge(self._unrepeated.items())
@@ -286,9 +286,10 @@ class Federation:
 
     @property
     def _unrepeated(self) -> dict[int, Kind]:
-        """The interrupted rounds that are still to be repeated, and what each costs, if seeded.
+        """The interrupted rounds that are still to be repeated, with the cost of each.
 
-        The ledger does not have these costs yet.
+        The ledger does not contain these costs yet. Empty unless the job's randomness is seeded:
+        otherwise `charge_begun` has already charged the rounds.
         """
         if self.job.privacy.randomness != "seeded":
             return {}

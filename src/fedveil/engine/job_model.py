@@ -33,9 +33,9 @@ class ModelShape:
     """The properties of the data that determine the model's form, and the model's fingerprint.
 
     `classes` is the number of the model's outputs. `target_shape` is the shape of one target of a
-    user's own task. `whole_targets` is True if such targets are integers. `whole_examples` is True
-    if each example is one array of integers. `fingerprint` is a digest of the model's tensors, or
-    "" if it is not yet known.
+    user's own task. `whole_targets` is True if targets consist of integers, and `whole_examples` is
+    True if examples do. `fingerprint` is a digest of the model's tensors, or "" if it is not yet
+    known.
     """
 
     example_shape: Shape
@@ -59,7 +59,10 @@ class ModelShape:
 
     @property
     def numbers(self) -> int:
-        """The count of an example's numbers and the model's outputs. A free length counts as 1."""
+        """The number of values in one example plus the number of the model's outputs.
+
+        A dimension of variable length counts as 1.
+        """
         shape = self.example_shape
         arrays = shape.values() if isinstance(shape, dict) else [shape]
         return sum(math.prod(map(abs, sizes)) for sizes in arrays) + self.classes
@@ -101,10 +104,10 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
     """Raise `ModelInvalid` if a model for `shape` would have more than `sent` weights to train.
 
-    Call it before `make_model` if `shape` comes from an untrusted server. It takes no memory. It
-    cannot check a user's function that needs values (`models.outline`), nor weights that are fixed
-    or stay with each client. It calls a user's function only if the shape has more than two numbers
-    for each weight.
+    Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
+    memory for weights, and counts no weights that are fixed or stay with each client. A model from
+    a user's function is checked only if `shape.numbers` is above 2 * `sent`, and if the function
+    can build the model without values (`models.outline`).
     """
     if job.has_language_model:
         # The last layer has a row of weights for each class.

@@ -54,16 +54,20 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def is_free(name: object) -> bool:
-    """Return True if a record can have a metric or a protection's figure under this name."""
+    """Return True if a user's metric or protection may add `name` as a key to a round's record.
+
+    A valid name consists of small letters, digits and underscores, and is no key of fedveil's own.
+    """
     known = isinstance(name, str) and bool(re.fullmatch(_NAME, name))
     return known and name not in _TAKEN and not str(name).startswith(SECONDS)
 
 
 def figures_of(protection: Protection, state: State, metrics: Collection[str]) -> dict[str, float]:
-    """Return the protection's figures (`shown`) for the record of a round that begins in `state`.
+    """Return the numbers that the protection adds to a round's record (`Protection.shown`).
 
-    `metrics` are the names of the model's metrics. Raises `RunStopped` if a figure has one of these
-    names or a name of the round's own, or if it is not a number.
+    `state` is the protection's state at the round's start, and `metrics` are the names of the
+    model's metrics. Raises `RunStopped` if a value is not a number, or if its name is invalid
+    (`is_free`) or the name of a metric.
     """
     with own_errors(protection):
         found = dict(protection.shown(state))

@@ -61,7 +61,11 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the weights to save, and a sentence if they are the best model's, else None."""
+        """Return the weights to save at the end of a run, whose last weights are `weights`.
+
+        Also returns a sentence that names the round of the best model if its weights are returned,
+        otherwise None.
+        """
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -85,7 +89,10 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the round of the best model, or None if the run saves the model of its last."""
+        """Return the round of the best model so far.
+
+        Returns None if the job saves the last model, or if no model has been tested yet.
+        """
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 

@@ -284,7 +284,7 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Set the keys whose default depends on others, before the job becomes immutable."""
+        """Set the keys whose default depends on other keys, before the job becomes immutable."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:

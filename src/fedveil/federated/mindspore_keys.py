@@ -1,9 +1,9 @@
 """The translation of every key in a MindSpore Federated server's YAML file.
 
-A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
-of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change
-the result, which fedveil cannot do, so only the value that changes nothing is valid. `IGNORED`
-configures MindSpore's servers, transport and files.
+A key is in one of four tables, and a key in none of them is an error. Each key in `CONVERTED`
+becomes one key of fedveil. `INTERPRETED` states a rule for each of its keys. A key in `REFUSED`
+controls a feature that fedveil lacks, so the only valid value is the one that turns it off. The
+keys in `IGNORED` configure MindSpore's servers, transport and files.
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each block that is ignored because `protection.name` is not set."""
+        """Yield a warning for each block of parameters that the default protection ignores.
+
+        Yields nothing if `protection.name` is set.
+        """
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:

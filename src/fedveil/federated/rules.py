@@ -80,7 +80,7 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 
 @RULES.rule("rounds", "training")
 def _rate_lasts(job: JobFields) -> str | None:
-    """The last round's rate is at least 1e-30, or your own function is `training.lr_schedule`."""
+    """The last round's rate is at least 1e-30 or comes from your own `training.lr_schedule`."""
     rate = job.training.planned_rate(job.rounds)
     if rate is None or rate >= 1e-30:
         return None

@@ -69,7 +69,10 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of files in `folder` that `seals`/folder.seal lists, also deleted files."""
+    """Return the names of all files in `folder` that are listed in the folder.seal of `seals`.
+
+    Includes deleted files.
+    """
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
@@ -103,7 +106,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Save the old and the new digest of the file `name`. If None, remove the file's entry."""
+        """Save the old and new digest of the file `name`. Remove its entry if `digests` is None."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -1,7 +1,7 @@
 """Encodes a fedveil message in Flower's records, and decodes it.
 
 A message is sent as its bytes, in one ConfigRecord, and the records contain nothing else. So
-nothing leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
+nothing leaves a client unnoticed. The number of these bytes is the upload size in a run's record.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bundled_records(
 
 
 def from_records(records: RecordDict) -> dict[str, Value]:
-    """Decode records that contain one message and nothing else. Raises `MessageInvalid`."""
+    """Decode the message in `records`. Raises `MessageInvalid` for any other content."""
     return decode(encoded_message(records))
 
 
@@ -102,7 +102,7 @@ def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
 
 
 def naming(clients: Sequence[int]) -> RecordDict:
-    """Return the records of a message that contains only the numbers of `clients`."""
+    """Encode the client numbers `clients` as a message. `named_clients` decodes it."""
     return to_records({_CLIENTS: np.array(clients, np.int64)})
 
 

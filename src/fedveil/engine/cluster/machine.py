@@ -104,10 +104,11 @@ class Work:
 class Played:
     """A machine's answers to one `Work`.
 
-    `clients` are the clients whose reports were summed, and `half` has the sum. Row i of `columns`
-    is about clients[i]: the report's size in bytes, and the seconds of training, protection and
-    aggregation. `others` are the answers of all other clients. `took_s` is the machine's time in
-    seconds. `fixed` is True if the machine must restart its workers to take other clients.
+    `half` contains the sum of the reports of `clients`, or is None. Row i of `columns` has four
+    numbers about clients[i]: the report's size in bytes, and the seconds of training, protection
+    and aggregation. `others` are the answers of all other clients. `took_s` is the machine's time
+    in seconds. `fixed` is True if the machine must restart its worker processes before it can train
+    other clients.
     """
 
     clients: Sequence[ClientId] = ()

@@ -35,7 +35,7 @@ _CLIENT = 0
 class Facts:
     """Everything on which the bytes of a client's report depend, besides its job and data.
 
-    `versions` maps packages to versions, and `sources` is a digest of fedveil's own files.
+    `versions` maps packages to versions, and `sources` is a digest of fedveil's Python files.
     `trained` is a digest of the update and the report from training on a test batch.
     """
 
@@ -82,7 +82,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a digest of all files of fedveil."""
+    """Return a digest of all Python files of fedveil."""
     folder, digest = Path(fedveil.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode())

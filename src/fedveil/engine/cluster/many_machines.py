@@ -1,6 +1,7 @@
 """Trains a round's clients on the machines of a cluster.
 
-If a machine is lost, another machine trains its clients again, with identical results.
+If a machine is lost, another machine trains its clients again. With seeded randomness, the results
+are identical.
 """
 
 from __future__ import annotations

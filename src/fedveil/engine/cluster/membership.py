@@ -102,7 +102,7 @@ class Membership:
         self._started = True
 
     def changed(self) -> bool:
-        """Look for new machines. Returns True if machines have joined since the last call."""
+        """Look for new machines. Returns True if this call has added machines to the run."""
         if time.monotonic() - self._looked > _LOOK_S:
             self._look()
         return self._welcome(0.0)

@@ -24,9 +24,9 @@ GROWTH = 1.05
 class Expected(Generic[M]):
     """Predicts the training times of clients from those of earlier rounds.
 
-    A client's time is the product of its number of examples, a factor of its own, and the pace of
-    its machine: the machine's median of seconds per example. `examples` returns a client's number
-    of examples.
+    A client's time is the product of three numbers: the client's number of examples, the client's
+    own factor, and the pace of its machine. A pace is the median, over the machine's clients, of
+    the seconds per example. `examples` returns a client's number of examples.
     """
 
     def __init__(self, examples: Callable[[ClientId], int]) -> None:
@@ -48,7 +48,10 @@ class Expected(Generic[M]):
         return self._factor.get(client, 1.0) * self._examples(client)
 
     def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
-        """Return each machine's number of cores, reduced if it is slower than the fastest one."""
+        """Return each machine's speed, in cores of the fastest machine.
+
+        `cores` has each machine's own number of cores.
+        """
         usual = median(self._pace.values()) if self._pace else 1.0
         paces = {machine: self._pace.get(machine, usual) for machine in cores}
         fastest = min(paces.values(), default=1.0)
@@ -67,13 +70,14 @@ def placed(
     home: Callable[[Group], M | None],
     slack: float = SLACK,
 ) -> dict[M, list[Group]]:
-    """Return a mapping from each machine to the groups that it trains, in the order of `work`.
+    """Assign each group in `work` to a machine. Returns each machine's groups, in order of `work`.
 
-    `home(group)` is the machine that has the group's examples, or None. Let T be the time of an
-    even placement, or of the longest group on one core if that is longer. A group goes to its home
-    if the home then needs at most (1 + `slack`) · T. Otherwise it goes to the machine that is free
-    first. `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds`
-    are the numbers of cores, reduced for slow machines.
+    `home(group)` is the machine that has the group's examples, or None. A group is assigned to its
+    home if the home's assigned work then takes at most (1 + `slack`) · T. Otherwise it is assigned
+    to the machine that is free first. T is the time in which all machines together can train all
+    groups, or the time of the longest group on one core if that is longer. `seconds(client)` is a
+    client's expected time on a core of the fastest machine. `speeds` are the machines' speeds, in
+    cores of the fastest machine.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -88,7 +88,7 @@ class Shards:
 
     @property
     def x(self) -> Array:
-        """The inputs of one of the clients. Use only their type and shape."""
+        """The inputs of some examples. Use only their type and the shape of one example."""
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:
@@ -99,7 +99,10 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data for training with `entropy`. May be a view if `unchanged`."""
+        """Return a client's examples, with `entropy` for the random numbers of its training.
+
+        `unchanged` promises that the caller does not change the arrays, which may then be views.
+        """
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:

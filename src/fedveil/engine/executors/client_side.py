@@ -86,7 +86,10 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data for training with `entropy`. May be a view if `unchanged`."""
+        """Return a client's examples, with `entropy` for the random numbers of its training.
+
+        `unchanged` promises that the caller does not change the arrays, which may then be views.
+        """
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -137,7 +140,10 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record `carried`, the client's update as in its report: clipped, but without noise."""
+        """Update the client's state after its report. The default does nothing.
+
+        `carried` is the update in the report, after clipping but without noise.
+        """
 
 
 class LocalTraining(Training):

@@ -94,10 +94,10 @@ class ClientStates:
         self._listed = -1
 
     def _rounds(self, client: ClientId, round: int) -> list[int]:
-        """Return the rounds with a state of the client, as the folder was early in `round`.
+        """Return the rounds for which the folder had a state of the client early in `round`.
 
-        Reading a large folder is slow, so each round reads it once. While a round trains clients,
-        other processes write only states of this round.
+        Reading a large folder is slow, so it is read only once per round. Afterwards, other
+        processes add only states of `round` itself, which are not needed.
         """
         if self._listed != round:
             self._listed, self._listing = round, {}

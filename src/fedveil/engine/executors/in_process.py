@@ -66,7 +66,10 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
+        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+
+        Yields all other answers unchanged.
+        """
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:

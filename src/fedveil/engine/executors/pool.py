@@ -246,7 +246,10 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
+        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+
+        Yields all other answers unchanged.
+        """
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -280,7 +283,10 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send workers the message, if all clients get an equal one. Otherwise returns False."""
+        """Send each worker the common message and return True, if all clients get the same one.
+
+        Otherwise sends nothing and returns False.
+        """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

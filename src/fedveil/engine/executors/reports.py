@@ -32,7 +32,10 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add a report to the sum in `server`. Returns `Folded`, `Refused` or another answer as is."""
+    """Add a report to the sum in `server`. Returns `Folded`, or `Refused` if it is invalid.
+
+    Returns an answer that is not a report unchanged.
+    """
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -60,7 +63,10 @@ class Folding:
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Add a report to the worker's sum. Returns `Folded`, `Refused` or another answer as is."""
+        """Add a report to the worker's sum. Returns `Folded`, or `Refused` if it is invalid.
+
+        Returns an answer that is not a report unchanged.
+        """
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:

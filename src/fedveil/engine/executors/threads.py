@@ -57,7 +57,10 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`, and yield `Folded` or `Refused`. Yield other answers as is."""
+        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+
+        Yields all other answers unchanged.
+        """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

@@ -28,8 +28,8 @@ class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
     `invited` has each client's message from the user's strategy. Its content is sent only in the
-    phase `trains`, in which clients train. A reply in this phase has a report and, unprotected,
-    metrics that `reveal` names. `metrics` collects these metrics by client.
+    phase `trains`, in which clients train. A reply in this phase contains a report, and in clear
+    the metrics that `reveal` names. `metrics` collects these metrics by client.
     """
 
     grid: Grid

@@ -36,7 +36,7 @@ def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[Metri
 
 
 def in_clear(names: AbstractSet[str]) -> list[str]:
-    """Return the ledger's entries for the metrics in `names`, which no epsilon covers."""
+    """Return the ledger's entries for the metrics in `names`, which are sent unprotected."""
     return [f"the metric {name} (reveal)" for name in sorted(names)]
 
 

@@ -191,7 +191,11 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge and make the report. `kept` is the state from the round's previous phase."""
+        """Charge the report, train, and make the report.
+
+        Returns the client's side of the protection, the report, and the metrics sent in clear.
+        `kept` is the client's state from the round's previous phase. `time` limits the training.
+        """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -214,7 +218,11 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """Return the initial arrays. Raises `_Refused` if the offer or the client forbids them."""
+        """Return the arrays that the server sent, from which training starts, with their layout.
+
+        Raises `_Refused` if their number of entries differs from the offer's, or if the update
+        would contain an array that this client keeps local.
+        """
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
@@ -230,7 +238,10 @@ class _Answer:
         return answer_after_s(self.offer.options, self._pins)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
-        """Charge the report to this client's own account, before the client's data is read."""
+        """Charge the report to this client's own account, before the client's data is read.
+
+        `revealed` are the names of the metrics that are sent in clear.
+        """
         told = in_clear(revealed)
         if self.offer.options.weighs == "by_size":
             told.append(BY_SIZE)
@@ -291,7 +302,10 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove and return fedveil's message and `Offer`. `known` are the user's own protections."""
+    """Remove fedveil's message and the server's `Offer` from `message`, and return both.
+
+    `known` are the names of the user's own protections that the offer may contain.
+    """
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(

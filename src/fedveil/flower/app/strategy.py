@@ -310,7 +310,11 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if the round has enough clients. Otherwise, `record` says why it is void."""
+        """Return True if the round has enough clients.
+
+        Otherwise, `record` says why the round is void. Raises `InvalidValue` instead if no earlier
+        round of this process has used a report.
+        """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)

@@ -75,7 +75,10 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count a client's examples. Under `privacy.unit: example`, does not read `function`'s."""
+    """Return the number of a client's examples, which come from `function` or `shared`.
+
+    Under `privacy.unit: example`, counts the records that `function` returns without reading them.
+    """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)

@@ -1,4 +1,4 @@
-"""The shape of the job's examples, in the server's messages to clients."""
+"""Encodes and decodes the shape of the job's examples in the server's messages to clients."""
 
 from __future__ import annotations
 

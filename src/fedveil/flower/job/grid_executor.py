@@ -127,7 +127,10 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield each message's node and its clients, whose reports all fit into one reply."""
+        """Group `clients` into messages. Yields each message's node and the clients on that node.
+
+        The reports of a group's clients fit into one reply.
+        """
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:
@@ -199,7 +202,10 @@ class GridExecutor(Executor):
             yield from (reported(client, reply) for client in clients)
 
     def _shared(self, clients: Sequence[ClientId], reply: FlowerMessage) -> Iterator[Answer]:
-        """Yield the answers of `clients` on one node. A reply for other clients is refused."""
+        """Yield the answers of `clients`, which are on one node, from the node's `reply`.
+
+        A reply that also contains an answer of another client is refused.
+        """
         try:
             answers = from_records(reply.content)
             if not answers.keys() <= set(map(str, clients)):

@@ -262,7 +262,12 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """Return the answer in the training phase. The report is charged before examples are read."""
+    """Charge a report, train the client, and return its answer with the report.
+
+    `asked` is the client's own message from the server, and `common` has the fields for all
+    clients. `half` returns the client's side of the protection for its number of examples and the
+    weights that the server sent. `time` limits the training.
+    """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(

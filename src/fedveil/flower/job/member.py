@@ -51,9 +51,9 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function of the protection and the server's message, to call after a report is made.
+        """A function that saves the client's state for the next round, after its report is made.
 
-        It saves the state that the client keeps for the next round.
+        Its arguments are the protection and the server's message.
         """
 
 

@@ -59,7 +59,10 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield each state file's client and round, also if only the list `folder.seal` has it."""
+        """Yield each state file's client and round.
+
+        Includes files that are listed in `folder.seal` but missing.
+        """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)
