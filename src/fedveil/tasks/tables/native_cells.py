@@ -70,12 +70,12 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 
 @compiled()
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
-    """Write each cell's start and end to `cells`. Returns the number of rows (-1: ambiguous).
+    """Write each cell's start and end to `cells`. Returns the number of rows, or -1 if ambiguous.
 
     Text is ambiguous with a quote inside a cell, a line end inside quotes, a line end other than LF
-    and CRLF, an empty line, a row of another length than `kept`, or a line above `most` bytes.
-    `marks` has the places of all quotes, separators and line ends, and of the block's end. For each
-    column of the file, `kept` has its index in `cells`, or -1 to skip the column.
+    and CRLF, an empty line, too few or too many cells in a row, or a line above `most` bytes.
+    `marks` has the positions of all quotes, separators and line ends, and of the block's end. For
+    each column of the file, `kept` has the column's index in `cells`, or -1 to skip the column.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
