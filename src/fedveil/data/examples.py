@@ -122,7 +122,7 @@ def make_dataset(
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
     """Check test examples, and return them as a data set.
 
-    The data set has the same examples as its training part, which the caller must replace.
+    Its training part has the same examples, so the caller must replace it.
     """
     test = _examples(name, "test", x, y, targets)
     count = outputs(targets, name, _learnt(test, y, targets, classes), classes)
@@ -132,8 +132,8 @@ def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
     """Return the arrays that determine the number of outputs: the targets, and perhaps `x`.
 
-    `x` is included if the given `y` is None, because the targets are then tokens of `x`. It is also
-    included if both are tokens (integers), unless `classes` states the number of outputs.
+    The array of examples `x` is included if the given `y` is None, because the targets are then
+    tokens of `x`. It is also included if `x` and `y` have tokens and `classes` is None.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))

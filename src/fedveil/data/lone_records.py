@@ -165,7 +165,10 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and True if arrays of any shape are allowed."""
+    """Return the shapes that a target may have.
+
+    Also returns True if the targets in a NumPy array may have any other shape.
+    """
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -179,8 +182,8 @@ def _numbers(
     """Return the records in `value` as one array, and a mask of the valid records.
 
     A record must have one of `shapes`, and is reshaped to the first of them. If `any_shape` is
-    True, the records of an array of numbers keep any other shape. If `value` is not an array of
-    numbers, each record is converted separately, so that none of them affects another.
+    True, the records of an array of numbers may have any shape, and keep it. If `value` is not an
+    array of numbers, each record is converted separately, so that none of them affects another.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

@@ -232,8 +232,8 @@ def _pair(
 ) -> tuple[Any, Any]:
     """Return x and y from `value`, which is a pair (x, y) or a map-style Dataset.
 
-    If the targets are tokens, `value` may also be x alone. Then y is None. If `alone` is True, an
-    unusable item of a Dataset becomes None instead of an error.
+    If the targets are tokens, `value` may also be x alone. Then y is None. If `alone` is True, x
+    and y of an unusable item of a Dataset are None, and no error is raised.
     """
     if targets == "tokens" and (_are_sequences(value) or hasattr(value, "__array__")):
         return value, None

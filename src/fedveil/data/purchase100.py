@@ -71,7 +71,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Return the features and the labels, from 0, of the .npz archive.
+    """Return the features of the .npz archive, and its labels as integers from 0.
 
     In the archive, labels are one-hot, or integers that start at 0 or at 1.
     """

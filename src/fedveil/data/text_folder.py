@@ -97,7 +97,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 
     `owners` has the client that each example's line names, or "". If `apart` is True, "" means the
     client of the example before it, and the result is None unless `form.by_client` is True.
-    Otherwise raises `DataInvalid` if only some lines name a client.
+    If `apart` is False, raises `DataInvalid` if only some lines name a client.
     """
     if not any(owners) or (apart and not form.by_client):
         return None

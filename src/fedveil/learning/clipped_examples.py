@@ -10,12 +10,12 @@ clipped. An example contributes nothing if it is not usable, if its gradient is 
 its gradient cannot be computed. An empty batch gives an update of zeros. So an example affects only
 its own contribution.
 
-With a finite clip, no example changes the update by more than the clip, including rounding
-(`privacy.grid_sensitivity`), given the contributions as computed. In a linear model an example's
-contribution does not depend on the other examples of its batch. For other models torch computes the
-gradients of a fixed number of examples at once, and an example's position in the batch and random
-draws depend on the batch. If an example's gradient cannot be computed, another example of the batch
-takes its place in that computation.
+With a finite clip, adding or removing one contribution changes the update by at most the clip,
+including rounding (`privacy.grid_sensitivity`). In a linear model, an example's contribution does
+not depend on the other examples of its batch. For other models torch computes the gradients of a
+fixed number of examples at once, and an example's position in the batch and random draws depend on
+the batch. If an example's gradient cannot be computed, the computation is repeated with another
+example of the batch in its place.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return a `_LinearHead` if the model is one dense layer on flat examples, else None."""
+        """Return a `_LinearHead` if the model is one dense layer on flattened examples, or None."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if not isinstance(m, nn.Identity)]
         whole = all(

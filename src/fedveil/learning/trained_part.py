@@ -131,9 +131,9 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the fixed layers, for examples with the shape of `x`.
+        """Return the fixed layers, `features`, for examples with the shape of `x`.
 
-        Raises `ModelInvalid` unless the model only applies the head to their output.
+        Raises `ModelInvalid` unless the model returns head(features(x)).
         """
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")

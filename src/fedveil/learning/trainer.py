@@ -1,6 +1,7 @@
 """Trains the clients of a cohort. Each starts from the global weights and uses its own data.
 
-All trainers give the same updates for the same clients, up to rounding.
+`LoopTrainer` is the reference: `VmapTrainer` and `compiled.CompiledTrainer` give the same updates,
+up to rounding.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Terms:
 
     @classmethod
     def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Read the terms from `keys`, the same as in a protected Flower app (`app.options`).
+        """Read the terms from `keys`, which are the same as in a protected Flower app.
 
         They are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
         and, for secure aggregation, `clients` (the number of sites). Raises `JobError` or

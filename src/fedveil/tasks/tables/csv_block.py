@@ -30,9 +30,8 @@ class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
     `cells` has the positions in `block` at which each cell of the columns `names` begins and ends
-    (`native_cells`). `asked` lists the conversions that methods have requested since `prepare`. A
-    conversion is a key of `_READERS` and a column. `places` are the rows' line numbers, which the
-    caller sets.
+    (`native_cells`). `asked` lists the conversions that have been needed since `prepare`, as pairs
+    (key of `_READERS`, column). `places` are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"
@@ -151,9 +150,9 @@ def read(
 ) -> CsvBlock | None:  # fmt: skip
     """Locate the cells of the columns `names` in `text`, a block of a CSV file.
 
-    `found` is the file's format, and `columns` its header. Also does the conversions `asked`, each
-    a key of `_READERS` and a column. Returns None if numba is not installed, or if Python's csv
-    module might find different cells.
+    `found` is the file's format, and `columns` its header. Also performs the conversions `asked`,
+    which are pairs (key of `_READERS`, column). Returns None if numba is not installed, or if
+    Python's csv module might find different cells.
     """
     if not HAVE_NUMBA:
         return None

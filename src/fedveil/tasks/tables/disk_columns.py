@@ -63,7 +63,7 @@ class Spool:
                 first, done = piece, end
 
     def read(self, name: str, chosen: slice = slice(None)) -> Array:
-        """Return the column `name`, or only the rows of the appended pieces in `chosen`."""
+        """Return the rows of column `name`: of all pieces, or of those in the slice `chosen`."""
         kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
         filled = 0

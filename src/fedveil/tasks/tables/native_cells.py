@@ -18,8 +18,8 @@ from fedveil.base.kernels import compiled
 _LEAST, _MOST = -60, 60
 #: The most digits of a number below 2^64.
 _DIGITS = 19
-#: What `numbers` notes about a column: a mark was there, it cannot separate thousands, a cell is
-#: neither 0 nor 1.
+#: Flags that `numbers` sets: a cell has this mark (point or comma), the mark cannot separate
+#: thousands, a cell is neither 0 nor 1.
 POINT: Final = 1
 COMMA: Final = 2
 SURE_POINT: Final = 4
@@ -30,7 +30,10 @@ PADDING: Final = 8
 
 
 def _powers_of_five() -> Array:
-    """Return the top 128 bits of powers of five, as two words. Negative powers are rounded up."""
+    """Return the top 128 bits of powers of five: uint64s [powers, 2], the high word first.
+
+    The powers are `_LEAST` to `_MOST`. Negative powers are rounded up.
+    """
     words = []
     for power in range(_LEAST, _MOST + 1):
         five = 5 ** abs(power)
