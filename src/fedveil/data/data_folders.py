@@ -1,4 +1,4 @@
-"""Folders that may contain data files: the one in FEDVEIL_DATA, then the user's cache folder."""
+"""Finds data sets' files: in the folder that FEDVEIL_DATA names, then in the user's cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders in which the files of a data set may be, each called `subfolder`.
+    """Yield the folders to search for a data set's files, in order. Each is called `subfolder`.
 
     Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
     """
@@ -43,7 +43,10 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first of the files `names` found in a data set's `subfolder`, or None."""
+    """Return the path of the first file or folder that exists, or None if none does.
+
+    Searches `folders(subfolder)` in order, and each of them for all `names` in order.
+    """
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -53,7 +56,10 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError in a `with` block into `DataUnavailable`, "PATH cannot be DONE"."""
+    """Convert an OSError in a `with` block into `DataUnavailable` about the file `path`.
+
+    The message is "PATH cannot be DONE", where `done` is "read" or "written".
+    """
     try:
         yield
     except OSError as error:

@@ -120,17 +120,20 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples, and return a data set in which they are also the training part."""
+    """Check test examples, and return them as a data set.
+
+    Its training part has the same examples, so the caller must replace it.
+    """
     test = _examples(name, "test", x, y, targets)
     count = outputs(targets, name, _learnt(test, y, targets, classes), classes)
     return Dataset(name, test, test, count, None, targets)
 
 
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
-    """Return the arrays that determine the number of outputs.
+    """Return the arrays that determine the number of outputs: the targets, and perhaps `x`.
 
-    These are the targets, and also the examples if the given `y` is None. Tokens of examples also
-    count beside a `y` of tokens, unless `classes` states the number.
+    The array of examples `x` is included if the given `y` is None, because the targets are then
+    tokens of `x`. It is also included if `x` and `y` have tokens and `classes` is None.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))
@@ -196,7 +199,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Check `x` and `labels`. Returns a data set whose test part `holdout` chooses from them."""
+    """Check examples `x` and return them as a data set. `holdout` chooses the test examples."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

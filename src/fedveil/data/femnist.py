@@ -4,7 +4,7 @@
      "user_data": {writer: {"x": [[784 numbers], ...], "y": [class, ...]}, ...}}
 
 The data is in any number of .json files under train/ and test/. Classes 0-9 are digits, 10-35
-capital letters, 36-61 small letters. Pixels are in [0, 1]. As in LEAF, 1 is the paper's white.
+capital letters, 36-61 small letters. Pixels are in [0, 1]. As in LEAF, the background is 1.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return a file's decompressed content, cut off after `longest` + 1 bytes."""
+    """Return at most `longest` + 1 bytes of a file's decompressed content."""
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
             stream.seek(0)

@@ -63,10 +63,10 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Check that an array has real numbers. Returns floats as float32, which must be finite.
+    """Return an array of finite real numbers for training, or raise `DataInvalid`.
 
-    `alone` is True if examples have only this input. If they have several, integers become int64,
-    and an example's input may be a single number.
+    Floats become float32. `alone` is True if examples have only this input. If they have several,
+    integers become int64, and an example's input may be a single number.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

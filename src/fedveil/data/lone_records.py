@@ -38,7 +38,7 @@ class Form:
     """The form that every record must have, as the job states it.
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
-    - `outputs`: the number of classes, numbers, truth values or different tokens.
+    - `outputs`: the number of classes or different tokens, or of numbers or bits per target.
     - `target_shape`: the shape of a target, for a user's own kind of targets.
     - `whole_targets`: True if such targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.
@@ -142,10 +142,10 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Convert floats and wide integers to int64 if `form.whole` is True, otherwise to float32.
+    """Return examples in the number format of `form`, and a mask of the valid examples.
 
-    Integers of at most 16 bits are not converted. Also returns a mask of the valid examples: those
-    that int64 represents exactly, or whose floats are finite.
+    The format is int64 if `form.whole` is True, otherwise float32. Integers of at most 16 bits keep
+    their format. An example is invalid if int64 cannot represent it, or if a float is not finite.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -165,7 +165,10 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and True if arrays of any shape are allowed."""
+    """Return the shapes that a target may have.
+
+    Also returns True if the targets in a NumPy array may have any other shape.
+    """
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -176,10 +179,11 @@ def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
 def _numbers(
     name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
 ) -> tuple[Array, Bools]:
-    """Return records as one array, and a mask of the valid records.
+    """Return the records in `value` as one array, and a mask of the valid records.
 
-    A record may have any of `shapes`, and is stored in the first of them. Records that are not one
-    array of numbers are converted one by one, so that none of them affects another.
+    A record must have one of `shapes`, and is reshaped to the first of them. If `any_shape` is
+    True, the records of an array of numbers may have any shape, and keep it. If `value` is not an
+    array of numbers, each record is converted separately, so that none of them affects another.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

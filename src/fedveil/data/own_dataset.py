@@ -71,7 +71,7 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def _check_targets(name: str, public: Dataset) -> None:
-    """Raise `DataInvalid` for examples of one array whose targets are not of one array."""
+    """Raise `DataInvalid` if the test examples are a plain array and their targets are not."""
     if is_plain(public.test.x) and not is_plain(public.test.y):
         raise DataInvalid(
             f"data {name}: y_test has several arrays or lengths, but privacy.unit = example needs "
@@ -230,7 +230,11 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a pair (x, y) or a Dataset. If the targets are tokens, y may be None."""
+    """Return x and y from `value`, which is a pair (x, y) or a map-style Dataset.
+
+    If the targets are tokens, `value` may also be x alone. Then y is None. If `alone` is True, x
+    and y of an unusable item of a Dataset are None, and no error is raised.
+    """
     if targets == "tokens" and (_are_sequences(value) or hasattr(value, "__array__")):
         return value, None
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -242,9 +246,10 @@ def _pair(
 
 
 def _are_sequences(value: Any) -> bool:
-    """Return True if `value` is a list with the tokens of each example, not a list [x, y].
+    """Return True if `value` is a list with each example's tokens, and False for a pair [x, y].
 
-    Of two items, one decides. So a single record cannot change how the other one is read.
+    A list of two items is a pair if neither item is a sequence of tokens. So one invalid record
+    cannot change how the other record is read.
     """
     return isinstance(value, list) and (len(value) != 2 or any(map(_is_sequence, value)))
 
@@ -304,7 +309,10 @@ def _as_one(value: Any) -> Any:
 
 
 def _together(name: str, part: str, items: list[Array]) -> Any:
-    """Combine the x, or the y, of all items of the `part` Dataset."""
+    """Combine the x, or the y, of all items of the `part` Dataset into one array.
+
+    Returns a list if the shapes differ, and a mapping if the items have several inputs.
+    """
     if not any(item.dtype.names for item in items):
         return items if len({item.shape for item in items}) > 1 else np.array(items)
     inputs = items[0].dtype.names or ()

@@ -71,7 +71,10 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the .npz archive. Its labels are one-hot, or integers that start at 0 or at 1."""
+    """Return the features of the .npz archive, and its labels as integers from 0.
+
+    In the archive, labels are one-hot, or integers that start at 0 or at 1.
+    """
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):

@@ -32,10 +32,11 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
-    """Return the number of model outputs: of classes, numbers, truth values or different tokens.
+    """Return the number of model outputs that targets of the kind `kind` need.
 
-    `declared` is the number that the data set states. If it is None, the number follows from the
-    targets in `parts`, or is 1 if `kind` is "own".
+    It is the number of classes or different tokens, or of numbers or truth values per target.
+    `declared` is the number that the data set states. If it is None, the number is computed from
+    the arrays in `parts`, or is 1 if `kind` is "own".
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):
@@ -80,7 +81,10 @@ def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
 
 
 def _tokens(name: str, part: str, array: Array, *, ignored: bool = True) -> Array:
-    """Check tokens. If `ignored` is True, `IGNORED` may stand for a token without a loss."""
+    """Check that an array has only tokens, and return it. A plain array becomes int64.
+
+    If `ignored` is True, `IGNORED` may replace a token, to exclude the token from the loss.
+    """
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array
     if not array.ndim:

@@ -93,10 +93,11 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 
 
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
-    """Return the client of each example, or None if no line names one.
+    """Return the client that owns each example, or None if no line names a client.
 
-    If `apart` is True, a line without a client belongs to the client of the line before it, and
-    the result is None unless `form.by_client` is True.
+    `owners` has the client that each example's line names, or "". If `apart` is True, "" means the
+    client of the example before it, and the result is None unless `form.by_client` is True.
+    If `apart` is False, raises `DataInvalid` if only some lines name a client.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -107,7 +108,10 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 
 
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
-    """Convert a line to examples. An invalid one raises `DataInvalid` or, if `apart`, gives []."""
+    """Convert a line to examples with `make`. Raises `DataInvalid` for an invalid line.
+
+    If `apart` is True, returns [] for an invalid line instead.
+    """
     found, why = list[Example](), "its text has no tokens"
     try:
         found = make(line)
@@ -135,7 +139,8 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
-    An invalid line raises `DataInvalid`. If `apart`, the object is then {"client": ...} or {}.
+    Raises `DataInvalid` for an invalid line. If `apart` is True, yields only its client instead:
+    {"client": ...}, or {} without a client.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

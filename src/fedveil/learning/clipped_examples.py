@@ -10,12 +10,12 @@ clipped. An example contributes nothing if it is not usable, if its gradient is 
 its gradient cannot be computed. An empty batch gives an update of zeros. So an example affects only
 its own contribution.
 
-With a finite clip, no example changes the update by more than the clip, including rounding
-(`privacy.grid_sensitivity`), given the contributions as computed. In a linear model an example's
-contribution does not depend on the other examples of its batch. For other models torch computes the
-gradients of a fixed number of examples at once, and an example's position in the batch and random
-draws depend on the batch. If an example's gradient cannot be computed, another example of the batch
-takes its place in that computation.
+With a finite clip, adding or removing one contribution changes the update by at most the clip,
+including rounding (`privacy.grid_sensitivity`). In a linear model, an example's contribution does
+not depend on the other examples of its batch. For other models torch computes the gradients of a
+fixed number of examples at once, and an example's position in the batch and random draws depend on
+the batch. If an example's gradient cannot be computed, the computation is repeated with another
+example of the batch in its place.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: The most gradient entries in memory at a time, and the most examples.
 _ENTRIES, _AT_ONCE = 1 << 22, 64
-#: A squared norm of the loss's gradient at the output below this counts as zero, because float64
-#: could not hold the squares that it is the sum of. A large learning rate would undo the clip.
+#: If the squared norm of the loss's gradient at the output is below this, the example contributes
+#: nothing: the norm is too imprecise in float64, and a large learning rate could break the clip.
 _LEAST = 1e-200
 
 
@@ -123,7 +123,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return a `_LinearHead` for one dense layer over whole examples, or None for others."""
+        """Return a `_LinearHead` if the model is one dense layer on flattened examples, or None."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if not isinstance(m, nn.Identity)]
         whole = all(
@@ -267,7 +267,8 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size. If all gradients fail, raises the error of an example of zeros.
+        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. If no example's
+        gradient can be computed, tries an example of zeros, so that a broken model raises an error.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -296,11 +297,11 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return a row of gradients for each of the examples `some`, and a mask of valid rows.
+        """Return the gradients of the examples `some`, one per row, and a mask of valid rows.
 
-        The mask equals `counts`, but is False if computing the example's gradient fails. If no row
-        is valid, None replaces the rows. An invalid example does not change a byte of the other
-        rows. `draws` seeds dropout.
+        `counts` is a mask of the usable examples. A row is valid if its example is usable and its
+        gradient can be computed. If no row is valid, returns None for the rows. An invalid example
+        does not change a byte of the other rows. `draws` seeds dropout.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -331,7 +332,10 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a row of gradients for each example in `some`, in a batch padded to `rows`."""
+        """Return the gradients of the examples `some`, one per row. `draws` seeds dropout.
+
+        The batch has `rows` examples: `some`, then repetitions of them, which are not returned.
+        """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

@@ -33,8 +33,8 @@ def seed_torch(seed: int, device: torch.device) -> None:
 def tiny_is_zero() -> Iterator[None]:
     """A context in which this thread treats subnormal numbers, below 1.2e-38 in float32, as 0.
 
-    Processors are slow with subnormal numbers. The probabilities of a model with much noise in its
-    weights have many. Training such a model takes up to 9 times as long outside this context.
+    Processors are slow with subnormal numbers. If a model has much noise in its weights, many of
+    its probabilities are subnormal. Its training takes up to 9 times as long outside this context.
     """
     before = not _TINY * np.float32(1)
     torch.set_flush_denormal(True)

@@ -15,7 +15,7 @@ from fedveil.errors import TaskInvalid
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device
 
-#: So few examples that the arrays of a small convolution stay in the processor's cache.
+#: The examples per batch: so few that a small convolution's arrays stay in the processor's cache.
 _BATCH = 250
 
 

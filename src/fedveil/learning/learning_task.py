@@ -1,4 +1,4 @@
-"""Tasks: how to create a batch, the loss, and the metrics.
+"""Defines tasks. A task converts examples to batches, and computes the loss and the metrics.
 
 A user's own task is a subclass of `Task`, which must define only `loss`:
 

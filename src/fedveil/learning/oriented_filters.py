@@ -110,11 +110,11 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return a row of norm 1 for each of the `planes` (image channels).
+        """Return a row of features, scaled to norm 1, for each plane (a channel of an image).
 
-        Each entry is for one pair of filters and one square of the image: the pair's mean modulus
-        over the square, minus the mean of this number over all pairs. `moduli` has the shape
-        [planes, pairs, height, width].
+        A feature is the mean modulus of one pair of filters over one square of the plane, minus the
+        average of these means over all pairs. `planes` is the number of planes. `moduli` is
+        [planes, pairs, height, width], or [planes x pairs, pairs, ...] after filtering twice.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)

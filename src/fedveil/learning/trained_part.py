@@ -83,8 +83,9 @@ class TrainedPart:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         The mask is `usable` without the examples that the model cannot process or whose features
-        are not finite. Unusable examples get zeros as inputs. No example affects another, if every
-        fixed layer treats the examples of a batch (at most its `examples_at_once`) independently.
+        are not finite. Unusable examples get zeros as inputs. No example affects another, if the
+        fixed layers treat the examples of a batch independently. A batch has one example, or as
+        many as the layers' attribute `examples_at_once` allows.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -111,9 +112,10 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs for the examples `x`, in the form that is stored.
+        """Return the trained part's inputs for the examples `x`, in the type for storing them.
 
-        Integers of at most 16 bits keep their type if `as_floats` can convert them for training.
+        To save memory, integers of at most 16 bits keep their type if no layer is fixed and the
+        model has no embedding. `as_floats` converts them before training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
@@ -129,7 +131,10 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the fixed layers. Raises `ModelInvalid` unless the head follows them."""
+        """Return the fixed layers, `features`, for examples with the shape of `x`.
+
+        Raises `ModelInvalid` unless the model returns head(features(x)).
+        """
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)

@@ -1,6 +1,7 @@
 """Trains the clients of a cohort. Each starts from the global weights and uses its own data.
 
-All trainers give the same updates for the same clients, up to rounding.
+`LoopTrainer` is the reference: `VmapTrainer` and `compiled.CompiledTrainer` give the same updates,
+up to rounding.
 """
 
 from __future__ import annotations
@@ -276,9 +277,10 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients of `parameters` before a step, by correction, FedProx and clipping.
+    """Change the gradients of `parameters` before a step: by `terms`, FedProx and clipping.
 
-    `terms` is the client's correction, if any. `start` are the round's initial weights.
+    `terms` are added to the gradients (`ClientData.correction`). `start` has the parameters' values
+    at the beginning of the round.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

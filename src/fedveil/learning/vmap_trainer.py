@@ -112,8 +112,8 @@ class VmapTrainer(OneThread):
     ) -> list[str]:
         """Return the names of the parameters on which the loss depends.
 
-        Like torch's optimisers, weight decay must leave the others alone. Their gradients under
-        vmap are zeros, so the first example of `data` finds them.
+        Weight decay must not change any other parameter, as in `LoopTrainer`. Under vmap, unused
+        parameters have gradients of zero, so this method differentiates one example without vmap.
         """
         if self._used is None:
             names = [entry.name for entry in self._layout.entries]

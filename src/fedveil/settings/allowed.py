@@ -264,7 +264,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    `path` leads to the field. In a mapping, `rest` leads on to the value, as pydantic reports it.
+    `path` is the path of the field. If the field is a mapping, `rest` is the remaining path of the
+    wrong value or key, as pydantic reports it.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

@@ -37,7 +37,11 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return a row (text by column) of a reference page for each key in `part` (None: all keys)."""
+    """Return the table rows of a reference page, by key. A row maps column names to texts.
+
+    `part` is the key or block to return, or None for all keys. Raises `InvalidValue` if there is
+    no such key or block.
+    """
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
@@ -61,7 +65,8 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
 
-    `told` maps each row of earlier tables to its block's path, to avoid repetitions.
+    `told` maps the rows of all earlier tables to their blocks' paths. If several rows repeat rows
+    of an earlier block, a reference to that block replaces them.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

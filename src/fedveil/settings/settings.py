@@ -108,7 +108,7 @@ class Choice(Block):
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """Return the block's content `held`, changed so that it selects the choice `word`.
 
-        If `word` was not selected before, its settings in `held` are dropped.
+        Unless `held` already selects `word`, the settings of `word` in `held` are dropped.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

@@ -55,8 +55,8 @@ class _Loader(yaml.SafeLoader):
         self._aliased = 0
         self._values_in: dict[yaml.Node, int] = {}
 
-    # PyYAML looks at all possible keys before every token, which takes seconds for thousands of
-    # open brackets. The oldest is always the first: a bracket's keys go when it closes.
+    # PyYAML checks all possible keys before every token, which takes seconds for thousands of open
+    # brackets. The first key is always the oldest: a closing bracket removes the keys inside it.
 
     def next_possible_simple_key(self) -> int | None:
         for key in self.possible_simple_keys.values():
@@ -91,7 +91,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the `stands_for` values that an alias repeats. Raises an error above the limit."""
+        """Add the number of values that an alias repeats, `stands_for`, to the total.
+
+        Raises an error if the total exceeds the limit, or if `stands_for` is None (a cycle).
+        """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -290,7 +293,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`. A parent that is no mapping is dropped whole."""
+    """Copy `data` without the value at `path`, or without its parent if that is no mapping."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

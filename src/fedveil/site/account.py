@@ -255,7 +255,8 @@ class SiteAccount:
     def disclose(self, released: Release) -> None:
         """Write a line about values of a run that are sent in the clear, outside of any report.
 
-        Such values have no epsilon, and `spending` must be empty. A run gets such a line only once.
+        Such values have no epsilon, and `spending` must be empty. A second line with the same run
+        and the same `what` is not written.
         """
         if released.spending:
             raise InvalidValue("spending is not empty: use charge")
@@ -276,7 +277,10 @@ class SiteAccount:
         )  # fmt: skip
 
     def month(self) -> datetime:
-        """Return the beginning of the month that charges currently count for."""
+        """Return the beginning of the current month, in UTC.
+
+        If the clock is earlier than the last charge, it is the month of that charge.
+        """
         return self._now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
     def _now(self) -> datetime:

@@ -1,7 +1,8 @@
 """The only way out of a site: checks every message against the policy, and answers or refuses it.
 
-A report is charged before the data are read. The server cannot tell refusals apart. Only the site's
-log has the reason. Every answer is one record with a report or a message of the protocol.
+A report is charged before the data are read. An answer contains only one encoded message of the
+protection, such as a report. The server cannot tell why the site refuses a message: only the site's
+log has the reason.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def own(cls) -> Interpreter:
-        """Return this process's interpreter. Its search path excludes the user's own modules."""
+        """Return this process's interpreter.
+
+        Its search path has the standard library and installed packages, not the current folder.
+        """
         ours = str(Path(str(fedveil.__file__)).parents[1])
         base = Path(sys.base_prefix)
         path = [

@@ -94,9 +94,10 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Return the encoded answer to a secure sum's message that asks for no trained update.
+        """Return the encoded answer to a message of secure aggregation that requests no training.
 
-        `words` is the encoded message. Raises `SiteRefused` without secure aggregation.
+        `words` is the encoded message, and `dimension` the length of an update. Raises
+        `SiteRefused` if the protection does not use secure aggregation.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -174,9 +175,10 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at, released)
 
     def left_late(self, released: Release) -> None:
-        """Write to the account that the time of an answer to the task `released` was not fixed.
+        """Write to the account that an answer leaves late, so its time reveals the training time.
 
-        A run gets such a line once for each task. Call it before the late answer leaves.
+        `released` is the charged report that leaves late. Call this method before it leaves. The
+        account gets only one such line for each task of a run.
         """
         assert self._account is not None, "admit has charged the report"
         what = f"the time of {released.what}"
@@ -213,7 +215,10 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the protection's client side for the weights `model`, in the state `kept`."""
+        """Return the protection's client side of this round. Restores the state `kept`, if any.
+
+        `model` has the server's weights, and `examples` is the number of training examples.
+        """
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -238,8 +243,8 @@ class Admitted:
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero. An error that the server's
-        message causes is raised at the same time, so its time reveals nothing about the data. If
-        `leaves_at` has passed, the account gets a line that the time was not fixed.
+        message causes is also raised at `leaves_at`, so its time reveals nothing about the data. If
+        `leaves_at` has passed before, `left_late` writes this to the account.
         """
         try:
             made = self._made(after)

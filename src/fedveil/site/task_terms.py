@@ -1,4 +1,4 @@
-"""The protection of sites' answers to a server's tasks, and the sum of the protected answers."""
+"""Creates the protection of sites' reports, and adds up the protected reports at the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Terms:
 
     @classmethod
     def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Read the terms from configuration `keys`, which are those of a protected Flower app.
+        """Read the terms from `keys`, which are the same as in a protected Flower app.
 
         They are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
         and, for secure aggregation, `clients` (the number of sites). Raises `JobError` or

@@ -117,7 +117,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """Return the tokenizer. A byte-pair one is loaded from a resumed run, or else trained."""
+        """Return the tokenizer. Loads a byte-pair tokenizer of a resumed run, or else trains it."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER

@@ -42,7 +42,11 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """An owner's encoding: numbers of intervals per numeric column, of indices per word column."""
+    """The sizes of an owner's encoding.
+
+    `intervals` has the number of intervals of each number column, and `places` the number of
+    indices of each word column.
+    """
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -90,7 +94,10 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """A linear layer on the wide outputs marked in `linear`, and a network on all other outputs."""
+    """Adds a linear layer on some owners' wide outputs to a network on all other outputs.
+
+    `linear` has True for the owners whose wide outputs the linear layer reads.
+    """
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ from fedveil.tasks.tables.csv_format import CsvFormat
 from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS
 from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
-#: The bytes of ids that no rule of `id_rules` but letters' case and leading zeros can change.
 _BYTES = np.arange(256)
+#: A table of the bytes in plain ids. In these, `id_rules` changes only case and leading zeros.
 _PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(256)])
 #: Python's reader refuses cells of more than 131,072 characters.
 _MOST_LINE = 1 << 17
@@ -30,8 +30,8 @@ class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
     `cells` has the positions in `block` at which each cell of the columns `names` begins and ends
-    (`native_cells`). `asked` lists the conversions since `prepare`, as pairs of a key of `_READERS`
-    and a column. `places` are the rows' line numbers, which the caller sets.
+    (`native_cells`). `asked` lists the conversions that have been needed since `prepare`, as pairs
+    (key of `_READERS`, column). `places` are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"
@@ -150,9 +150,9 @@ def read(
 ) -> CsvBlock | None:  # fmt: skip
     """Locate the cells of the columns `names` in `text`, a block of a CSV file.
 
-    `found` is the file's format, and `columns` its header. Also converts the cells of the columns
-    in `asked`, which has pairs of a key of `_READERS` and a column. Returns None if numba is not
-    installed, or if Python's csv module might find different cells.
+    `found` is the file's format, and `columns` its header. Also performs the conversions `asked`,
+    which are pairs (key of `_READERS`, column). Returns None if numba is not installed, or if
+    Python's csv module might find different cells.
     """
     if not HAVE_NUMBA:
         return None

@@ -50,9 +50,10 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
-        """Yield batches of column `name`. Each except the last one has at least `least` rows.
+        """Divide column `name` into batches of at least `least` rows, except the last batch.
 
-        A batch is the index of its first row, and the slice of the column's pieces for `read`.
+        A batch consists of consecutive pieces, as they were appended. Yields the index of each
+        batch's first row, and the slice of pieces with which `read` returns the batch.
         """
         ends = np.cumsum([length for _, length in self._pieces[name]]).tolist()
         first = done = 0
@@ -62,7 +63,7 @@ class Spool:
                 first, done = piece, end
 
     def read(self, name: str, chosen: slice = slice(None)) -> Array:
-        """Return a column, or only the rows of its pieces in the slice `chosen`."""
+        """Return the rows of column `name`: of all pieces, or of those in the slice `chosen`."""
         kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
         filled = 0

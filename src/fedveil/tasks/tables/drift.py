@@ -28,13 +28,13 @@ from fedveil.settings.settings import Settings
 from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.table_file import Table
 
-#: Fewer new rows are not compared.
+#: The least number of new rows that are compared.
 LEAST_ROWS = 100
 STABLE, SHIFTED = 0.1, 0.25
-#: A false alarm of the Kolmogorov-Smirnov test in one column of a thousand.
+#: The significance level of the Kolmogorov-Smirnov test: one false alarm in a thousand columns.
 _UNLIKELY = 0.001
 _POINTS, _GROUPS = 128, 10
-#: Rarer words than the first ones count as one group, in which new words are not noticed.
+#: The most words with a group each. All rarer words form one group, which hides new words.
 _MOST_WORDS = 10_000
 _SHOWN = 3
 

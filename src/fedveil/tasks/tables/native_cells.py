@@ -18,8 +18,8 @@ from fedveil.base.kernels import compiled
 _LEAST, _MOST = -60, 60
 #: The most digits of a number below 2^64.
 _DIGITS = 19
-#: What `numbers` notes about a column: a mark was there, it cannot separate thousands, a cell is
-#: neither 0 nor 1.
+#: Flags that `numbers` sets: a cell has this mark (point or comma), the mark cannot separate
+#: thousands, a cell is neither 0 nor 1.
 POINT: Final = 1
 COMMA: Final = 2
 SURE_POINT: Final = 4
@@ -30,7 +30,10 @@ PADDING: Final = 8
 
 
 def _powers_of_five() -> Array:
-    """Return the top 128 bits of powers of five, as two words. Negative powers are rounded up."""
+    """Return the top 128 bits of powers of five: uint64s [powers, 2], the high word first.
+
+    The powers are `_LEAST` to `_MOST`. Negative powers are rounded up.
+    """
     words = []
     for power in range(_LEAST, _MOST + 1):
         five = 5 ** abs(power)
@@ -70,12 +73,12 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 
 @compiled()
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
-    """Write each cell's start and end to `cells`. Returns the number of rows (-1: ambiguous).
+    """Write each cell's start and end to `cells`. Returns the number of rows, or -1 if ambiguous.
 
     Text is ambiguous with a quote inside a cell, a line end inside quotes, a line end other than LF
-    and CRLF, an empty line, a row of another length than `kept`, or a line above `most` bytes.
-    `marks` has the places of all quotes, separators and line ends, and of the block's end. For each
-    column of the file, `kept` has its index in `cells`, or -1 to skip the column.
+    and CRLF, an empty line, too few or too many cells in a row, or a line above `most` bytes.
+    `marks` has the positions of all quotes, separators and line ends, and of the block's end. For
+    each column of the file, `kept` has the column's index in `cells`, or -1 to skip the column.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:

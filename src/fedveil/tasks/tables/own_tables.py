@@ -207,9 +207,10 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the features (default: all `columns`) except id, label and those in `without`.
+        """Return the names of the features that the job states, or else of all `columns`.
 
-        The default also leaves out the row numbers that pandas writes as a column.
+        Leaves out the id, the label and the names in `without`. If the job states no features, also
+        leaves out row numbers that pandas wrote as a column.
         """
         table = self.table
         taken = {table.id, self.label, *table.without}

@@ -113,7 +113,10 @@ def _kind(kind: Any) -> Any:
 
 
 def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
-    """Raise DataInvalid that names every column in `numbers` or `texts` of a wrong type, if any."""
+    """Raise DataInvalid if columns have wrong types. The error names all of these columns.
+
+    `numbers` and `texts` are the names of the columns that must contain numbers and texts.
+    """
     from pyarrow import types
 
     refusals, schema = Refusals(path), _schema(path)
