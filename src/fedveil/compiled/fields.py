@@ -1,4 +1,4 @@
-"""Columns of the table that describes a compiled model. Each row of it is one operation.
+"""Columns of the operation table of a compiled model. Each row describes one operation.
 
 An operation reads its input x and writes its output y. Let n be an example, c a channel, i a row
 and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
