@@ -44,7 +44,7 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return how many products a batch needs, each product's rows, and the strides of x and y."""
+    """Return the number of products for a batch, the rows of each, and the strides of x and y."""
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]

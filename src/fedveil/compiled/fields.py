@@ -17,8 +17,8 @@ from __future__ import annotations
     RUNS, RUN_STEP, RUN,
     # The weight, the length of its rows, the bias, and a flag for having one.
     WEIGHT, ROW, BIAS, BIASED,
-    # Positions for the gradients of the weight and bias. Under bare SGD: of the parameters
-    # themselves.
+    # Positions of the gradients of the weight and bias. Under SGD without momentum or decay:
+    # positions of the weight and bias themselves.
     DWEIGHT, DBIAS,
     # The number of examples in the batch, the first of an example's random draws, and the number of
     # draws per example.

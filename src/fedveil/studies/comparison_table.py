@@ -97,7 +97,7 @@ class Line:
 
 
 def lines(results: Sequence[Result]) -> list[Line]:
-    """Group results by setting, in order. Returns a line for each."""
+    """Return a line with the results of each setting, in the order of their first results."""
     settings = dict.fromkeys(result.cell.setting.name for result in results)
     found = []
     for name in settings:
