@@ -67,8 +67,8 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to one form, so that they can be concatenated.
 
     If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if another array's examples are then single numbers, which have no length, or
-    if the arrays have different inputs.
+    Raises ValueError if this form is needed but the examples of an array are single numbers, or if
+    the arrays have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):

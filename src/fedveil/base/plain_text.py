@@ -46,7 +46,7 @@ def document(text: str, *, exact: bool = False) -> None:
     """Print a command's whole answer on standard output. Prints nothing under `--json`.
 
     `exact` is for text that a program will read. Raises `OutputLost` if standard output is closed.
-    If `exact`, also raises it if the encoding of standard output lacks a character of `text`.
+    With `exact`, also raises it if standard output's encoding lacks a character of `text`.
     """
     if to_stderr:
         return

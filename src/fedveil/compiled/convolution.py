@@ -55,7 +55,7 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the convolution in row `op` of the operation table. Its values are in memory `m`."""
+    """Compute the convolution in row `op` of the operation table. All values are in memory `m`."""
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -221,9 +221,9 @@ class Convolution(Operation):
             KH: kh, KW: kw, SH: sh, SW: sw, PH: ph, PW: pw, HIGH: zh, WIDE: zw,
             TURNED: memory.floats(kh * kw * self.layer.in_channels * lanes),
             OUTPUT: memory.floats(zh * zw * lanes),
-        } | self._of_the_way_back(memory, batch)  # fmt: skip
+        } | self._of_backward_pass(memory, batch)  # fmt: skip
 
-    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+    def _of_backward_pass(self, memory: Memory, batch: int) -> Row:
         rows = self.layer.kernel_size[0] * self.row
         return {
             PART: memory.floats(self._own[2] * rows),
@@ -243,7 +243,7 @@ class PooledConvolution(Convolution):
         super().written()
         return Value(pooled(self._own, self._pool), IMAGE)
 
-    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+    def _of_backward_pass(self, memory: Memory, batch: int) -> Row:
         lanes, most = up(self._own[0]), batch * self.y.shape[1] * self.y.shape[2]
         return pool_numbers(self._pool) | {
             POOLED: 1, BEST: memory.floats(lanes), PLACES: memory.ints(most * lanes),

@@ -31,10 +31,10 @@ _ZERO = np.float32(0)
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
     """Reserve memory for a dense layer's deferred steps.
 
-    Returns its positions and its size, as values of columns of the operation table. The result is
-    empty if the layer is too small for deferred steps. The layer has `inputs` inputs and `outputs`
-    outputs, and a batch has up to `batch` examples. All stored inputs and gradients take at most
-    half as much memory as the weight.
+    Returns the positions and the size of this memory, as values in columns of the operation table.
+    The result is empty if the layer is too small for deferred steps. The layer has `inputs` inputs
+    and `outputs` outputs, and a batch has up to `batch` examples. All stored inputs and gradients
+    take at most half as much memory as the weight.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:

@@ -176,7 +176,7 @@ def product_of_few(
 def room_for_few(memory: Memory, terms: int) -> Row:
     """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns.
 
-    Returns its positions, as values in columns of the operation table.
+    Returns the positions of this memory, as values in columns of the operation table.
     """
     return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 
