@@ -36,7 +36,10 @@ def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes."""
+    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes.
+
+    The file has at most the permissions `mode`.
+    """
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
