@@ -222,7 +222,7 @@ class LinkLost(FedveilError):
 
 
 class PeerRestarted(LinkLost):
-    """The other party is a new process. Both continue from the last step that both have saved."""
+    """The other party has restarted. Both parties resume from the last step that both saved."""
 
 
 class PeerRefused(FedveilError):

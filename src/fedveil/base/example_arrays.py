@@ -1,4 +1,4 @@
-"""Arrays of examples that have several inputs, such as an image and a text, or different lengths.
+"""Arrays for examples of different lengths, or with several inputs (such as an image and a text).
 
 They are NumPy structured arrays with a field for each input. Examples of different lengths are
 padded with zeros in one field, and a second field has their lengths.
@@ -67,7 +67,8 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to one form, so that they can be concatenated.
 
     If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if other arrays then hold single numbers, or if inputs differ in name.
+    Raises ValueError if this form is needed but the examples of an array are single numbers, or if
+    the arrays have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):

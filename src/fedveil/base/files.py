@@ -21,7 +21,7 @@ PARTIAL = ".part"
 
 
 def from_home(path: str | Path) -> Path:
-    """Replace `~` or `~user` at the start of a path. An unknown user's stays as it is."""
+    """Replace `~` or `~user` at the start of a path by the home folder, if the user exists."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -36,7 +36,10 @@ def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes."""
+    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes.
+
+    The file has at most the permissions `mode`.
+    """
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
@@ -56,7 +59,7 @@ def open_to_append(path: Path) -> io.FileIO:
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of `data` to a file without a buffer, which may take only a part at a time."""
+    """Write all of `data` to an unbuffered file, whose `write` may write only a part of it."""
     left = memoryview(data)
     while left:  # a partial write reports its error on the next try
         left = left[file.write(left) :]
@@ -78,7 +81,7 @@ def restored_on_failure(file: IO[bytes]) -> Iterator[None]:
 
 
 def append_whole(file: IO[bytes], data: bytes) -> None:
-    """Append all of `data` to a file from `open_to_append`, or nothing if that raises OSError."""
+    """Append `data` to a file from `open_to_append`. After an OSError, the file is unchanged."""
     with restored_on_failure(file):
         write_all(file, data)
 

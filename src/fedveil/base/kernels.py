@@ -15,7 +15,7 @@ Loop = TypeVar("Loop", bound=Callable[..., object])
 
 
 def _can_compile() -> bool:
-    """Return False without numba, or if NUMBA_DISABLE_JIT is set, which debuggers use."""
+    """Return True if numba is installed, and NUMBA_DISABLE_JIT does not turn it off."""
     disabled = os.environ.get("NUMBA_DISABLE_JIT", "").strip() or "0"
     return find_spec("numba") is not None and disabled == "0"
 
@@ -30,8 +30,8 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Return a decorator that compiles a loop with numba when the loop is first called.
 
-    Without numba, `fallback` is called instead, and must give the loop's exact bytes. If there is
-    no `fallback` either, the loop runs as plain Python. If `reorder` is True, numba may reorder
+    Without numba, `fallback` is called instead. Its results must equal the loop's bit for bit. If
+    there is no `fallback`, the loop runs as plain Python. If `reorder` is True, numba may reorder
     sums, so the last bits depend on the kind of machine. If `numbers` is True, numba may assume
     that the data contain no NaN, and ignore the sign of zero.
     """

@@ -19,10 +19,10 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__` (PEP 562), which import names at first use.
 
-    `names` maps each module to the names that the package takes from it. For a submodule that the
-    package exports as a whole, it maps the full name to the last part of this name. `needs` has an
-    external package that all names need, and the extra that installs it. If the package is missing,
-    `MissingExtra` is raised.
+    `names` maps each module to the names that the package exports from it. To export a submodule
+    itself, `names` maps the submodule's full name to the last part of this name. `needs` has an
+    external package that all names need, and the extra that installs it. If the external package
+    is missing, the import of a name raises `MissingExtra`.
     """
     homes = {name: home for home, held in names.items() for name in held}
 

@@ -135,7 +135,10 @@ def quoted(value: object) -> str:
 
 
 def check_kind(message: Message, kind: str, sender: str = "it") -> None:
-    """Raise `MessageInvalid` unless an untrusted message of `sender` has this kind."""
+    """Raise `MessageInvalid` unless the field "kind" of an untrusted message is `kind`.
+
+    The error begins with `sender`.
+    """
     if text_in(message, "kind") != kind:
         found = quoted(message.get("kind"))
         raise MessageInvalid(f"{sender} sent {found} where {kind!r} was due")

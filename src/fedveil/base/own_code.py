@@ -81,7 +81,8 @@ def packed(names: Iterable[str]) -> bytes:
     """Pickle the objects of the running script or notebook that a job names, for another process.
 
     `names` are the functions in the job. Functions of the script, such as `__main__:data`, are
-    pickled by value, with everything that they use from the script. Returns b"" if there are none.
+    pickled by value, with everything that they use from the script. Returns b"" if the job names
+    no function of the script.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:

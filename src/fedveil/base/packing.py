@@ -94,7 +94,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield slices of `out`, each with its packed numbers' bytes and some meaningless bytes."""
+    """Yield slices of `out`, each with the bytes of its packed numbers, then bytes to ignore."""
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):

@@ -61,7 +61,7 @@ def zeros(count: int, dtype: npt.DTypeLike) -> Array:
 
 
 def _unused_block(size: int) -> Uint8s | None:
-    """Return the smallest unused block of at least `size` bytes, or None if there is none."""
+    """Return the smallest unused block of `size` to 2 * `size` bytes, or None if there is none."""
     found = None
     for place in range(len(_blocks)):
         length = len(_blocks[place])

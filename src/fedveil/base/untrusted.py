@@ -98,7 +98,10 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
-    """Return True if the file is empty or ends with a line break. `most` bounds its bytes."""
+    """Return True if a regular file of at most `most` bytes is empty or ends with a line break.
+
+    Raises OSError for any other file.
+    """
     with opened(path, most) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) in (b"", b"\n")
@@ -107,7 +110,8 @@ def ends_whole(path: str | Path, most: int) -> bool:
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    Only for files that a library must open itself, as a file may be replaced after the check.
+    Use `opened` instead, unless a library must open the file: another file may replace it after
+    the check.
     """
     try:
         status = Path(path).stat()

@@ -227,7 +227,7 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`. [] means that each protection keeps the job's settings.
+    """Return the epsilons in `text`, or [] for "own": each protection keeps the job's settings.
 
     Without `text`, returns [] if a key in `fixed` decides a protection's epsilon, else `EPSILONS`.
     """

@@ -93,7 +93,7 @@ def is_question(path: Path) -> bool:
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the notice that a job has no protection, with the line that adds one."""
+    """Return the notice that a job has no protection, and how to add a protection."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:

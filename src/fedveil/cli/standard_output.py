@@ -1,4 +1,4 @@
-"""Standard output of a command: a failed write is a user error, and any character has a form."""
+"""Makes a failed write to standard output a user error, and every character printable."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def _explained() -> Iterator[None]:
 
 
 def _forget_unwritten(stream: Any) -> None:
-    """Discard what cannot be written. The interpreter would report it once more at its end."""
+    """Flush `stream`, or redirect it to the null device if this fails.
+
+    Otherwise, the interpreter would report the failed write once more at exit.
+    """
     try:
         stream.flush()
     except OSError:

@@ -33,7 +33,7 @@ def _sizes(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the attention in row `op` of the model's table, in the memory `m`."""
+    """Compute the attention in row `op` of the operation table. All values are in memory `m`."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -59,7 +59,7 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of q, k and v, for the attention in row `op` of the model's table."""
+    """Compute the gradients of q, k and v, for the attention in row `op` of the operation table."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]
     for n in range(op[f.COUNT]):

@@ -41,8 +41,8 @@ from fedveil.compiled.window import (
     windows,
 )
 
-#: The size, stride and padding of a window, and a flag for a pooling behind the convolution. Its
-#: own output has the size (HIGH, WIDE).
+#: The size, stride and padding of a window, and a flag for a pooling after the convolution. The
+#: output before the pooling has the size (HIGH, WIDE).
 (KH, KW, SH, SW, PH, PW, POOLED) = f.own(7, AFTER_POOL)
 #: Scratch memory: the filters with their outputs last, and the convolution's own output.
 (TURNED, OUTPUT) = f.own(2, POOLED + 1)
@@ -55,7 +55,7 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the convolution in row `op` of the model's table, in the memory `m`."""
+    """Compute the convolution in row `op` of the operation table. All values are in memory `m`."""
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -85,9 +85,10 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the convolution in row `op` of the model's table, in the memory `m`.
+    """Compute the gradients of the convolution in row `op` of the operation table.
 
-    Overwrites the input's gradient. Adds to the gradients of the filters and the bias.
+    All gradients are in the memory `m`. Overwrites the input's gradient. Adds to the gradients of
+    the filters and the bias.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
@@ -220,9 +221,9 @@ class Convolution(Operation):
             KH: kh, KW: kw, SH: sh, SW: sw, PH: ph, PW: pw, HIGH: zh, WIDE: zw,
             TURNED: memory.floats(kh * kw * self.layer.in_channels * lanes),
             OUTPUT: memory.floats(zh * zw * lanes),
-        } | self._of_the_way_back(memory, batch)  # fmt: skip
+        } | self._of_backward_pass(memory, batch)  # fmt: skip
 
-    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+    def _of_backward_pass(self, memory: Memory, batch: int) -> Row:
         rows = self.layer.kernel_size[0] * self.row
         return {
             PART: memory.floats(self._own[2] * rows),
@@ -242,7 +243,7 @@ class PooledConvolution(Convolution):
         super().written()
         return Value(pooled(self._own, self._pool), IMAGE)
 
-    def _of_the_way_back(self, memory: Memory, batch: int) -> Row:
+    def _of_backward_pass(self, memory: Memory, batch: int) -> Row:
         lanes, most = up(self._own[0]), batch * self.y.shape[1] * self.y.shape[2]
         return pool_numbers(self._pool) | {
             POOLED: 1, BEST: memory.floats(lanes), PLACES: memory.ints(most * lanes),

@@ -1,7 +1,7 @@
 """Gradients of the losses with respect to the model's scores, multiplied by `scale`.
 
-`scores` is a row of the model's table. Its column Y is the position in the memory `m` at which the
-scores of `count` examples begin, and DY the position to which their gradient is written. `rows`
+`scores` is a row of the operation table. Its column Y is the position in the memory `m` at which
+the scores of `count` examples begin, and DY the position to which their gradient is written. `rows`
 holds the indices of these examples in the client's targets `y`.
 """
 
@@ -95,7 +95,10 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write scale / n * (x - target) for n outputs x, or for their sigmoids if `truth` is True."""
+    """Write each example's gradient, scale / n * (x - target), where x are its n outputs.
+
+    If `truth` is True, x are the sigmoids of the outputs.
+    """
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]

@@ -29,11 +29,12 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps. Returns the table columns of that memory.
+    """Reserve memory for a dense layer's deferred steps.
 
-    The layer has `inputs` inputs and `outputs` outputs, and a batch has up to `batch` examples. All
-    stored inputs and gradients take at most half as much memory as the weight. If the layer is too
-    small for deferred steps, the result is empty.
+    Returns the positions and the size of this memory, as values in columns of the operation table.
+    The result is empty if the layer is too small for deferred steps. The layer has `inputs` inputs
+    and `outputs` outputs, and a batch has up to `batch` examples. All stored inputs and gradients
+    take at most half as much memory as the weight.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -59,12 +60,12 @@ def _apart(length: int) -> int:
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each operation in the table `ops` whether this client's steps are deferred.
+    """Decide for each row of the operation table `ops` if this client's steps are deferred.
 
-    Steps are deferred if `hold` is True and the memory suffices for `examples` (over all epochs).
-    The table's column HELD, the number of stored rows, is then set to 0, otherwise to -1. A weight
-    with deferred steps is read from the copy that all threads share, `shared` entries after the
-    client's own copy.
+    Steps are deferred if `hold` is True and the reserved memory has a row for each of the
+    `examples` examples of all epochs. Column HELD, the number of stored rows, is then set to 0,
+    otherwise to -1. A weight with deferred steps is read from the copy that all threads share,
+    `shared` entries after the client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -133,8 +134,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. If the sum is not finite, column HELD of `op` (a row of the model's
-    table) becomes -1. `take_held` then returns False.
+    and D' is D transposed. If the sum is not finite, column HELD of `op` (a row of the
+    operation table) becomes -1. `take_held` then returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

@@ -44,7 +44,7 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return how many products a batch needs, each product's rows, and the strides of x and y."""
+    """Return the number of products for a batch, the rows of each, and the strides of x and y."""
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -55,7 +55,7 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute y = x W' + b for each row of x. The layer is row `op` of the model's table."""
+    """Compute y = x W' + b for each row of x. The layer is row `op` of the operation table."""
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
@@ -89,7 +89,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b, for the dense layer in row `op` of the model's table."""
+    """Compute the gradients of x, W and b, for a dense layer, row `op` of the operation table."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:

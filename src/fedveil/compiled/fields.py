@@ -1,4 +1,4 @@
-"""Columns of the table that describes a compiled model. Each row of it is one operation.
+"""Columns of the operation table of a compiled model. Each row describes one operation.
 
 An operation reads its input x and writes its output y. Let n be an example, c a channel, i a row
 and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
@@ -17,8 +17,8 @@ from __future__ import annotations
     RUNS, RUN_STEP, RUN,
     # The weight, the length of its rows, the bias, and a flag for having one.
     WEIGHT, ROW, BIAS, BIASED,
-    # Positions for the gradients of the weight and bias. Under bare SGD: of the parameters
-    # themselves.
+    # Positions of the gradients of the weight and bias. Under SGD without momentum or decay:
+    # positions of the weight and bias themselves.
     DWEIGHT, DBIAS,
     # The number of examples in the batch, the first of an example's random draws, and the number of
     # draws per example.

@@ -79,6 +79,6 @@ def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
     return lambda loop: Native(loop, arguments)
 
 
-#: The arguments of every operation: the float memory, the integer memory, its row of numbers, its
-#: setting, and the random draws of its examples.
+#: The arguments of every operation: the float memory, the integer memory, its row of the operation
+#: table, its setting (an epsilon or a probability), and random numbers.
 OPERATION = "FILdF"

@@ -42,7 +42,7 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 @native(OPERATION)
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each group of each example, for the GroupNorm in row `op` of the model's table.
+    """Normalise each group of each example, for the GroupNorm in row `op` of the operation table.
 
     `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
     """
@@ -70,7 +70,7 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of the GroupNorm in row `op` of the model's table, for x, weight and bias."""
+    """Backward pass of the GroupNorm in row `op` of the operation table, for x, weight and bias."""
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
     kept, change, entries = op[NORMED] - op[f.DX], op[CHANGE], op[ENTRIES]
@@ -106,7 +106,7 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's (contiguous) row, for the LayerNorm in row `op` of the model's table.
+    """Normalise each token's contiguous row, for the LayerNorm in row `op` of the operation table.
 
     `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
     """
@@ -129,7 +129,7 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of the LayerNorm in row `op` of the model's table, for x, weight and bias."""
+    """Backward pass of the LayerNorm in row `op` of the operation table, for x, weight and bias."""
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others
     fill(m, change, 2 * op[ENTRIES], np.float32(0))

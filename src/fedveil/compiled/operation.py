@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedveil.compiled.native import Native
 
 Shape = tuple[int, int, int]
+#: An operation's values in the operation table, by column.
 Row = dict[int, int]
 #: A weight, its number of entries in packed memory, and for four dimensions the size, the stride in
 #: the model's vector and the stride in packed memory.
@@ -148,7 +149,7 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the values in the table columns that only this kind of operation has.
+        """Return the values in the operation table's columns that only this kind of operation has.
 
         Reserves scratch memory in `memory`, for batches of up to `batch` examples. `changed` is
         True if a later operation overwrites the output.
@@ -156,9 +157,10 @@ class Operation:
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Return the table columns for deferred steps, and reserve memory for these steps.
+        """Reserve memory for deferred SGD steps, of batches of up to `batch` examples.
 
-        A batch has up to `batch` examples. The result is empty if the operation cannot defer steps.
+        Returns the values in the operation table's columns that describe this memory. The result is
+        empty if the operation cannot defer steps.
         """
         return {}
 

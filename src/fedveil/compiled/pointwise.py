@@ -28,7 +28,7 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the activation in row `op` of the model's table. Saves values for the backward pass."""
+    """Apply the activation in row `op` of the operation table. Saves values for `curve_back`."""
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -100,7 +100,7 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 
 @native(OPERATION)
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the dropout in row `op` of the model's table: zero some values, scale up the others.
+    """Apply the dropout in row `op` of the operation table: zero some values, scale up the others.
 
     A value becomes 0 with probability `setting`, by the random numbers `draws`.
     """

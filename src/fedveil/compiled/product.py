@@ -88,7 +88,7 @@ def meet_rows(
     """Compute C = d + A B' for m rows of A and n rows of B, each with k entries.
 
     All are in `x`: row i of C begins at c0 + i cm, row i of A at a0 + i am, row j of B at b0 + j
-    bm, and the vector d at d0. B' is B transposed. Each entry of A B' is one sum of k terms.
+    bm, and the vector d at d0. B' is B transposed.
     """
     column = 0
     while column < n:
@@ -174,7 +174,10 @@ def product_of_few(
 
 
 def room_for_few(memory: Memory, terms: int) -> Row:
-    """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns."""
+    """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns.
+
+    Returns the positions of this memory, as values in columns of the operation table.
+    """
     return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 
 

@@ -1,4 +1,4 @@
-"""A compiled model as a table: each row describes one operation and its memory positions."""
+"""A compiled model as an operation table: each row has the memory positions of one operation."""
 
 from __future__ import annotations
 

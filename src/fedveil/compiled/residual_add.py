@@ -25,7 +25,7 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Begin the residual connection in row `op` of the model's table: copy input to output."""
+    """Begin the residual connection in row `op` of the operation table: copy input to output."""
     _add(m, op, False, False)
 
 
@@ -37,7 +37,7 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection in row `op` of the model's table: add its input to its output."""
+    """End the residual connection in row `op` of the operation table: add input to output."""
     _add(m, op, False, True)
 
 

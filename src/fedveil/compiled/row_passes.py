@@ -19,7 +19,7 @@ def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows, which begin at `a` and lie `row` entries apart, to the row at `total`."""
+    """Add `count` rows of `length` entries, at `a`, `a + row` and so on, to the row at `total`."""
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]

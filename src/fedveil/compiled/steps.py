@@ -78,7 +78,7 @@ def train(
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
     """Copy the `count` examples of x at the indices `rows` to the first operation's input.
 
-    `entry` is a row of the model's table that says where the input is in the memory `m`.
+    `entry` is a row of the operation table that says where the input is in the memory `m`.
     """
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):

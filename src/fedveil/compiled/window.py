@@ -62,7 +62,7 @@ def pool(
 
 @native(OPERATION)
 def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the max-pooling in row `op` of the model's table to every example in memory `m`."""
+    """Apply the max-pooling in row `op` of the operation table to every example in memory `m`."""
     for n in range(op[f.COUNT]):
         at = n * op[f.XS]
         pool(m, w, op, n, op[f.X] + at, op[f.XR], op[f.XC], at, (op[f.XR], op[f.XC]))
@@ -70,7 +70,7 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the input gradient of the max-pooling in row `op` of the model's table."""
+    """Compute the input gradient of the max-pooling in row `op` of the operation table."""
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
@@ -111,7 +111,7 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 
 @native(OPERATION)
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the average-pooling in row `op` of the model's table. Padding counts as zeros."""
+    """Compute the average-pooling in row `op` of the operation table. Padding counts as zeros."""
     _average(m, op, False)
 
 

@@ -303,10 +303,10 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Check the request of step `step`. Returns the first position and the number of positions.
+    """Return the first position and the number of the vectors that the leader's request announces.
 
-    The cache holds `seen` of the model's `context` positions. Returns None if the leader ends the
-    text. Raises ExchangeError for an invalid request.
+    `step` is the expected step. The cache holds `seen` of the model's `context` positions. Returns
+    None if the leader ends the text. Raises ExchangeError for an invalid request.
     """
     if text_in(request, "kind") == "enough":
         check_word(request, leader, "enough", step)

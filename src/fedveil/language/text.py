@@ -146,7 +146,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes. They are None for the end token and for unused tokens."""
+        """Return each token's bytes, or None for the end token and for each unused token."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")

@@ -1,4 +1,4 @@
-"""A decoder-only language model in the shape of PanGu-alpha, in three pieces that can be split.
+"""A decoder-only language model like PanGu-alpha, made of three modules for a split model.
 
     WordAndPosition    tokens -> vectors: a row of the word table plus a row of the position table
     Backbone           vectors -> vectors: transformer layers, and the query layer on top of them
@@ -15,7 +15,7 @@ Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without i
 - the backbone normalises its input: vectors of 0 and 1 have a mean and a scale that carry no
   information, and would outweigh the output of every layer;
 - initial word vectors are four times larger than position vectors. EmbeddingDP sends only the sign
-  of each entry of their sum. If both had one size, the sign would reveal little of either.
+  of each entry of their sum. If both had the same size, the sign would reveal little of either.
 
 Initial weights are otherwise GPT-2's: N(0, 0.02²), projections into the residual stream smaller by
 1/sqrt(2 layers), and biases 0. The word table's standard deviation is 0.64/sqrt(width), so that

@@ -1,6 +1,6 @@
 """The base weights of a pretrained model: training never changes them, and no report contains them.
 
-All copies of the model share one copy in memory. Checkpoints do not contain them.
+All copies of a model share the base weights' memory. Checkpoints do not contain base weights.
 """
 
 from __future__ import annotations

@@ -133,7 +133,11 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters, and its weights' digest. Equal calls share the model."""
+    """Return the model without adapters, and a digest of its weights.
+
+    Consecutive calls with equal arguments return the same model. `stamp` describes the folder's
+    files, so a changed file is loaded again.
+    """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
     library = transformers()

@@ -45,7 +45,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder PATH, if `name` is hf:PATH. Raises `ModelInvalid` if it is unusable."""
+        """Return the folder PATH for a `name` hf:PATH. Raises `ModelInvalid` if it is unusable."""
         path = from_home(name.removeprefix(PREFIX))
         if not path.is_dir():
             raise ModelInvalid(

@@ -66,7 +66,7 @@ def write_starter(directory: Path, name: str = "table") -> list[Path]:
             begun.append(directory / target)
             write_new(begun[-1], content, 0o666)
     except OSError as error:
-        # A file that was suddenly there is another program's.
+        # A file that exists now, but did not at the check above, belongs to another program.
         for path in begun[:-1] if isinstance(error, FileExistsError) else begun:
             path.unlink(missing_ok=True)
         raise RunFolderError(f"{directory} cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Your own numbers and model. `fedveil run job.yaml` calls both functions by name."""
+"""Your own examples and model: the functions `net` and `data`, which job.yaml names."""
 
 import numpy as np
 from sklearn.datasets import load_diabetes

@@ -1,4 +1,4 @@
-"""Your own model and data. `fedveil run job.yaml` calls both functions by name."""
+"""Your own model and data: the functions `net` and `data`, which job.yaml names."""
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer

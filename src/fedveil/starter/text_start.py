@@ -1,4 +1,4 @@
-"""Your own text and model. `fedveil run job.yaml` finds both by name."""
+"""Your own text and model: the class `Net` and the function `data`, which job.yaml names."""
 
 from pydoc_data.topics import topics
 

@@ -1,6 +1,6 @@
 """The runs of a comparison: one per combination of protection, parameter, epsilon and seed.
 
-All runs with one seed are equal until a report leaves a client. By default, all clients have equal
+Runs with the same seed have the same data and initial model. By default, all clients have equal
 weight, because most protections require that.
 """
 
@@ -221,7 +221,7 @@ class Comparison:
 
     @cached_property
     def job_of_runs(self) -> Job:
-        """The job with the weighting of its runs, which is `equal` if the job does not set it."""
+        """The comparison's job, with `server.weighting` set to `equal` unless the job sets it."""
         return self.job if self.says_weighting else self.job.with_({"server.weighting": "equal"})
 
     @property

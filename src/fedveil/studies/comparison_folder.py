@@ -59,7 +59,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or the existing folder of an equal comparison. `stack` closes it."""
+        """Open a new folder, or the folder of a comparison with the same job. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -91,7 +91,11 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return the runs to make. Raises an error if a run's folder has another job's run."""
+        """Return the comparison's runs, and save the parameters that searches found for them.
+
+        `tell` is called with a text before each search. Raises an error if the folder of a run has
+        a run of another job.
+        """
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -119,7 +123,7 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run if the comparison asks for it. Returns the result with the finding.
 
-        Only the runs of the first seed are attacked, and only once. `step` shows the progress.
+        Only the runs of the first seed are attacked, once per effort. `step` shows the progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:

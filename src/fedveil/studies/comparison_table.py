@@ -97,7 +97,7 @@ class Line:
 
 
 def lines(results: Sequence[Result]) -> list[Line]:
-    """Group results by setting, in order. Returns a line for each."""
+    """Return a line with the results of each setting, in the order of their first results."""
     settings = dict.fromkeys(result.cell.setting.name for result in results)
     found = []
     for name in settings:
@@ -115,7 +115,10 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of quality (and when the `goal` is reached), of costs, and of guarantees."""
+    """Yield a table of quality and costs, a table of guarantees, and a table of any failures.
+
+    If there is a `goal`, the first table has a column with the rounds to reach it.
+    """
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -178,7 +181,7 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """Yield plots of the main metric over the rounds, and over target epsilons if there are any."""
+    """Yield a plot of the main metric by round and, for several target epsilons, by epsilon."""
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:

@@ -132,7 +132,10 @@ def _tried(
 
 
 def _shortened(job: Job, rounds: int, share: float) -> Job:
-    """Copy a job with fewer rounds, in which clients hold out `share` of their examples."""
+    """Copy a job with `rounds` rounds, in which clients hold out `share` of their examples.
+
+    The copy has no early stopping, canaries, privacy limit, page or callbacks.
+    """
     data = job.model_dump()
     data["rounds"] = rounds
     data["evaluation"] |= {"clients": share, "every": rounds}

@@ -78,7 +78,11 @@ def source_of(
     patience: float,
     stack: ExitStack,
 ) -> Source:
-    """Return the source of the leader's scores. Without `listen`, this process has all parties."""
+    """Return the `Source` from which the leader gets the scores of new rows.
+
+    Without `listen`, all parties are in this process. Otherwise the leader waits at this address
+    for the followers.
+    """
     from fedveil.vertical.scoring.sources import Apart, Together
 
     if listen is None:
