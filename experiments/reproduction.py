@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
@@ -39,11 +39,12 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
         tell(f"{takes} on two cores; it is in {path}")
         stack.enter_context(resumed_by(how))
-        again = (path / f"{name}.md").exists()
-        with _timed(folder, name, scale, spent_s, again) as clock:
+        clock = _Clock(spent_s, counts=not (path / f"{name}.md").exists())
+        with _timed(folder, name, scale, clock):
 
             def tell_and_save(line: str) -> None:  # a killed run then loses only its own seconds
-                _write(folder, name, scale, clock())
+                clock.counts = True
+                _write(folder, name, scale, clock.seconds)
                 tell(line)
 
             outcome = experiment.run(path, scale, tell_and_save)
@@ -52,7 +53,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
             folder.write_atomically(figures[plot.name], svg(plot))
         for file, table in long_tables(name, outcome).items():
             folder.write_atomically(file, table.csv().encode())
-        repeated = Repeated(experiment, scale, outcome, figures, clock(), how, path)
+        repeated = Repeated(experiment, scale, outcome, figures, clock.seconds, how, path)
         folder.write_atomically(f"{name}.md", page(repeated).encode())
     return path / f"{name}.md", outcome
 
@@ -80,24 +81,28 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
     return spent_s
 
 
-@contextmanager
-def _timed(
-    folder: RunFolder, name: str, scale: Scale, spent_s: float, again: bool
-) -> Iterator[Callable[[], float]]:
-    """Save the total duration at the end of the block, even after an error.
+class _Clock:
+    """Adds up the seconds of an experiment over several calls.
 
-    Yields a function that returns the seconds so far. Reading a finished experiment (`again`) does
-    not count.
+    Reading a finished experiment does not count, but training one more run for it does.
     """
-    began = time.perf_counter()
 
-    def clock() -> float:
-        return spent_s if again else spent_s + time.perf_counter() - began
+    def __init__(self, spent_s: float, *, counts: bool) -> None:
+        self.counts = counts
+        self._spent_s, self._began = spent_s, time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        return self._spent_s + (time.perf_counter() - self._began if self.counts else 0.0)
+
+
+@contextmanager
+def _timed(folder: RunFolder, name: str, scale: Scale, clock: _Clock) -> Iterator[None]:
+    """Save the total duration at the end of the block, even after an error."""
     try:
-        yield clock
+        yield
     finally:
-        _write(folder, name, scale, clock())
+        _write(folder, name, scale, clock.seconds)
 
 
 def _write(folder: RunFolder, name: str, scale: Scale, seconds: float) -> None:

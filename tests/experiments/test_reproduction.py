@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -35,6 +36,7 @@ class Toy(Experiment):
     what = "A toy."
     source = "nowhere"
     cut_off: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def estimate_s(self, scale: Scale) -> float:
         return {"small": 90.0, "full": 9000.0}[scale]
@@ -43,7 +45,8 @@ class Toy(Experiment):
         attempts = folder / "attempts"
         count = int(attempts.read_text()) + 1 if attempts.exists() else 1
         attempts.write_text(str(count))
-        tell("run 1 of 1")
+        if self.trains:
+            tell("run 1 of 1")
         if self.cut_off:
             end = KeyboardInterrupt()
             end.add_note("`fedveil run --resume attempts` goes on")
@@ -144,6 +147,23 @@ def test_a_killed_experiment_has_saved_the_duration_of_its_earlier_runs(
 
     reproduce("toy", "small", tmp_path / "out", tell)
     assert seen == [75]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_only_new_runs_of_a_finished_experiment_take_time(
+    trains: bool, toy: type[Toy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count(100.0, 8.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+
+    def spent() -> float:
+        reproduce("toy", "small", tmp_path / "out", lambda line: None)
+        return float(json.loads((tmp_path / "out" / BEGUN).read_text())["seconds"])
+
+    first = spent()
+    monkeypatch.setattr(toy, "trains", trains)
+    assert first > 0
+    assert spent() == (2 * first if trains else first)
 
 
 def test_the_table_has_every_experiment(command: Command) -> None:
