@@ -40,9 +40,9 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of each part that reads images, or numbers and possibly words.
+    """Reconstruct the inputs of each part that sends its output to another party.
 
-    Attacks only parts that send their output to another party. The metrics depend on the inputs:
+    The inputs must be images, numbers, or numbers and words. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
