@@ -126,7 +126,10 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a scorer by a row's counts in `ahead` and `back`, or None if few rows repeat."""
+    """Return a scorer that compares how often a row occurs in `ahead` and in `back`.
+
+    The score is the log ratio of the two counts. Returns None if few rows occur repeatedly.
+    """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):
