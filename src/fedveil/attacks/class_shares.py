@@ -83,7 +83,10 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients of `count` examples. Some have a main class, which is one of `wanted`."""
+    """Simulates clients with `count` examples each.
+
+    The attack looks for clients that hold mostly examples of one of the classes `wanted`.
+    """
 
     target: Target
     count: int

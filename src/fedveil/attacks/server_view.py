@@ -36,7 +36,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything. The reports' mean still may."""
+        """Return True if no single report reveals anything. Their mean may still do so."""
         return all(reading.empty for reading in self.readings)
 
     @property

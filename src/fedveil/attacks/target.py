@@ -264,7 +264,7 @@ class Target:
         return self.partition.of(client)
 
     def rows_of(self, clients: Iterable[int] | Clients | None) -> Int64s:
-        """Return the training examples of these clients together. None means all clients."""
+        """Return the indices of the training examples that `clients` (None: all) hold."""
         split = self.partition
         if clients is None:
             return split.indices

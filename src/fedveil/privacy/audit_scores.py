@@ -56,7 +56,10 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return scorers trained to tell outputs for one input (`ahead`) from the other's (`back`)."""
+    """Return scorers that are trained to distinguish outputs for two inputs.
+
+    The rows of `ahead` are outputs for the first input, and those of `back` for the second.
+    """
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)

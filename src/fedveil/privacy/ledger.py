@@ -58,7 +58,7 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """An epsilon with its delta, for printing. `what` is a text that says what it covers."""
+    """An epsilon with its delta, for printing. `what` describes the guarantee in words."""
 
     epsilon: float
     delta: float

@@ -113,7 +113,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield rr's and oue's rounds. A question's weight decides how many clients it asks."""
+        """Yield the rounds under rr and oue. A question's weight decides its number of clients."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)

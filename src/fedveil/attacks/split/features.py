@@ -115,7 +115,7 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The evidence to attack, by the suffix of its metrics' names, such as ", 10 reports".
+        """The evidence to attack. A key is added to the names of the metrics: "" or ", 10 reports".
 
         One case has one report of each example. If every report has new noise, another case has
         several reports of each example.
