@@ -37,7 +37,7 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the server's view: each report or, if one reveals nothing, a sum of reports."""
+    """Simulates the server's view: one report or, if it alone reveals nothing, a sum of reports."""
 
     target: Target
     entropy: Entropy
@@ -83,7 +83,10 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients of `count` examples. Some have a main class, which is one of `wanted`."""
+    """Simulates clients with `count` examples each.
+
+    The attack looks for clients that hold mostly examples of one of the classes `wanted`.
+    """
 
     target: Target
     count: int
@@ -115,7 +118,8 @@ class Classes:
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
         """Train `number` simulated clients on random `examples`, and return their updates.
 
-        Most examples of a client are of class `wanted` if `has` is True, otherwise at most half.
+        If `has` is True, three quarters of a client's examples are of the class `wanted`.
+        Otherwise at most half are.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []

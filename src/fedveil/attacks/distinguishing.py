@@ -167,12 +167,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function from a factor to the charges of `rounds` reports, or None.
+    """Return a function that computes the charges of `rounds` reports at another privacy cost.
 
-    The factor changes the parameter that decides the protection's cost, such as an epsilon: 1 gives
-    the charges of `protection`, and larger factors give higher ones. A charge is a privacy loss and
-    its number of releases. The result is None if there is no such parameter, or if the protection
-    is adaptive.
+    A charge is a privacy loss and its number of releases. The function's argument is a factor. At
+    1, it returns the charges of `protection`. A larger factor changes the parameter that decides
+    the cost, such as an epsilon, so that the charges are larger. Returns None if there is no such
+    parameter, or if the protection is adaptive.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -262,7 +262,9 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Distinguish two very different updates, and the updates of two clients, in a run.
+    """Distinguish two pairs of updates by a client's reports in a run.
+
+    The first pair is two very different updates, the second is the updates of two clients.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

@@ -89,7 +89,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and each one's share of neurons whose activity its direction predicts."""
+    """Candidate examples [examples, features], and how well each example's direction fits.
+
+    `shares[i]` is the share of neurons for which direction i predicts if example i activates them.
+    """
 
     examples: Float64s
     shares: Float64s
@@ -151,7 +154,10 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions, as columns, that are zero on many neurons and not in `known`."""
+    """Search for new directions that are zero on many neurons, from `number` random starts.
+
+    The columns of `known` are the directions found before. Returns directions as columns.
+    """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -179,9 +185,9 @@ def _starts(
 ) -> Float64s:
     """Draw `number` random unit vectors, as rows, from which to search for further directions.
 
-    Each one is orthogonal to a random choice of the columns of `known` (the directions found
-    before) and to a random choice of the unit vectors `rows`, mostly those with small `lengths`
-    (their norms before they were scaled to 1).
+    Each vector is orthogonal to some columns of `known`, the directions found before, and to some
+    of the unit vectors `rows`. Both are chosen at random. `lengths` are the norms that `rows` had
+    before they were scaled to 1. Rows with small norms are chosen more often.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()

@@ -101,10 +101,10 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 
 
 def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
-    """Return the phrases, where those of clients that took part in no round have no copies.
+    """Set to 0 the copies of each phrase whose client took part in no round. Returns a copy.
 
-    `owners[i]` is the client with phrase i, or -1, and `clients` are those that took part. Raises
-    `AttackImpossible` if no client with a phrase took part, for some number of copies.
+    `owners[i]` is the client with phrase i, or -1. `clients` are the clients that took part. Raises
+    `AttackImpossible` if no phrase is left for some number of copies in `COPIES`.
     """
     copies = np.where(np.isin(owners, clients.astype(np.int64)), phrases.copies, 0)
     if not set(COPIES) <= set(copies.tolist()):

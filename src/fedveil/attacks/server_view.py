@@ -18,10 +18,9 @@ from fedveil.protections.reading import Reading
 class Seen:
     """A server's view of a round: an estimate of each client's update, and the aggregate.
 
-    `readings[i]` is the estimate from client i's report. `state` is what the protection keeps for
-    the next round. `told` is the server's request to the first client for its update. `silent` are
-    the clients that were not asked for their update: under secure aggregation, some may not share
-    secrets.
+    `readings[i]` is the estimate from client i's report. `state` is the protection's state for the
+    next round. `told` is the server's request to the first client for its update. `silent` are the
+    clients that were not asked for their update, which happens only under secure aggregation.
     """
 
     readings: Sequence[Reading]
@@ -37,7 +36,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything. The reports' mean still may."""
+        """Return True if no single report reveals anything. Their mean may still do so."""
         return all(reading.empty for reading in self.readings)
 
     @property
@@ -59,7 +58,7 @@ def seen(
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
     The server follows the protocol. The noise of clients and server is drawn from `entropy`. The
-    updates must be finite. `state` is what the protection kept from the last round, by default its
+    updates must be finite. `state` is the protection's state after the last round, by default its
     initial state.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))

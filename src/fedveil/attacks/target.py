@@ -89,9 +89,10 @@ def _played(run: Path, job: Job) -> dict[str, Any]:
 
 
 def claim_of(ledger: Ledger, job: Job) -> Figure | None:
-    """Return what an adaptive run's ledger states for a client in every round, otherwise None.
+    """Return the ledger's guarantee for a client that took part in every round of an adaptive run.
 
-    The rounds of an adaptive run may cost more than the first, so a forecast may be too small.
+    Later rounds of such a run may cost more than the first, so a forecast made from the first round
+    may be too small. Returns None if the run is not adaptive.
     """
     return ledger.figure_every_round(job.privacy.delta) if ledger.adaptive else None
 
@@ -219,7 +220,7 @@ class Target:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds of the run, which may have ended early, or else of the job."""
+        """The number of rounds of the finished run or, if there is no run, of the job."""
         return self.job.rounds if self.played is None else self.played
 
     def promised(self, rounds: int = 1) -> Figure:
@@ -263,7 +264,7 @@ class Target:
         return self.partition.of(client)
 
     def rows_of(self, clients: Iterable[int] | Clients | None) -> Int64s:
-        """Return the training examples of these clients together. None means all clients."""
+        """Return the indices of the training examples that `clients` (None: all) hold."""
         split = self.partition
         if clients is None:
             return split.indices

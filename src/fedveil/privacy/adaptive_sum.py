@@ -4,11 +4,12 @@ If all charges are equal, they are composed exactly (`compose`). Gaussian losses
 Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of their epsilons (Rogers,
 Roth, Ullman, Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is smaller.
 
-Each of these epsilons holds at the delta for which it is computed. If earlier results also decide
-whether all charges are equal, they decide which of these epsilons counts. A limit on the total then
-holds at the sum of the deltas: once for equal charges, once for the filter, and the charges' own
-deltas for the sum of epsilons. This is at most three times that delta, and twice if the charges
-have no deltas of their own. If all charges are Gaussian, it is that delta itself.
+Each of these epsilons is computed for a given delta, and holds at it. If earlier results also
+decide whether all charges are equal, they decide which of the three epsilons is used. A limit on
+the total epsilon then holds at the sum of three deltas: the given delta for equal charges, the
+given delta again for the filter, and the sum of the charges' own deltas. This is at most three
+times the given delta, or twice if the charges have no deltas of their own. If all charges are
+Gaussian, the limit holds at the given delta.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return scorers trained to tell outputs for one input (`ahead`) from the other's (`back`)."""
+    """Return scorers that are trained to distinguish outputs for two inputs.
+
+    The rows of `ahead` are outputs for the first input, and those of `back` for the second.
+    """
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -126,7 +129,10 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a scorer by a row's counts in `ahead` and `back`, or None if few rows repeat."""
+    """Return a scorer that compares how often a row occurs in `ahead` and in `back`.
+
+    The score is the log ratio of the two counts. Returns None if few rows occur repeatedly.
+    """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

@@ -67,7 +67,10 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. Charges of kind i are from `times[i]` rounds."""
+        """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible charges.
+
+        `times[i]` is the number of rounds in which clients were charged for reports of kind i.
+        """
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()

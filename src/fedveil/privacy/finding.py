@@ -80,7 +80,10 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the epsilon claimed for this bound, or else `finding`, the finding's epsilon."""
+        """Return the claimed epsilon with which this bound is compared.
+
+        It is the metric's own `epsilon`. If that is NaN, it is `finding`, the finding's epsilon.
+        """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """An epsilon with its delta, for printing. `what` is a text that says what it covers."""
+    """An epsilon with its delta, for printing. `what` describes the guarantee in words."""
 
     epsilon: float
     delta: float
@@ -104,8 +104,8 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one more report in `round`, which costs all of `spendings`.
 
-        This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
-        stay open, because interrupted rounds will be repeated and charged again.
+        This closes all earlier rounds: nothing more can be recorded in them. If `ahead` is True,
+        earlier rounds stay open, so that interrupted ones can be repeated and charged again.
         """
         self._record(spendings, round, clients, another=True)
         if ahead:
@@ -137,7 +137,10 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return `spendings` as (loss, count) pairs: only epsilon and delta if `adaptive`."""
+        """Return `spendings` as (loss, count) pairs.
+
+        If the ledger is adaptive, each loss is only an epsilon and a delta, without its mechanism.
+        """
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -231,9 +234,11 @@ class Ledger:
     def _join(
         self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
     ) -> None:
-        """Add `charges` to those of `members` in one round's `groups`: clients by their kind.
+        """Add `charges` to all earlier charges of the clients `members` in one round.
 
-        `another` is True if `charges` are for another report than a client's charges so far.
+        `groups` maps each kind (an index of `_kinds`) to the clients with these charges, and is
+        changed. If `another` is True, `charges` are for one more report of each client. Otherwise
+        they are for the report that was charged before, and counts of equal losses are added.
         """
         joined = []
         for kind, others in list(groups.items()):
@@ -262,7 +267,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return pairs (k, n): in each of n rounds, the charges were `_kinds[i]` for all i in k."""
+        """Return pairs (k, n): in n rounds, clients had the charges `_kinds[i]` for each i in k."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

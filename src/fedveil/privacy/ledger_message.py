@@ -71,8 +71,9 @@ def rounds_to_state(
 ) -> Flat:
     """Encode which charges a ledger has recorded in its rounds, as named arrays.
 
-    A kind is the index of a report's combination of charges. `closed` counts the rounds that get no
-    more charges, by their set of kinds. `opened` maps each other round to {kind: charged clients}.
+    A kind is the index of a report's combination of charges. A closed round gets no more charges.
+    `closed` maps each set of kinds to the number of closed rounds with exactly these kinds.
+    `opened` maps each open round to {kind: charged clients}.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -90,9 +91,10 @@ def rounds_from_state(
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
     """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    A kind is the index of a report's combination of charges. The first result counts closed rounds
-    by their set of kinds. The second maps each open round to {kind: charged clients}. Raises an
-    error unless all kinds are below `kinds`, and all open rounds `first_open` or later.
+    A kind is the index of a report's combination of charges. The first result maps each set of
+    kinds to the number of closed rounds with exactly these kinds. The second result maps each open
+    round to {kind: charged clients}. Raises an error unless all kinds are below `kinds`, and all
+    open rounds `first_open` or later.
     """
 
     def checked(kind: int) -> int:

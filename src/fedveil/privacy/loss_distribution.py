@@ -169,7 +169,10 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss of two rows, and row 0's largest RMS loss against any row."""
+    """Return the largest finite loss between two rows, and the largest RMS loss of row 0.
+
+    The RMS loss is that of row 0 against any other row, over outputs drawn from row 0.
+    """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

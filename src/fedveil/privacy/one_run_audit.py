@@ -140,9 +140,9 @@ class OneRunAudit:
     independent. Both bounds hold together with probability at least `confidence`. `reachable` is
     what `bound` would be if every guess were right.
 
-    A bound refutes the claim if it is above the claimed epsilon. At a true epsilon up to `unseen`,
-    `bound` probably does not. `unseen_alone` is this number for `alone`. Each is infinite if its
-    bound does not refute the claim even when every guess is right.
+    A bound refutes the claim if it is above the claimed epsilon. `unseen` is the largest true
+    epsilon at which `bound` would probably not refute the claim, and `unseen_alone` is the same for
+    `alone`. Each is infinite if its bound could not refute the claim even if every guess is right.
     """
 
     claim: Figure

@@ -96,7 +96,8 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     """Yield the answer's plots: bars for counts of cells or words, curves for quantiles.
 
-    Yields no plot for one or too many estimates. `confidence` is the intervals' confidence level.
+    Yields no plot if there is only one estimate, or if there are too many for a plot. `confidence`
+    is the intervals' confidence level.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:

@@ -46,7 +46,10 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the mean of `cohort`'s reports at random. None means that reports must be made."""
+        """Draw the mean of the cohort's reports at random, without making the reports.
+
+        Returns None if this engine cannot do so. The round's messages are then exchanged.
+        """
         return None
 
 

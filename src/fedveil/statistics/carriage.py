@@ -213,7 +213,10 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of vectors in a sum: `reports`, times `rows` codes under rr and oue."""
+        """Return the number of vectors that `reports` reports add up.
+
+        Under rr and oue, a report is a sum of `rows` codes. Otherwise it is one vector.
+        """
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

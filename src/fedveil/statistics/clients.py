@@ -38,7 +38,8 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the rows that a client contributes to every round, as positions in the table.
 
-        `entropy` draws them if the client has more than the file or `carried` (None: all) allows.
+        A client contributes at most `self.rows` rows, and at most `carried` (the number that fits
+        into a report, or None for no limit). If it has more rows, `entropy` draws some of them.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -71,7 +72,9 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 def load(question: QuestionFile, data: Any = None) -> Clients:
     """Read the rows that a question file (or `data`, if given) names, and group them by client.
 
-    If the epsilon is for one row, no row decides whether the others can be read.
+    If the epsilon covers one row (`unit: row`), a cell without a number in a column of numbers
+    counts as missing, because an error would reveal something about this row. Otherwise it is an
+    error.
     """
     if data is None:
         data = _named(question.data)

@@ -42,11 +42,13 @@ from fedveil.statistics.tables import Table
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows: each row's vector in `values`, or the place of its vector's only 1 in `cells`.
+    """The encoded rows of a table: a vector of `width` entries for each row.
 
-    This place is called the row's cell. It is -1 if the vector is zero. `moved` marks rows whose
-    value was moved into the question's range. `lost` marks rows that are excluded because a value
-    is missing or has no cell. `spare` has the cell that each row gets if excluded (None: all -1).
+    `values`, [rows, width], has the vectors. For one-hot codes, `values` is None, and `cells[i]` is
+    the index of the 1 in the vector of row i, or -1 if the vector is zero. This index is called the
+    row's cell. `moved` marks rows whose value was moved into the question's range. `lost` marks
+    rows that are excluded because a value is missing or has no cell. The cell of an excluded row i
+    is `spare[i]`, or -1 if `spare` is None.
     """
 
     width: int

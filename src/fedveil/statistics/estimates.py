@@ -3,8 +3,8 @@
 The noise variance of the sums comes from the mechanism. For a ratio or a product of sums it follows
 by the delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
 
-The sampling variance is bounded from the noisy sums themselves, so it costs no further budget (n is
-the number of rows, for a count that of clients):
+The sampling variance is bounded from the noisy sums themselves, so it costs no further budget. In
+these bounds, n is the number of clients for a count, and otherwise the number of rows:
 
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
     mean        (high - mean) (mean - low) / n  (Bhatia and Davis), for a mean that is computed with
@@ -64,7 +64,10 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which duplicate rows and clients not asked raise the sampling variance."""
+        """The factor by which the sampling variance is larger than that of independent rows.
+
+        It covers equal rows of one client, and clients that were not asked.
+        """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -102,11 +105,12 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic in [`low`, `high`], such as a mean, as functions of the values of `Sums`.
+    """A statistic in [`low`, `high`], such as a mean, and functions that compute it from sums.
 
-    `value` computes the statistic from n rows, and `spread` n times its sampling variance. `spread`
-    is None if the statistic is a function of the shares of cells, because the delta method then
-    gives the variance. `divisor` computes the number by which `value` divides in addition to n.
+    The functions' argument is the `values` of `Sums`. `value` returns the statistic. `spread`
+    returns its sampling variance times the number of rows. `spread` is None if the statistic is a
+    function of the shares of cells, because the delta method then gives the variance. `value`
+    divides sums by the number of rows and by the result of `divisor`.
     """
 
     value: Callable[[Float64s], float]

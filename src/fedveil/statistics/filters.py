@@ -87,7 +87,10 @@ class Filter:
 
 
 def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
-    """Return a word for a name in backticks, and add both to `quoted`. Keeps a text unchanged."""
+    """Return the replacement for a match of `_QUOTED`: a quoted text, or a name in backticks.
+
+    A text is kept unchanged. A name is replaced by a new word, and becomes `quoted[word]`.
+    """
     if found[1] is None:
         return found[0]
     word = f"_quoted_{len(quoted)}"

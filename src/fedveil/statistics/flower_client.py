@@ -93,7 +93,10 @@ class Member:
 
 
 def _limit(config: Mapping[str, object]) -> float | None:
-    """Return the client's own limit, or None if it has none. Raises `DeploymentError`."""
+    """Return the client's own limit on epsilon from its node configuration, or None without one.
+
+    Raises `DeploymentError` if the limit is not a number above 0.
+    """
     limit = config.get("max-epsilon")
     if limit is None:
         return None

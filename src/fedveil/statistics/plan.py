@@ -163,13 +163,16 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """Maps a client's vector for one part to a section of bounded length of its joint vector.
+    """Scales a client's vector for one part to a section of the client's joint vector.
 
-    The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1. Under
-    `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and `centre` is
-    `rows` times the encoding's centre. Under `unit: row`, a client adds up an unknown number of
-    rows, the section of each row is bounded, and `centre` is 0. Under not_encrypt (`plain`),
-    vectors do not change.
+    The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1.
+
+    - Under `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and
+      `centre` is `rows` times the encoding's centre. Two clients' sections are at most 2 `weight`
+      apart.
+    - Under `unit: row`, a vector is the sum of any number of encoded rows, and `centre` is 0. If a
+      row is replaced, the section moves by at most 2 `weight`.
+    - Under not_encrypt (`plain`), the vector is not changed.
     """
 
     part: Part

@@ -65,8 +65,9 @@ class Search:
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
         `z` standard deviations from zero. The estimate is the zero of a line (`_line`) through the
         answers near the quantile. Without such a line, it is the zero of the increasing function
-        nearest to all answers. The interval starts at the last edge up to which all answers are
-        significantly negative, and ends at the first from which on all are significantly positive.
+        nearest to all answers. The interval starts at the last of the lowest edges whose answers
+        are all significantly negative. It ends at the first of the highest edges whose answers are
+        all significantly positive.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -125,7 +126,10 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a nondecreasing function's distinct `values`, and the mean of `places` for each."""
+    """Return a nondecreasing function's distinct values, and the mean place of each.
+
+    The function has the value `values[i]` at `places[i]`. It may have a value at several places.
+    """
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

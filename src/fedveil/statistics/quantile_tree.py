@@ -26,9 +26,9 @@ def quantiles(
     `edges` are the edges of the tree's leaves, and `at` are numbers between 0 and 1. `label` says
     what is estimated.
 
-    The interval of the quantile q spans all edges at which the number of rows below the edge
-    differs from q times the number of all rows by at most `z` standard deviations, and one more
-    cell on each side.
+    The number of rows below an edge is compared with q times the number of all rows. The interval
+    of the quantile q spans all edges at which the two numbers differ by at most `z` standard
+    deviations, and one more cell on each side.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])

@@ -113,7 +113,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield rr's and oue's rounds. A question's weight decides how many clients it asks."""
+        """Yield the rounds under rr and oue. A question's weight decides its number of clients."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)
@@ -206,11 +206,14 @@ class Schedule:
         return sorted(int(client) for client in order[first:last])
 
     def too_few(self, clients: int) -> bool:
-        """Return True if one of rr's or oue's rounds would ask none of this number of clients."""
+        """Return True if, under rr or oue, some round would ask none of the `clients` clients."""
         return self.file.local and not np.diff(self._ends(clients)).all()
 
     def _ends(self, clients: int) -> Int64s:
-        """Return 0 and, for each of rr's and oue's rounds, the number of clients asked by then."""
+        """Return 0, and then the total number of clients asked up to the end of each round.
+
+        It is used only under rr and oue, where each round asks different clients.
+        """
         ends = np.cumsum([0.0, *(turn.share for turn in self.turns)])
         rounded: Int64s = np.round(ends / ends[-1] * clients).astype(np.int64)
         return rounded

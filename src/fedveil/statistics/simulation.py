@@ -58,8 +58,9 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports, before they are perturbed.
 
-        Each row at a position in `chosen` has a code. All reports have equally many codes, so some
-        have fewer rows than codes. `entropy` draws the other codes like those of excluded rows.
+        Each row at a position in `chosen` gives one code. Every report has the same number of
+        codes. If its client has fewer rows, the remaining codes are those of excluded rows, which
+        `entropy` draws.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"

@@ -35,8 +35,8 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    If `apart`, a cell that is no finite number counts as missing in a column of numbers. Otherwise
-    it is an error, with which a single row would decide about all others.
+    A cell in a column of numbers may hold no finite number. If `apart` is True, it counts as
+    missing, so that no row decides if the other rows can be read. Otherwise it is an error.
     """
 
     #: The file, or the function that returned the columns, for messages.
@@ -56,7 +56,11 @@ class Table(ABC):
 
     @abstractmethod
     def _numbers(self, column: str) -> Float64s:
-        """Return a column as numbers. Raises `DataInvalid` for other texts, unless `apart`."""
+        """Return a column as numbers, NaN if missing.
+
+        A text that is not a number counts as missing in a table that is `apart`. Otherwise raises
+        `DataInvalid`.
+        """
 
     @abstractmethod
     def _words(self, column: str) -> Words:
@@ -192,12 +196,15 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
 
 
 def _as_words(texts: Sequence[str]) -> Words:
-    """Return texts as an array. One long text would else give all of them its size."""
+    """Return `texts` as an array: of Python objects if a text is long, otherwise of strings.
+
+    In an array of strings, every entry needs as much memory as the longest.
+    """
     return np.array(texts, object if any(map(_has_long, texts)) else np.str_)
 
 
 def _array(value: Any) -> Array:
-    """Return NumPy's array of `value`: of objects, if it is a list with a long text."""
+    """Return `value` as an array: of Python objects if it is a list with a long text."""
     return np.asarray(value, object if _has_long(value) else None)
 
 

@@ -71,7 +71,7 @@ class View:
 
 
 class Sight:
-    """A job before its first round, with the attacker's knowledge of its weights and data."""
+    """A job before its first round, as the attacker sees it: weights, and typical data."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed

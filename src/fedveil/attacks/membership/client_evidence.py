@@ -69,7 +69,10 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up, over a run's rounds, the evidence that client c is candidate i, for all c and i."""
+    """Adds up, over a run's rounds, the evidence that a client of the run is a known candidate.
+
+    There is a sum for each pair of one of the `clients` and one of the `candidates`.
+    """
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))

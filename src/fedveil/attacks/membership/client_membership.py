@@ -36,8 +36,8 @@ from fedveil.privacy.finding import Finding, Measured
 class Game:
     """A run's clients (`present`), and clients with other examples that take no part (`absent`).
 
-    `cohorts` are the clients of each round. The attacker tests the clients `members`, each of which
-    is in a cohort, and equally many `strangers` of `absent`.
+    `cohorts` are the clients of each round. The attacker tests the clients `members` of `present`,
+    each of which is in a cohort, and equally many clients `strangers` of `absent`.
     """
 
     present: Target

@@ -74,10 +74,12 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
-    `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
-    is the attacked job, with the weights at the start of the attacked round, and `given` marks the
-    examples of its clients. `other` is the same job on the examples of the first reference run,
-    which `other_given` marks. Some of these clients may have taken part in no round.
+    `pool` has all examples to test, and each mask has an entry per example of the pool:
+
+    - `members` marks the examples that `model` was trained on.
+    - `target` is the attacked job, with the weights at the start of the attacked round. `given`
+      marks its clients' examples, including clients that took part in no round.
+    - `other` is the first reference run's job. `other_given` marks its clients' examples.
     """
 
     pool: Pool
@@ -168,10 +170,9 @@ class Case:
 
 
 def _trained_on(target: Target, given: Bools, clients: Clients | None) -> Bools:
-    """Return a mask of the pool: the examples of these clients of the target's job.
+    """Return a mask of the pool's examples that `clients` of the target's job hold.
 
-    `given` marks the examples of all its clients. `clients` are those that took part in a round,
-    or None if they are not known.
+    `given` marks the examples of all clients of the job. If `clients` is None, all clients count.
     """
     mask = np.zeros_like(given)
     mask[np.flatnonzero(given)[target.rows_of(clients)]] = True

@@ -80,7 +80,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The final model of a simulated run, the clients with a part in it, and the run's rounds."""
+    """Result of a simulated run: its final model and number of rounds.
+
+    `clients` are the clients that took part before this model was saved.
+    """
 
     model: nn.Module
     clients: Clients

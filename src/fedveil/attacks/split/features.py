@@ -40,9 +40,9 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of each part that reads images, or numbers and possibly words.
+    """Reconstruct the inputs of each part that sends its output to another party.
 
-    Attacks only parts that send their output to another party. The metrics depend on the inputs:
+    The inputs must be images, numbers, or numbers and words. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
@@ -115,7 +115,7 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The evidence to attack, by the suffix of its metrics' names, such as ", 10 reports".
+        """The evidence to attack. A key is added to the names of the metrics: "" or ", 10 reports".
 
         One case has one report of each example. If every report has new noise, another case has
         several reports of each example.

@@ -88,9 +88,9 @@ def _protection(privacy: PrivacySettings) -> str:
 class _Begun:
     """A follower's view of a run's first steps: the gradients that it received for each example.
 
-    `windows` has the gradients' directions, with one window for each group of consecutive steps.
-    `norms[i]` is the result of `by_norm` for example i, added up over the steps. `true[i]` is its
-    true label. `added` has each example's summaries over the steps (`_added`).
+    `windows` has the gradients' directions. Each window covers a few consecutive steps. `norms[i]`
+    is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
+    the true label of example i. `added` has two summaries of each example's gradients (`_added`).
     """
 
     windows: list[Window]
@@ -181,7 +181,10 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among the examples at indices `of`. NaN without any."""
+        """Return the share of right guesses among the examples at the indices `of`.
+
+        The share is NaN if `of` is empty.
+        """
         if not len(of):
             return Measured(name, math.nan, 0.0, 1.0)
         common = float((true[of] == self.shares.argmax()).mean())

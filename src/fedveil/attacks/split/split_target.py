@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """Tensors that the parties of a split model sent in one step, as received, by part.
+    """Tensors that the parties of a split model received from each other in one step.
 
-    Rows are in the order of the batch. `outputs` are the parts' outputs: numbers, or the bits of
-    EmbeddingDP as 0.0 and 1.0. `gradients` are those of the step's mean loss, which were returned
-    to the owners of the parts. If two parties returned a gradient for one part, the value is their
-    sum.
+    The keys are names of parts. Rows are in the order of the batch. `outputs` has the parts'
+    outputs: numbers, or the bits of EmbeddingDP as 0.0 and 1.0. `gradients` has the gradients of
+    the step's mean loss with respect to these outputs, which the parts' owners received. If two
+    parties returned a gradient for the same part, the value is the sum of both gradients.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -260,7 +260,11 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with LabelDP's labels, from the run `folder` or drawn."""
+    """Return the leader's training rows with the labels that LabelDP drew.
+
+    The labels are loaded from the run's `folder`. If it is None, they are drawn here. Without
+    LabelDP, the rows are unchanged.
+    """
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

@@ -56,7 +56,10 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the learning rate by a cosine schedule from `lr` to 0. `share` is the share completed."""
+    """Set the learning rate by a cosine schedule from `lr` to 0.
+
+    `share` is the share of the schedule's steps that are done, from 0 to 1.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
 

@@ -3,7 +3,7 @@
 Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
 range of each statistic is divided into cells. A row of the layer responds to the examples x in its
 cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
-loss's derivative, for the bias. The only example in a cell is the quotient of both sums.
+loss's derivative, for the bias. If a cell holds a single example, it is the quotient of both sums.
 
 In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
 difference of two rows' sums. Clients must make a single local step. In the form `window`, a row

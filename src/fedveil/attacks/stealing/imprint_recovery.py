@@ -74,7 +74,8 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns these examples, and the cells that hold others.
+    `there` marks the non-empty cells. Returns the examples that were found, as rows, and the
+    indices of the cells that still hold examples.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
