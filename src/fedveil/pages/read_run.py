@@ -80,7 +80,7 @@ class ReadRun:
 
     @property
     def times(self) -> list[datetime]:
-        """The times of all events. Raises ValueError if an event has none."""
+        """The times of all events. Raises ValueError if an event has no time."""
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
