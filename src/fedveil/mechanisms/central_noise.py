@@ -126,9 +126,9 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return `vector`, clipped, plus the noise that a sum gets, in units of `step`.
+        """Return the clipped vector plus the noise of `add_to`, in units of `step`.
 
-        An attacker who knows all other vectors in a noisy sum can subtract them to get this.
+        An attacker who subtracts all other vectors from a noisy sum has such a noised vector.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)

@@ -51,8 +51,9 @@ class EmbeddingDP:
         eps          if a one-hot row is replaced by another, which changes two bits
         m · eps/2    if a vector of m values is replaced
 
-    The losses of an example's releases add up. Repeating its first release is free (`bits_of`).
-    They do not cover the bits of other examples, which depend on this one if it trained the layers.
+    The losses of an example's releases add up, but repeating its first release is free (`bits_of`).
+    If the layers were trained on an example, the bits of other examples also reveal something about
+    it. The stated losses do not cover this.
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
     states eps for a one-hot row. Here all real values are allowed.
@@ -129,7 +130,10 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """Return packed bits as 0.0 and 1.0 in `shape`. Raises InvalidValue if they do not fit."""
+        """Return the bits in `packed` as an array of 0.0 and 1.0 with this `shape`.
+
+        Raises InvalidValue if `packed` is not of dtype uint8 or has another number of bits.
+        """
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
             raise InvalidValue(

@@ -291,7 +291,10 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², added in a fixed order. `lanes` (zeros) receive partial sums."""
+    """Return Σ (scale · entry)², added in a fixed order.
+
+    `lanes` is working memory for partial sums: an array of `_LANES` zeros.
+    """
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

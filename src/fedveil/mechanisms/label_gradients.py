@@ -34,9 +34,10 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """A function that perturbs the gradients of one batch, an array of shape [examples, values].
+    """A function that returns the gradients of one batch with noise, in their own shape.
 
-    `rare` is True for examples of class 1. `own(k)` draws k standard normal numbers per example.
+    `gradients` has shape [examples, values]. `rare` is a mask of the examples of class 1. `own(k)`
+    draws independent standard normal numbers of shape [examples, k].
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -82,7 +83,7 @@ class Marvell:
 
     If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
     noise's mean squared length is averaged over the classes, weighted by their shares in the
-    batch. One example of each class is added for these shares.
+    batch. The shares are computed as if the batch had one more example of each class.
     """
 
     def __init__(self, power: float) -> None:

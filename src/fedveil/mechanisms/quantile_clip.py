@@ -35,15 +35,16 @@ class QuantileClip:
 
     limited to first · 2^-20 .. first · 2^20.
 
-    Privacy: |y|² <= first² + half² = norm², for every x and C. So replacing one vector moves a sum
-    of them by at most 2 · norm. A Gaussian mechanism that clips to `norm` and adds noise of `ratio`
-    times 2 · norm makes vectors and bits together one release `Gaussian(ratio)`. This holds for
-    every C, even for one that a lying server sends or that depends on earlier releases.
+    Privacy: |y|² <= first² + half² = norm², for every x and C. So replacing one vector x moves a
+    sum of vectors y by at most 2 · norm. If a Gaussian mechanism adds noise of standard deviation
+    ratio · 2 · norm to such a sum, the loss of the whole sum, clip bits included, is that of
+    `Gaussian(ratio)`. This holds for every C, even for one that a lying server sends or that
+    depends on earlier releases.
 
     `bit_noise` is the standard deviation of the noise in the number of +half bits. It must be above
     `ratio`, and half = first / √((bit_noise / ratio)² - 1). The default is a twentieth of
-    `clients`, or √11 · ratio if that is larger. The vectors' noise is then at most √1.1 of what it
-    is without bits.
+    `clients`, or √11 · ratio if that is larger. With the default, the clip bits increase the noise
+    of the other entries by a factor of at most √1.1.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the

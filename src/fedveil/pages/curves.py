@@ -31,7 +31,7 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot for each metric and loss of the runs, over the rounds with a value."""
+    """Yield a plot over the rounds for each metric and each loss of the runs."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())

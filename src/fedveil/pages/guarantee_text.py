@@ -55,12 +55,15 @@ def figures(record: Record) -> Mapping[str, Says]:
 
 
 def whose(record: Record) -> str:
-    """Return whose data the epsilons in a record cover: a client's, or those of one example."""
+    """Return whose data the epsilons in a record cover, such as "one example of a client"."""
     return "one example of a client" if record["unit"] == "example" else "a client"
 
 
 def cell(figure: Figure, unit: str | None) -> str:
-    """Format an epsilon for a table of several runs, whose `unit` may differ."""
+    """Format a run's epsilon for a table of several runs.
+
+    `unit` is the run's protected unit. The text mentions it if it is "example".
+    """
     return f"{told(*figure)} for one example" if unit == "example" else told(*figure)
 
 
@@ -70,7 +73,10 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each different epsilon of a record, and for each value sent in clear."""
+    """Return lines of text: one for each distinct epsilon in a record, with what it covers.
+
+    Another line follows for each value that clients send without noise.
+    """
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)

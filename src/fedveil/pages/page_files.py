@@ -16,7 +16,7 @@ from fedveil.record.run_folder import explained, make_folder
 def write_page(page: Page, file: Path) -> Iterator[Path]:
     """Write the page, and its plots as SVG files beside it. Yields the path of each file.
 
-    Further plots of the same name get a number.
+    If several plots have the same file name, the names of all but the first get a number.
     """
     if file.is_dir():
         raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")

@@ -80,7 +80,7 @@ class ReadRun:
 
     @property
     def times(self) -> list[datetime]:
-        """The times of all events. Raises ValueError if an event has none."""
+        """The times of all events. Raises ValueError if an event has no time."""
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
@@ -101,8 +101,8 @@ class ReadRun:
     def last(self) -> Record:
         """The latest value of every metric.
 
-        Metrics of the model may be from an earlier round: not every round evaluates the model. The
-        figures of privacy count a round that was started and has no record.
+        Metrics of the model may be from an earlier round: not every round evaluates the model. If a
+        round was started and has no record, the epsilons include its cost.
         """
         last: Record = {}
         for record in self.records:

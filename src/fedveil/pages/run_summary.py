@@ -219,7 +219,10 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _fell(run: ReadRun, last: Record) -> str:
-    """Return a sentence without its full stop if the model had learnt and is now useless, or ""."""
+    """Say how far the AUC fell, if the model had learnt and is now useless. Otherwise return "".
+
+    The returned sentence has no full stop.
+    """
     rounds, aucs = run.figures("auc")
     highest = best(aucs, "higher") if aucs else math.nan
     if not (highest >= _LEARNT_AUC and last.get("auc", math.nan) < _LITTLE_AUC):
@@ -229,7 +232,7 @@ def _fell(run: ReadRun, last: Record) -> str:
 
 
 def _steadier(run: ReadRun, job: str) -> str:
-    """Return sentences on how to keep one client's diverging training out of the model."""
+    """Return advice on how to prevent one client's diverging training from ruining the model."""
     slower = "A smaller training.lr makes training more stable"
     training = run.job["training"]
     bounded = training["gradient_norm"] is not None or run.job["privacy"]["unit"] == "example"
@@ -262,7 +265,10 @@ def _then(run: ReadRun) -> list[str]:
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection's class, or `Protection` for a user's, which is not imported."""
+    """Return the class of the built-in protection `name`.
+
+    For a user's own protection, returns the base class `Protection` and does not import their code.
+    """
     return POSITIONS.get(name, Protection)
 
 
@@ -318,7 +324,10 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the user's next step, short and in detail. `worst` is None without a protection."""
+    """Return the next step for a vertical run whose parties are apart, in short and in detail.
+
+    `worst` is the line of the parties' accounts with the largest epsilon, or None if there is none.
+    """
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

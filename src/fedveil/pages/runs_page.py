@@ -97,7 +97,11 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Name the runs with the text of run `best` in `shown`: "all runs" if there are all `runs`."""
+    """Return the names of the runs that equal the run `best`, joined by "and".
+
+    `shown` maps the name of a run to the text that is compared. Returns "all runs" if all `runs`
+    runs are equal.
+    """
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

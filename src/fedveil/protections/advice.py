@@ -16,7 +16,7 @@ class Cohort:
 
 
 #: Checks a protection's settings against the cohort. Returns None, or a sentence that begins with
-#: the setting that is wrong. The docstring is the rule in the reference of job keys.
+#: the setting that is wrong. The reference of job keys quotes the docstring's first paragraph.
 Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 

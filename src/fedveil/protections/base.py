@@ -3,12 +3,13 @@
 A protection sends nothing itself. It consists of two state machines, and an engine carries messages
 between them.
 
-    engine                                   server half              client half
-    message = server.opening()               the same for all
-    report = client.respond(message, update)                          trains, protects
-    server.receive(client, report)           adds it, or raises
-    messages = server.advance()              None: complete; else the next phase's, one per client
-    server.aggregate()                       the update
+    call by the engine                         result
+    message = server.opening()                 the first message, equal for all clients
+    report = client.respond(message, update)   the client's protected update
+    server.receive(client, report)             adds the report to the sums, or raises an error
+    messages = server.advance()                the next phase's messages, one for each client, or
+                                               None if all phases are complete
+    server.aggregate()                         the round's result
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class JobContext:
       included. It is None unless the code that makes the updates guarantees a distance below twice
       the norm clip.
     - `combining` says how the server combines reports, for example by their mean.
-    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. If
-      clients add their updates only with probability `turn_rate` < 1, it is the number of all.
+    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size.
+    - `turn_rate` is the probability with which a client adds its update to a round. If it is below
+      1, every client takes part in every round, so `clients_per_round` counts all clients.
     """
 
     weighting: Weighting
@@ -301,7 +303,7 @@ class Protection(Description):
     def shown(self, state: State) -> Mapping[str, float]:
         """Return, by name, numbers of `state` for the round's record, such as the clip.
 
-        A name that the record already has, such as that of a metric, ends the run.
+        A name that another figure of the record has, such as a metric, stops the run with an error.
         """
         return {}
 

@@ -47,8 +47,8 @@ def fault_phases(protection: type[Protection]) -> dict[str, str | None]:
     """Map the phase names of all protections to phases of `protection`.
 
     So a plan of simulated faults can name the phases of any protection. A phase that `protection`
-    has is mapped to itself. Another phase is mapped to the training phase of `protection`, or to
-    None if it comes after training in its own protection.
+    has is mapped to itself. Any other phase belongs to another protection. It is mapped to the
+    training phase of `protection`, or to None if the other protection trains before this phase.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), protection):

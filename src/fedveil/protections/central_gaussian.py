@@ -72,7 +72,8 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is `noise_multiplier`, or makes `rounds` rounds cost `target_epsilon` at `delta`.
+        If `target_epsilon` is set, returns the smallest multiple with which `rounds` rounds cost at
+        most `target_epsilon` at `delta`. Otherwise returns `noise_multiplier` or its default.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)

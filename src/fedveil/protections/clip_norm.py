@@ -55,7 +55,10 @@ class AdaptiveClipSettings(Settings):
 
 def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
     """Under distributed_dp and central_gaussian, `clip_rate` and `clip_bit_noise` need
-    `clip_quantile`."""
+    `clip_quantile`.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if settings.clip_quantile is not None:
         return None
     for name, default in (("clip_rate", _RATE), ("clip_bit_noise", None)):
@@ -111,7 +114,11 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return `update` or, for a moving clip, its `QuantileClip.joint` at the clip in `told`."""
+        """Return the mechanism's input: the update and, if the clip moves, its clip bit.
+
+        With a moving clip, the update is also clipped and scaled (`QuantileClip.joint`). `told` is
+        the server's request, which has the clip.
+        """
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
@@ -121,7 +128,10 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the update in `clipped`, a clipped result of `joint`, without its clip bit."""
+        """Return the clipped update, without the scaling and the clip bit that `joint` adds.
+
+        `clipped` is the mechanism's input after clipping. `told` is the server's request.
+        """
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 

@@ -61,7 +61,10 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key of a phase's time limit and the limit in seconds, or None without one."""
+        """Return the time limit for each phase of a round: its key in the settings, and seconds.
+
+        Returns None if the protection has no such setting.
+        """
         return None
 
     @classmethod
@@ -71,7 +74,11 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return, as `key = value`, a setting whose noise depends on the number of rounds."""
+        """Return a setting from which noise for a fixed number of rounds is computed, or None.
+
+        The result is a text such as "target_epsilon = 3". A run under such a setting cannot be
+        extended to more rounds.
+        """
         return None
 
     @classmethod

@@ -114,9 +114,9 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
     def dishonest(self, clients: int) -> int:
-        """Return how many of `clients` clients are assumed to add no noise.
+        """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        All of them may be among the clients that share secrets, which the server chooses.
+        All of these may be among the clients that share secrets, because the server chooses those.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
@@ -132,7 +132,10 @@ def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
 
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
     """Under distributed_dp, at least one client must remain after subtracting the clients that may
-    drop out and the clients that may be dishonest."""
+    drop out and the clients that may be dishonest.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if cohort.per_round is None:
         return None
     n = cohort.per_round
@@ -153,12 +156,13 @@ class DistributedDP(Clipped, SecureSum):
     update is unusable sends an update of zero with its share of noise. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`:
-    the ratio if the fewest permitted clients survive, and a share 1 - assume_honest of the cohort,
-    all of it among these survivors, adds no noise. After the round, ratio follows from the actual
-    number of survivors. The guarantee relies on secure aggregation. Without `active_security`, it
-    also relies on a server that follows the protocol. The members of a sum are public, so sampling
-    does not amplify the guarantee.
+    everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`,
+    which holds in the worst permitted case: only the smallest permitted number of clients survives,
+    and among these survivors are all dishonest clients, a share 1 - assume_honest of the cohort,
+    which add no noise. After the round, ratio follows from the actual number of survivors. The
+    guarantee relies on secure aggregation. Without `active_security`, it also relies on a server
+    that follows the protocol. The members of a sum are public, so sampling does not amplify the
+    guarantee.
 
     Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
     q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.

@@ -144,7 +144,7 @@ def _pattern(value: float) -> np.uint32:
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Call `_add_below`, or for a long vector let two threads call it on one half each."""
+    """Do what `_add_below` does, and return its result. Two threads share a long vector."""
 
     def add(part: slice) -> tuple[slice, bool]:
         return part, _add_below(units[part], vector[part], factor, limit)

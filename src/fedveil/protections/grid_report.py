@@ -60,7 +60,10 @@ class GridReport:
         return multiples
 
     def add(self, message: Message, total: Int64s) -> None:
-        """Add an untrusted report to `total` as `read` does, without a copy of its values."""
+        """Add an untrusted report's values, as numbers of steps, to `total`.
+
+        Raises `MessageInvalid`, as `read` does. Makes no copy of the values.
+        """
         packed = self._packed(message)
         if not add_within(packed, -self.limit, self.limit, self.width, total):
             raise MessageInvalid(_BEYOND)

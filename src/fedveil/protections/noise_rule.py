@@ -21,7 +21,10 @@ class NoiseSettings(Protocol):
 
 def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
     """Under distributed_dp and central_gaussian, `noise_multiplier` and `target_epsilon` must not
-    both be set."""
+    both be set.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if settings.noise_multiplier is None or settings.target_epsilon is None:
         return None
     return (

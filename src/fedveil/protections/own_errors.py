@@ -27,6 +27,6 @@ def own_errors(protection: Protection) -> Iterator[None]:
 
 
 def named(protection: Protection) -> str:
-    """Return the job's line for a user's own protection, for messages."""
+    """Return "protection.name = module:Class" for a user's own protection, for messages."""
     kind = type(protection)
     return f"protection.name = {kind.__module__}:{kind.__qualname__}"

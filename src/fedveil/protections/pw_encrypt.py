@@ -94,7 +94,10 @@ class PWEncryptSettings(SecureSumSettings):
 
 def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
     """Under pw_encrypt, `central_delta` and `central_norm_clip` need `central_eps`, and
-    `central_norm_clip` is at most `clip`, the bound of every entry."""
+    `central_norm_clip` is at most `clip`, the bound of every entry.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     clip = settings.central_norm_clip
     if settings.central_eps is None:
         for name, default in (("central_delta", _DELTA), ("central_norm_clip", _NORM_CLIP)):

@@ -45,7 +45,10 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum for `kind`. A mean and `norm_bound` add reports up in `plain`."""
+        """Return an empty running sum that combines reports as `self.kind` says.
+
+        `plain` is an empty sum of reports. The kinds "mean" and "norm_bound" add reports to it.
+        """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -76,7 +79,8 @@ class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
     An entry's middle values are all but its largest and smallest values. The number dropped at each
-    end is the fraction `cut` of the reports, rounded up. At least one or two middle values remain.
+    end is the fraction `cut` of the reports, rounded up. If this would drop all values, the median
+    remains: the middle value, or the two middle values of an even number of reports.
     """
 
     def __init__(self, cut: float) -> None:
@@ -84,7 +88,11 @@ class MiddleSum:
         self._rows: list[npt.NDArray[Any]] = []
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None:
-        """Add a report. Raises `ValueError`, and adds nothing, if an entry is NaN or too large."""
+        """Add a report.
+
+        Raises `ValueError`, and adds nothing, if an entry is NaN or too large, or if `weight` is
+        not 1: all reports have equal weights.
+        """
         if weight != 1:
             raise ValueError("reports count equally")
         if not max(vector.max(initial=0), -vector.min(initial=0)) <= MAX_MAGNITUDE:

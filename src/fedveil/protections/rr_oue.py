@@ -66,11 +66,11 @@ class Unary(Protection):
     parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round has its own epsilon, computed from the global weights before the
-    previous round and these weights plus its aggregate (`AdaptiveBudget`), whatever step the
-    server's optimiser makes. It is never below the job's `eps`, so a client refuses a smaller one
-    as invalid. A client also refuses an epsilon at which a single report would exceed `total_eps`.
-    It cannot check the epsilon further, so deployments need `total_eps`.
+    With `adaptive`, every round has its own epsilon. `AdaptiveBudget` computes it from two models:
+    the weights w before the previous round, and w plus that round's aggregate, whatever step the
+    server's optimiser makes. The epsilon is never below the job's `eps`, so a client refuses a
+    smaller one as invalid. A client also refuses an epsilon at which a single report would exceed
+    `total_eps`. It cannot check the epsilon further, so deployments need `total_eps`.
 
     `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
     on the sum of pure losses, which is also valid if they were chosen adaptively.

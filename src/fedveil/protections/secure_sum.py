@@ -226,7 +226,7 @@ class SecureSum(Protection):
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return the client's signing key, or None. In a simulation, it comes from the seed."""
+        """Return the client's signing key, or None on a server or without `active_security`."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:

@@ -129,7 +129,10 @@ class SecureSumSettings(Settings):
 
 def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     """Under secure aggregation, `reconstruct_secrets_threshold` must be below the number of clients
-    that share secrets, ceil(share_secrets_ratio * clients per round)."""
+    that share secrets, ceil(share_secrets_ratio * clients per round).
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if cohort.per_round is None:
         return None
     threshold = settings.threshold(cohort.per_round)
@@ -150,7 +153,10 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
 
 
 def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, at most 2^20 clients may share secrets in a round."""
+    """Under secure aggregation, at most 2^20 clients may share secrets in a round.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if cohort.per_round is None:
         return None
     sharing = settings.sharing_clients(cohort.per_round)
@@ -165,7 +171,10 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     """Under secure aggregation, `neighbours: k` must be below the number of clients per round and
     at least `reconstruct_secrets_threshold`, which counts within each neighbourhood.
-    `active_security` needs the complete graph."""
+    `active_security` needs the complete graph.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
     if not isinstance(settings.neighbours, int):
         return None
     place = f"neighbours = {settings.neighbours}"

@@ -51,8 +51,9 @@ class Rules(Generic[J]):
         return _said(job, self._advised)
 
     def texts(self) -> list[str]:
-        """Return each rule's requirement, the text of its docstring, on one line."""
-        return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]
+        """Return each rule's requirement, the first paragraph of its docstring, on one line."""
+        paragraphs = (inspect.cleandoc(rule.__doc__ or "").split("\n\n") for rule in self._reads)
+        return [" ".join(first.split()) for first, *_ in paragraphs]
 
 
 def _said(job: J, checks: Iterable[Check[J]]) -> list[str]:

@@ -7,8 +7,9 @@ a second draw in exact integers chooses the symbol. So draws are exact although 
 computed in floating point.
 
 Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
-column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
-are compared with the upper bits of its threshold. If both are equal, 32 more bits decide.
+column, divided by a threshold. A draw reads a word of 32 bits. Its top b bits choose the column.
+The other bits are compared with the upper bits of the threshold. If they are equal, 32 more bits
+decide the draw.
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Complete a draw from `row` that its first 32 bits, `word`, leave open. Return the symbol.
+        """Return the symbol of a draw from `row` that its first 32 bits, `word`, do not decide.
 
-        Reads 32 more bits. If they choose the remainder, an extra symbol with the weight that all
-        others lack, a second draw in exact integers chooses one of the others.
+        Reads 32 more bits. If these choose the remainder, which is an extra symbol of the table, a
+        second draw in exact integers chooses one of the distribution's own symbols.
         """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
@@ -138,9 +139,10 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return by how much each symbol's weight in the row's table is too small, in proportion.
+        """Return each symbol's weight in the second draw, which follows a draw of the remainder.
 
-        If a draw chooses the remainder, a second draw with these weights chooses a symbol.
+        The weight is proportional to the symbol's exact probability minus its probability in the
+        table of `row`.
         """
         exact = self._exact(row)
         total = sum(exact)

@@ -89,7 +89,10 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add to each entry a draw by one table look-up. Returns the rejected draws' indices."""
+        """Add a draw to each entry of `values`, for `place_bits` = 0.
+
+        Returns the indices of rejected draws, whose entries are left unchanged.
+        """
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -109,7 +112,10 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add to each entry a draw of cell and place. Returns the rejected draws' indices."""
+        """Add a draw x to each entry of `values`, with |x| = cell · 2^place_bits + place.
+
+        Returns the indices of rejected draws, whose entries are left unchanged.
+        """
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -132,7 +138,10 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random bits, and `cells` with the part of |x| that a word chooses."""
+        """Fill `words` with random bits. Write the cell (high part of |x|) of words[i] to cells[i].
+
+        In a word, the last bit is the sign of x, and the other 63 bits choose the cell.
+        """
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):
@@ -143,10 +152,10 @@ class DiscreteGaussian:
     ) -> bool:
         """Accept or reject draw i, which `add_placed` left undecided. Returns True if accepted.
 
-        An accepted draw x is added to `values[i]`: |x| = cell · 2^place_bits + place, with the sign
-        `negative`. The top `place_bits` bits of `place_word` are the place, and the others begin a
-        uniform real. The draw is rejected if it is minus zero, or if the real is below 1 - e^-loss,
-        where loss = place · (2 |x| - place) / 2s². 1 - e^-loss is at least loss - loss²/2.
+        An accepted draw x is added to `values[i]`. |x| is cell · 2^place_bits + place, and
+        `negative` is 1 if x has a minus sign. The top `place_bits` bits of `place_word` are the
+        place. Its other bits begin a uniform real. The draw is rejected if it is minus zero, or if
+        the real is below 1 - e^-loss, where loss = place · (2 |x| - place) / 2s².
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -154,6 +163,7 @@ class DiscreteGaussian:
         loss = fraction * (cell + 0.5 * fraction) / self.cell_variance
         if negative and magnitude == 0:
             return False
+        # 1 - e^-loss is at least loss - loss²/2, so most rejections need no exact integers.
         if loss <= 1 and start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW:
             return False
         if not self._decide_kept(magnitude, place_word, entropy):
@@ -196,11 +206,11 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return two tables that map a random 64-bit word to a cell y: thresholds, and their index.
+    """Return the tables by which a random 64-bit word chooses a cell y: thresholds, and a guide.
 
     A cell is the high part of a draw's magnitude, with Pr[Y = y] proportional to exp(-y² / 2
     variance). The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark. A
-    word chooses the first cell whose threshold is above the word's first 63 bits. The index speeds
+    word chooses the first cell whose threshold is above the word's first 63 bits. The guide speeds
     up this search: it maps a word's first 16 bits to the first cell that is possible.
     """
     low, high = _cumulative(variance, PREFIX_BITS)

@@ -163,7 +163,12 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add certainly accepted draws to `values`. Marks and counts all others (`left_out`)."""
+    """Add draw i to values[i] if it is certainly accepted, as in `add_placed`.
+
+    Sets left_out[i] to 0 for an added draw, otherwise to 1. Returns the number of draws left out.
+    `bits` is the number of low bits of places[i] that begin the uniform real. `unit` is 2^-bits,
+    `width` is 2^-place_bits, and `slope` is 1 / cell_variance.
+    """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)

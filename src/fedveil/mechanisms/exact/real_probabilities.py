@@ -54,7 +54,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw that begins with the word `prefix` and is decided by further bits."""
+        """Return a draw that its first 64 random bits, `prefix`, do not decide. Reads more bits."""
         bits = _WORD
         while True:
             bits += _WORD

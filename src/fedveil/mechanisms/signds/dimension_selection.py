@@ -39,10 +39,10 @@ class SelectionPlan:
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """A client's selected dimensions and their sign, which are protected and can be sent.
+    """The dimensions that a client selected, and one sign for all of them.
 
-    The attribute `magnitude` stays private. Only a perturbed bit about it is sent, which costs
-    privacy of its own.
+    `indices` and `sign` are protected and can be sent. `magnitude` is not protected. A client sends
+    only one bit about it, perturbed by randomised response, which has its own privacy loss.
     """
 
     indices: Int64s

@@ -114,7 +114,10 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode `marks` bits, which are 1 only at `places`, to `out`. Returns the number of bytes."""
+    """Write to `out` the arithmetic code of `marks` bits, which are 1 at the indices `places`.
+
+    Returns the number of bytes written.
+    """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):

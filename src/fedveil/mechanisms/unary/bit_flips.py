@@ -1,7 +1,9 @@
 """Draws the sum S of the states whose bits are 1 in a perturbed one-hot code, from flipped bits.
 
-Each bit of a code is independently flipped with probability q. In oue, the bit of the parameter's
-own state is a fair coin instead. The sampler jumps from each flipped bit to the next:
+A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for each
+possible state. The protection rr flips each bit independently with probability q. oue does so too,
+except that the bit of the parameter's own state becomes a fair coin. The sampler jumps from each
+flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
@@ -49,7 +51,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw each parameter's sum S into `sums`. `states` has the parameters' own states."""
+        """Write to sums[i] a draw of S for parameter i, which is in the state states[i].
+
+        S is the sum of the states whose bits are 1 in the parameter's perturbed code.
+        """
         if self._own_lies:
             sums[:] = states
         else:
@@ -138,7 +143,11 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Split `places` of bits in the joined codes into `parameters` and states (`lying`)."""
+    """Write the parameter and the state of the bit at position places[k], for each k.
+
+    Positions count the bits of all parameters' codes, one code after another. parameters[k] becomes
+    the number of the bit's parameter, and lying[k] the state for which the bit stands.
+    """
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -73,7 +73,10 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Set the bit of each parameter's own state in its packed code to its bit in `own`."""
+    """Overwrite one bit in the packed code of each parameter: the bit of its own state.
+
+    The new bit of parameter i, which is in the state states[i], is bit i of `own`.
+    """
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1

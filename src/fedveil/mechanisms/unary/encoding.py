@@ -342,7 +342,10 @@ class UnaryEncoding:
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
-        """Return the bytes of a report of `count` parameters. `report` computes its slices."""
+        """Return the bytes of a report of `count` parameters, computed slice by slice.
+
+        `report(part)` returns the report of the parameters in the slice `part`.
+        """
         if self.report == "bits":
             return report(slice(0, count))  # the end of a packing is marked, so parts do not join
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)

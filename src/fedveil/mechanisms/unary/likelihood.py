@@ -62,10 +62,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps values to the sum of ln `chance` of their states.
+    """Return a function that maps values to a sum of logarithms: Σ ln chance(state of the value).
 
     If values are rounded at random, `chance` is averaged over the two possible states of each
-    value.
+    value before the logarithm is taken.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

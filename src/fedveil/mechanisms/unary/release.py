@@ -43,7 +43,11 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return a row for each of two states: the distribution of the two bits that differ in them."""
+    """Return the distribution of the bits of two states, v and w, in a perturbed one-hot code.
+
+    Row 0 is for a parameter in state v, row 1 for one in state w. Codes of v and w differ only in
+    these bits. The columns are the values 00, 01, 10 and 11 of the two bits.
+    """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

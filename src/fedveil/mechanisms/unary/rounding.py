@@ -153,9 +153,10 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Write the `states` nearest to `start + update`, scaled. Returns the number of clipped sums.
+    """Write to `states` the integers nearest to cells * (start + update) / value_range.
 
-    Returns -1 if the update is not finite, and -2 if a sum is NaN.
+    They are limited to -cells..cells. Returns the number of entries of start + update outside
+    [-clip, clip], or -1 if the update is not finite, or -2 if an entry of start + update is NaN.
     """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)

@@ -104,12 +104,18 @@ def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high
 
 
 def _chances(probability: Fraction) -> _Chances:
-    """Return the probabilities of 0 and 1, each rounded once, so that a small one stays above 0."""
+    """Return the probabilities that a bit is 0 and that it is 1, given the latter as a fraction.
+
+    Each is rounded to a float from its exact value, so that a small probability does not become 0.
+    """
     return float(1 - probability), float(probability)
 
 
 def _with_bit(law: _Law, chances: _Chances, v: int) -> _Law:
-    """Return the distribution of X + v B: X has distribution `law`, B is 0 or 1 by `chances`."""
+    """Return the distribution of X + v B, where X has the distribution `law`, and B is a bit.
+
+    `chances` are the probabilities that B is 0 and that B is 1.
+    """
     zero, one = chances
     out = zero * law
     if v > 0:

@@ -126,7 +126,10 @@ def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
 
 
 def number(value: Any) -> float:
-    """Convert a number from strict JSON, which writes infinity as a text. Raises TypeError."""
+    """Convert a number from strict JSON, which writes infinity as a text.
+
+    Raises TypeError if `value` is no number, or NaN.
+    """
     try:
         found = float(value)
     except ValueError:
@@ -170,7 +173,10 @@ def main(files: list[str]) -> int:
 
 
 def compared(account: dict[str, Any], file: str) -> str:
-    """Print the comparison of an account of `file`, and return its verdict, or "" without one."""
+    """Compare the stated with the recomputed epsilon of an account in `file`, and print both.
+
+    Returns the `verdict`, or "" if the epsilon cannot be recomputed.
+    """
     stated, what = number(account["epsilon"]), f"{file}: {account['of']}"
     if account["missing"]:
         print(f"{what}: not recomputed: {account['missing']}")

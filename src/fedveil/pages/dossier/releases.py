@@ -7,8 +7,8 @@ The field `law` of a release names the distribution of its privacy loss:
     gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
     sampled gaussian    noise of `multiplier` times the clip on a sum that includes each member
                         with probability `rate`
-    table               a distribution of losses on a grid: the composition can be checked, not how
-                        the table follows from the mechanism
+    table               a list of the possible losses, on a grid, with their probabilities. Readers
+                        can check how they compose, but not if they are the mechanism's losses
 """
 
 from __future__ import annotations
