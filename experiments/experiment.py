@@ -64,7 +64,8 @@ class Verdict:
 class Outcome:
     """The result of an experiment. `ran` describes its runs in sentences.
 
-    `seeds` is the number of training runs behind each figure, and 0 if nothing was trained.
+    `seeds` is the number of training runs behind each figure. It is 0 if nothing was trained, or
+    if figures have different numbers, which `ran` then states.
     """
 
     ran: str

@@ -126,15 +126,22 @@ def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def leakage_within(leaks: Mapping[Task, Sequence[Measured]]) -> Iterator[Verdict]:
-    """Judge whether every leakage rate lies on the axis of the source's figure.
+def leakage_within(
+    leaks: Mapping[Task, Sequence[Measured]], rates: Mapping[Task, Lost]
+) -> Iterator[Verdict]:
+    """Judge whether the leakage rates lie on the axis of the source's figure.
 
-    An attack that guesses even without protection measures nothing.
+    `leaks` has the rate without protection, then one for each run of `rates`. An attack that
+    guesses even without protection measures nothing, nor does one on a model at chance level.
     """
     low, high = 0.45, 0.75
     for task, measured in leaks.items():
-        values = [leak.value for leak in measured]
-        plain = measured[0]
+        plain, *noisy = measured
+        lost = rates[task]
+        pairs = [*zip(noisy, lost.learnt, strict=True)]
+        values = [plain.value, *(leak.value for leak, learnt in pairs if learnt)]
+        shown = [f"{plain.value:.3f}", *(f"{leak.value:.3f}" if learnt else f"({leak.value:.3f})"
+                                         for leak, learnt in pairs)]  # fmt: skip
         guesses = (
             f"without protection the leakage rate is {plain.value:.3f} "
             f"[{plain.low:.3f}, {plain.high:.3f}], an interval that contains the 0.5 of guessing"
@@ -142,11 +149,13 @@ def leakage_within(leaks: Mapping[Task, Sequence[Measured]]) -> Iterator[Verdict
         yield Verdict.of(
             low <= min(values) and max(values) <= high,
             f"{task}: leakage rate without protection, and of RR by epsilon",
-            f"an axis from {low:g} to {high:g}", listed(values), held_to="all lie on that axis",
+            f"an axis from {low:g} to {high:g}", ", ".join(shown),
+            held_to="those of models above chance level lie on that axis. A rate in brackets is "
+            "of a model at chance level, which has nothing to leak",
             same=f"the interval without protection, [{plain.low:.3f}, {plain.high:.3f}], lies "
-            f"above guessing, and all rates lie on the axis",
+            f"above guessing, and these rates lie on the axis",
             other="the model memorises more or less than the source's",
-            nothing="" if plain.low > 0.5 else guesses,
+            nothing=lost.nothing or ("" if plain.low > 0.5 else guesses),
         )  # fmt: skip
 
 
@@ -169,8 +178,8 @@ def few_labels_cost_without(runs: Runs) -> Verdict:
         near and ours[1] < ours[0], "without protection: accuracy IID, non-IID",
         listed(theirs, 4), listed(ours, 4), held_to="at most 0.01 apart, and non-IID below IID",
         same="non-IID ends below, after twice the rounds",
-        other="the data, the model or the rounds are not the source's, or twice the rounds "
-        "compensate for the few labels",
+        other="twice the rounds more than compensate for the few labels" if near
+        else "the data, the model or the rounds are not the source's",
         nothing=idle(dict(zip(SPLITS, ours, strict=True)), 10),
     )  # fmt: skip
 

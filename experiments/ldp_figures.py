@@ -196,7 +196,8 @@ class Epsilons(LDPFigure):
             for task in tasks
         ]  # fmt: skip
         baselines = baselines_reached(scale, runs, tasks)
-        verdicts = [*baselines, *epsilon_decides(rates), *leakage_within(leaks)]
+        of_rr = {task: rates[task, "rr"] for task in tasks}
+        verdicts = [*baselines, *epsilon_decides(rates), *leakage_within(leaks, of_rr)]
         return Outcome(ran, verdicts, (), [*plots, _leak_plot(scale, shown, leaks)])
 
 

@@ -109,10 +109,13 @@ class ProtectedFeatures(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate 0.09 s per image and step of ResNet-18 on a core; an attack (quick) as 4,000."""
+        """Estimate 0.09 s per image and step of ResNet-18 on a core; an attack (quick) as 4,000.
+
+        Testing takes a third of that per image.
+        """
         return {
             "small": 600.0,
-            "medium": 7 * (2_500 + 4_000) * 0.09 / 2,
+            "medium": 7 * (2_500 + 4_000 + 10_000 / 3) * 0.09 / 2,
             "full": 7 * 200 * 60_000 * 0.09,
         }[scale]
 

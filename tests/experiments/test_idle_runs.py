@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
     """Yield every verdict of an experiment about runs that all ended at chance level."""
     idle = Lost([CHANCE] * 5, [CHANCE] * 5, 10)
     if name == "signds-lenet":
-        up = {"bytes_up_per_client": 300.0}
+        up = {"bytes_up_per_client": 300.0, "auc": 0.5}
         yield from signds_lenet.judged(
             {arm: flat(**up) for arm in ("not_encrypt", "signds", "signds-k0.01")}
         )
@@ -80,8 +80,10 @@ def collapsed(name: str) -> Iterator[Verdict]:
         yield from ldp_claims.baselines_reached("small", runs, TASKS)
         rates = {(task, kind): idle for task in TASKS for kind in ldp_jobs.MECHANISMS}
         yield from ldp_claims.epsilon_decides(rates)
-        guessing = [share("leakage", 5003, 10_000)] * 3
-        yield from ldp_claims.leakage_within(dict.fromkeys(TASKS, guessing))
+        above = [share("leakage", hits, 10_000) for hits in (5600, *[5003] * len(idle.noisy))]
+        yield from ldp_claims.leakage_within(
+            dict.fromkeys(TASKS, above), dict.fromkeys(TASKS, idle)
+        )
     elif name == "ldp-clients":
         yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), idle)
     elif name == "ldp-noniid":
@@ -146,14 +148,20 @@ def test_the_smallest_epsilon_may_end_at_chance_level() -> None:
 
 
 def test_an_attack_that_guesses_without_protection_measures_nothing() -> None:
-    def answer(*right: int) -> str:
+    def verdict(*right: int, noisy: Sequence[float] = (0.5, 0.8)) -> Verdict:
         leaks = [share("leakage", hits, 1_000) for hits in right]
-        (verdict,) = ldp_claims.leakage_within({TASKS[0]: leaks})
-        return verdict.answer
+        lost = Lost([0.9] * len(noisy), noisy, 10)
+        (found,) = ldp_claims.leakage_within({TASKS[0]: leaks}, {TASKS[0]: lost})
+        return found
 
-    assert answer(501, 500, 499) == "says nothing"
-    assert answer(620, 500, 499) == "agrees"
-    assert answer(900, 500, 499) == "differs"
+    assert verdict(501, 500, 499).answer == "says nothing"
+    assert verdict(620, 500, 499).answer == "agrees"
+    assert verdict(900, 500, 499).answer == "differs"
+    # What a model at chance level leaks does not count, and one other is no curve.
+    few = verdict(620, 300, 500, 499, noisy=(CHANCE, 0.5, 0.8))
+    assert (few.answer, few.ours) == ("agrees", "0.620, (0.300), 0.500, 0.499")
+    assert verdict(620, 300, 500, 499, noisy=(0.5, 0.5, 0.8)).answer == "differs"
+    assert verdict(620, 500, 500, 499, noisy=(CHANCE, CHANCE, 0.8)).answer == "says nothing"
 
 
 def test_images_that_cannot_tell_two_accuracies_apart_say_nothing() -> None:

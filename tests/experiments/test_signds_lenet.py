@@ -127,10 +127,15 @@ def test_the_first_hundred_writers_of_femnist(monkeypatch: pytest.MonkeyPatch) -
 FALLING = (3.0,) * 5 + (1.0,) * 5
 
 
-def run(up: float, accuracy: float, losses: Sequence[float] = FALLING) -> ReadRun:
+def run(
+    up: float, accuracy: float, losses: Sequence[float] = FALLING, aucs: Sequence[float] = ()
+) -> ReadRun:
+    """Return a run with these tests. Without `aucs`, the AUC rises as the loss falls."""
     records = [
-        {"round": i, "accuracy": accuracy, "loss": loss, "bytes_up_per_client": up}
-        for i, loss in enumerate(losses, 1)
+        {"round": i, "accuracy": accuracy, "loss": loss, "auc": auc, "bytes_up_per_client": up}
+        for i, (loss, auc) in enumerate(
+            zip(losses, aucs or [1.1 - loss / 5 for loss in losses], strict=True), 1
+        )
     ]
     return ReadRun(Path("nowhere"), {}, records, (), ())
 
@@ -138,9 +143,20 @@ def run(up: float, accuracy: float, losses: Sequence[float] = FALLING) -> ReadRu
 @pytest.mark.parametrize(
     ("plain", "signds", "small_k", "expected"),
     [
-        (run(264_540, 0.7), run(321, 0.6), run(98, 0.68), [True, True, True, True]),
-        (run(264_540, 0.7), run(700, 0.6), run(98, 0.6), [True, False, False, True]),
-        (run(300_000, 0.7), run(656, 0.6, (3, 3.5)), run(98, 0.7), [False, True, True, False]),
+        (run(264_540, 0.7), run(321, 0.6), run(98, 0.68), [True, True, True, True, True]),
+        (run(264_540, 0.7), run(700, 0.6), run(98, 0.6), [True, False, False, True, True]),
+        (
+            run(300_000, 0.7),
+            run(656, 0.6, (3, 3.5), (0.5, 0.9)),
+            run(98, 0.7),
+            [False, True, True, False, False],
+        ),
+        (
+            run(264_540, 0.7),
+            run(321, 0.6, FALLING, [0.5] * 10),
+            run(98, 0.68),
+            [True, True, True, True, False],
+        ),
     ],
 )
 def test_the_verdicts_follow_the_figures(
@@ -150,23 +166,45 @@ def test_the_verdicts_follow_the_figures(
     assert [verdict.agrees for verdict in signds_lenet.judged(runs)] == expected
 
 
+@pytest.mark.parametrize("key", ["loss", "auc"])
 @pytest.mark.parametrize(
-    ("losses", "falls"),
+    ("values", "improves"),
     [
         ([3.0] * 5 + [1.9] * 5, True),
-        ([3.0] * 5 + [2.1] * 5, False),  # by less than half of what not_encrypt's falls by
-        # The first test and the last say that it fell; the means of five do not.
+        ([3.0] * 5 + [2.1] * 5, False),  # by less than half of not_encrypt's change
+        # The first test and the last say that it improved; the means of five do not.
         ([4.0, *[3.0] * 4, *[3.5] * 4, 0.5], False),
         ([3.0] * 5 + [0.5, 3.2, 0.5, 3.2, 0.5], False),  # no further than it sways
     ],
 )
-def test_a_loss_falls_by_more_than_it_sways_and_half_as_far_as_without(
-    losses: list[float], falls: bool
+def test_a_figure_improves_by_more_than_it_sways_and_half_as_far_as_without(
+    values: list[float], improves: bool, key: str
 ) -> None:
+    aucs = [1.1 - value / 5 for value in values]
     plain = run(264_540, 0.7)
-    verdict = signds_lenet._convergence(plain, run(321, 0.6, losses))
-    assert verdict.agrees is falls
-    assert verdict.ours.endswith("(not_encrypt: 3.000 to 1.000)")
+    noisy = run(321, 0.6, values) if key == "loss" else run(321, 0.6, [3.0] * 10, aucs)
+    found = dict(zip(("loss", "auc"), signds_lenet._convergence(plain, noisy), strict=True))
+    assert found[key].agrees is improves
+    ends = {"loss": "3.000 to 1.000", "auc": "0.500 to 0.900"}[key]
+    assert found[key].ours.endswith(f"(not_encrypt: {ends})")
+    assert found[key].source == {"loss": "falls", "auc": "rises"}[key]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("mnist_written", "about half as many as in FEMNIST"),
+        ("mnist_synthetic", "10 of the 62 classes"),
+        ("femnist_100", ""),
+    ],
+)
+def test_only_femnist_has_the_sources_images(data: str, words: str) -> None:
+    job = SignDSLeNet().arms("full")[0].job
+    named = job.with_(data={**job.data.model_dump(), "name": f"experiments.writers:{data}"})
+    said = signds_lenet._told("full", named)
+    assert "all keys are the source's" in said
+    assert words in said
+    assert ("10 of the 62" in said) is bool(words)
 
 
 def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_the_estimate_is_read_after_every_second_round(tmp_path: Path) -> None:
 
 def noise(cost: float, wide: float, many: float) -> dict[str, sweeps.Swept]:
     """Return runs in which noise costs `cost` with all clients, and more in the wide net."""
-    shares, (_, widest) = dp_encrypt_keys.SHARES, dp_encrypt_keys._WIDTHS
+    shares, (*_, widest) = dp_encrypt_keys.SHARES, dp_encrypt_keys._WIDTHS
     plain = {share: ended(0.9, 0.92, 0.91) for share in shares}
     runs: dict[str, sweeps.Swept] = {"plain": plain}
     runs["noisy"] = {**plain, 1.0: ended(*(a - cost for a in (0.9, 0.92, 0.91)))}
