@@ -18,6 +18,8 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.studies.several_runs import ended_run, other_than, refuse_other
 
+#: The beginning of the line that says that a run is trained now.
+RUN = "run "
 #: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
 #: The file in a copied run's folder that names the folder it was copied from.
@@ -46,7 +48,7 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
         if not (path / MODEL).is_file():
             same = None if path.exists() else _finished_beside(folder, arm.job)
             copied = f", copied from {same}" if same else ""
-            tell(f"run {number} of {len(arms)}: {arm.name}{copied}")
+            tell(f"{RUN}{number} of {len(arms)}: {arm.name}{copied}")
             if same:
                 _copy(same, path)
         runs[arm.name] = _ended(path, arm.job)

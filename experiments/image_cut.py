@@ -16,19 +16,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
+from fedveil.base.files import write_whole
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, read_bytes
 from fedveil.data import cifar10, image_folder
 from fedveil.data.data_folders import find
 from fedveil.data.datasets import load
 from fedveil.data.examples import Dataset, Examples
 from fedveil.entropy import Seeded
 from fedveil.errors import DataUnavailable
+from fedveil.record.sealed_message import intact
 from fedveil.tasks.scoring import ByLabel
 from fedveil.vertical.split import Optimizer, Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
@@ -39,6 +44,8 @@ SHAPE, CLASSES = (1, 28, 28), 10
 JPEG = "cifar10_jpeg"
 _OPTIMIZER = Optimizer("adam", lr=0.001)
 _BATCH = 32
+#: The blocks that this process has trained or loaded.
+_BLOCKS: dict[Images, dict[str, torch.Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -171,9 +178,23 @@ def loaded(data: str) -> Dataset:
     return load(image_folder.NAME, folder=str(train.parent))
 
 
-@lru_cache(maxsize=4)
 def trained_block(images: Images) -> dict[str, torch.Tensor]:
     """Return the block's weights after training on public images, independent of the job's seed."""
+    if images not in _BLOCKS:
+        _BLOCKS[images] = _train_block(images)
+    return _BLOCKS[images]
+
+
+def keep_block(images: Images, file: Path) -> None:
+    """Load the trained block from `file` if it exists, otherwise train the block and save it."""
+    if file.exists():
+        with intact(file):
+            _BLOCKS[images] = safetensors.torch.load(read_bytes(file, MOST_STREAMED_BYTES))
+    else:
+        write_whole(file, safetensors.torch.save(trained_block(images)))
+
+
+def _train_block(images: Images) -> dict[str, torch.Tensor]:
     public, _ = _public_and_own(images.data)
     block = initial(0, BLOCK, lambda: block_of(images.network, images.shape[0]))
     model = nn.Sequential(block, initial(0, "before", lambda: rest_of(images.network)))

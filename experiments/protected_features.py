@@ -111,11 +111,11 @@ class ProtectedFeatures(Experiment):
     def estimate_s(self, scale: Scale) -> float:
         """Estimate 0.09 s per image and step of ResNet-18 on a core; an attack (quick) as 4,000.
 
-        Testing takes a third of that per image.
+        Testing takes a third of that per image, and the block 3 epochs of up to 12,500 images.
         """
         return {
             "small": 600.0,
-            "medium": 7 * (2_500 + 4_000 + 10_000 / 3) * 0.09 / 2,
+            "medium": (3 * 12_500 + 7 * (2_500 + 4_000 + 10_000 / 3)) * 0.09,
             "full": 7 * 200 * 60_000 * 0.09,
         }[scale]
 
@@ -169,11 +169,13 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
     job = settings.job(settings.protections[name])
 
     def training() -> dict[str, Any]:
+        _prepare_block(settings, folder, tell)
         tell(f"{_said(name)}: training")
         accuracy, held_out = trained(job, folder / f"run-{name}")
         return {"accuracy": accuracy, "held_out": held_out}
 
     def attack() -> dict[str, Any]:
+        _prepare_block(settings, folder, tell)
         tell(f"{_said(name)}: reconstructing images")
         ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
         shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
@@ -181,6 +183,16 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
 
     learnt = kept(folder, f"trained-{name}", training)
     return Figure(**learnt, **kept(folder, f"attacked-{name}", attack))
+
+
+def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:
+    """Train the block that all runs share, unless this folder has it."""
+    from experiments.image_cut import TASKS, keep_block
+
+    file = folder / "block.safetensors"
+    if not file.exists():
+        tell("the first block: training on public images")
+    keep_block(TASKS[settings.task], file)
 
 
 def _said(name: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 
+from experiments.arms import RUN
 from experiments.catalog import about, find
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.outcome_page import Repeated, long_tables, page
@@ -43,7 +44,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         with _timed(folder, name, scale, clock):
 
             def tell_and_save(line: str) -> None:  # a killed run then loses only its own seconds
-                clock.counts = True
+                clock.counts |= line.startswith(RUN)
                 _write(folder, name, scale, clock.seconds)
                 tell(line)
 

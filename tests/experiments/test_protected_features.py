@@ -32,6 +32,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.task import initial
 
 TINY = Settings("digits_tiny", 1, "quick")
 
@@ -187,6 +188,23 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
     }  # fmt: skip
     assert list(PAPER_SSIM.values()) == [0.918, 0.775, 0.728, 0.576, 0.354]
     assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trained_block_is_saved_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = image_cut.TASKS[TINY.task]
+    monkeypatch.setattr(image_cut, "_BLOCKS", {})
+    image_cut.keep_block(images, tmp_path / "block")
+    trained = dict(image_cut.trained_block(images))
+    fresh = initial(0, image_cut.BLOCK, lambda: image_cut.block_of(images.network))
+    assert any(not torch.equal(trained[k], w) for k, w in fresh.state_dict().items())
+    monkeypatch.setattr(image_cut, "_BLOCKS", {})
+    monkeypatch.setattr(image_cut, "_train_block", lambda images: pytest.fail("trained again"))
+    image_cut.keep_block(images, tmp_path / "block")
+    again = image_cut.trained_block(images)
+    assert trained.keys() == again.keys()
+    assert all(torch.equal(trained[k], again[k]) for k in trained)
 
 
 def test_without_mnist_it_is_the_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

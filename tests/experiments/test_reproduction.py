@@ -45,8 +45,7 @@ class Toy(Experiment):
         attempts = folder / "attempts"
         count = int(attempts.read_text()) + 1 if attempts.exists() else 1
         attempts.write_text(str(count))
-        if self.trains:
-            tell("run 1 of 1")
+        tell("run 1 of 1" if self.trains else "membership attacks")
         if self.cut_off:
             end = KeyboardInterrupt()
             end.add_note("`fedveil run --resume attempts` goes on")
