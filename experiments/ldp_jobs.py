@@ -112,6 +112,9 @@ SHARED = """
   images of MNIST reduced to 7x7 pixels. It also replaces the net of Purchase-100, on 20 classes and
   300 features of a synthetic data set of the same shape (`dnn-purchase100-synthetic`), with Adam at
   0.01. `dnn-location30`, which has real rows, is added if its file is on the machine.
+- **Small dense nets at scale medium, too.** A round of the source's dense net takes 25 s on two
+  cores, so one of its runs takes three and a half hours, and a page has up to 17 of them.
+- **One seed**, unless a page says otherwise. The pages of 002 together took nine hours with one.
 
 These are the settings of the jobs at scale small:
 """

@@ -34,6 +34,9 @@ run that it needs ended at chance level (no better than guessing). If a source s
 as a picture, the verdict tests what its text says about the curve. [The list of
 statements](statements.md) has every testable statement of the sources. Accuracies and rates are
 fractions, as in the sources: 0.967 is 96.7%.
+
+A page whose scale is not `full` is smaller because of the time: the last column says how long
+`full` takes with one seed on two cores. For the same reason, most pages have one seed, and say so.
 """
 
 

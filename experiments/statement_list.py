@@ -76,15 +76,16 @@ class Judged:
             found += mine
         return found
 
-    def status(self, verdicts: list[str], least_scale: str = "full") -> str:
+    def status(self, verdicts: list[str], least_scale: str = "full", differs: bool = False) -> str:
         """Return the status of a statement that the verdicts with these beginnings judge.
 
-        `least_scale` is the smallest scale whose verdicts count.
+        `least_scale` is the smallest scale whose verdicts count. `differs` is True if fedveil
+        differs from the statement in something that no verdict judges.
         """
         found = {*self.of_measures(verdicts)}
         if "says nothing" in found or _SCALES.index(self.scale) < _SCALES.index(least_scale):
             return "P"
-        return "D" if "differs" in found else "S"
+        return "D" if differs or "differs" in found else "S"
 
 
 def statements() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -100,7 +101,9 @@ def rows() -> Iterator[tuple[str, ...]]:
     for source, number, statement in statements():
         if "page" in statement:
             judged = Judged.of(PAGES / f"{statement['page']}.md")
-            status = judged.status(statement["verdicts"], statement.get("least_scale", "full"))
+            status = judged.status(
+                statement["verdicts"], statement.get("least_scale", "full"), "differs" in statement
+            )
             count = Counter(judged.of_measures(statement["verdicts"]))
             answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
             shown = (
@@ -110,7 +113,8 @@ def rows() -> Iterator[tuple[str, ...]]:
         else:
             status, shown = statement["status"], statement.get("shown", "")
             command = f"pytest {statement['test']}" if "test" in statement else ""
-        where = "; ".join(part for part in (shown, statement.get("note", "")) if part)
+        notes = (statement.get("note", ""), statement.get("differs", ""))
+        where = "; ".join(part for part in (shown, *notes) if part)
         yield source, number, statement["text"], status, where, command and f"`{command}`"
 
 

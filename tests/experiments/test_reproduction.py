@@ -130,6 +130,7 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     assert re.search(r"\nIt took 5,00\d s on ", page)  # what was spent before counts
     begun["seconds"] = 7000.0
     (tmp_path / "in here" / BEGUN).write_text(json.dumps(begun))
+    monkeypatch.setattr(toy, "trains", False)
     assert command(*arguments)[0] == Exit.DONE
     assert json.loads((tmp_path / "in here" / BEGUN).read_text()) == begun  # it was finished before
 

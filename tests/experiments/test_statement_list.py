@@ -57,6 +57,8 @@ def test_a_status_follows_the_verdicts(tmp_path: Path) -> None:
     assert found.status(["m0", "m1"], "small") == "P"
     assert found.status(["m"], "small") == "P"
     assert found.status(["m0", "m2"]) == "D"
+    assert found.status(["m0"], differs=True) == "D"
+    assert found.status(["m1"], differs=True) == "P"
 
 
 @pytest.mark.parametrize(
