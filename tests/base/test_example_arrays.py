@@ -65,3 +65,11 @@ def test_examples_of_several_inputs_keep_each_input_with_its_shape() -> None:
     assert isinstance(found, dict)
     np.testing.assert_array_equal(found["image"], images)
     assert [item.tolist() for item in found["table"]] == [table.tolist() for table in tables]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_examples_with_several_inputs_do_not_join_those_of_different_lengths(order: int) -> None:
+    several = joined({"left": np.ones((2, 3)), "right": np.zeros((2, 1))})
+    lengths = ragged([np.arange(2), np.arange(4)])
+    with pytest.raises(ValueError, match="other inputs"):
+        stacked([several, lengths][::order])

@@ -8,7 +8,7 @@ import pytest
 from fedveil.base import text_digests
 
 
-@pytest.mark.parametrize(("key", "prefix"), [(b"key" * 9, b"text "), (b"", b"")])
+@pytest.mark.parametrize(("key", "prefix"), [(b"key" * 9, b"text "), (b"key", b""), (b"", b"")])
 def test_native_digests_are_those_of_hashlib(
     key: bytes, prefix: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

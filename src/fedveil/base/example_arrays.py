@@ -71,6 +71,8 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     the arrays have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
+        if not all(is_plain(part) or is_ragged(part.dtype) for part in parts):
+            raise ValueError("they have other inputs")
         if any(is_plain(part) and part.ndim < 2 for part in parts):
             raise ValueError("some are single numbers")
         return [part if is_ragged(part.dtype) else ragged(part) for part in parts]
