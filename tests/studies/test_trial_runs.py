@@ -125,7 +125,14 @@ def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
     if settings:
         settings |= {"protection": "dp_encrypt", "training": {"sampling_rate": 0.5}}
     told: list[str] = []
-    every: list[Any] = list(trial_runs.trials(small_job(**settings), 3.0, told.append))
+    yielded: list[Any] = list(trial_runs.trials(small_job(**settings), 3.0, told.append))
+    every = [one for one in yielded if not isinstance(one, Trial)]
+    ruled_out = {one.name: one.failure for one in yielded if isinstance(one, Trial)}
+    assert [*ruled_out] == ([] if unit == "client" else ["pw_encrypt", "central_gaussian"])
+    for name, failure in ruled_out.items():
+        assert failure.startswith(
+            f"privacy.unit = example is not offered by protection.name = {name}"
+        )
     names = [name for name, *_ in every]
     assert names[:2] == [UNTRAINED, BARE]
     assert under[:2] == ["not_encrypt", "not_encrypt"]

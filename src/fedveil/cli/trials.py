@@ -55,12 +55,18 @@ def _command(trial: Trial, start: str) -> str:
 def _table(found: list[Trial]) -> Table:
     done = next((one for one in found if one.metric), None)
     metric = "result" if done is None else word(done.metric)
-    rows = [[one.name, told(*one.figure), _result(one), _noise(one)] for one in found]
+    rows = [[one.name, _epsilon(one), _result(one), _noise(one)] for one in found]
     caption = "no trial has a result"
     if done is not None:
         rounds = quantity(done.rounds, "round")
         caption = f"short trials, {rounds} with the noise of a whole run, on {done.examples}"
     return Table(["protection", "epsilon of a run", metric, "noise / update"], rows, caption)
+
+
+def _epsilon(trial: Trial) -> str:
+    """Format the epsilon of a whole run, or "-" if the job rules out the protection."""
+    ruled_out = trial.candidate is None and trial.failure
+    return "-" if ruled_out else told(*trial.figure)
 
 
 def _result(trial: Trial) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -20,6 +21,8 @@ from fedveil.protections.base import Protection
 from fedveil.protections.switching import switched
 from fedveil.settings.allowed import shown
 
+#: Errors of a job whose keys do not allow a protection, or not with this epsilon.
+RULED_OUT = (JobError, InvalidValue, ValidationError)
 #: Protections with Gaussian noise, which take milliseconds to solve. At equal noise, the first is
 #: the best.
 GAUSSIAN = ("distributed_dp", "dp_encrypt", "pw_encrypt", "central_gaussian")
@@ -102,13 +105,20 @@ def candidates(
     that are also applied to the job. Omits protections that the job's other keys rule out.
     """
     for name in names:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a job that nobody has chosen yet
-                found = _solved(job, name, dimension, target, changes)
-        except (JobError, InvalidValue, ValidationError):
-            continue
-        yield found
+        with suppress(*RULED_OUT):
+            yield candidate(job, dimension, target, name, changes)
+
+
+def candidate(
+    job: Job, dimension: int, target: float, name: str, changes: Sequence[str] = ()
+) -> Candidate:
+    """Return the `Candidate` for the protection `name`. See `candidates` for the arguments.
+
+    Raises one of `RULED_OUT` if the job's other keys rule out the protection.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a job that nobody has chosen yet
+        return _solved(job, name, dimension, target, changes)
 
 
 def of_examples(job: Job) -> list[str]:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from fedveil.engine.assembly import check_buffers, load_data
 from fedveil.engine.budget import prepared
-from fedveil.engine.candidates import GAUSSIAN, OTHERS, Candidate, candidates, of_examples
+from fedveil.engine.candidates import GAUSSIAN, OTHERS, RULED_OUT, Candidate, candidate, of_examples
 from fedveil.entry.simulation import simulate
 from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
@@ -38,10 +38,10 @@ Tell = Callable[[str], None]
 class Trial:
     """A short run of one protection.
 
-    `candidate` is the whole run that this trial stands for, or None for the untrained model and for
-    the run without protection. `value` is the last value of the main metric, `metric`. `better` is
-    "higher" or "lower". `examples` says on which examples the metric was measured. A failed trial
-    has a `failure` reason and the value NaN.
+    `candidate` is the whole run that this trial stands for. It is None for the untrained model, for
+    the run without protection, and for a protection that the job's other keys rule out. `value` is
+    the last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
+    which examples the metric was measured. A failed trial has a `failure` reason and the value NaN.
     """
 
     name: str
@@ -76,17 +76,18 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     nothing = Figure(math.inf, job.privacy.delta)
     yield _tried(bare, UNTRAINED, None, nothing, None)
     yield _tried(bare, BARE, None, nothing, None)
-    for name in (*GAUSSIAN, *OTHERS):
-        tell(f"trial of {name} at epsilon {exactly(target)}")
-        for found in candidates(job, protection.dimension, target, [name]):
-            check_buffers(found.job, layout)
-            yield _tried(found.job, name, found, found.figure, found.noise(examples))
+    tried = [(name, name, ()) for name in (*GAUSSIAN, *OTHERS)]
     if job.privacy.unit == "client":
-        name = "distributed_dp"
-        tell(f"trial of {name} at epsilon {exactly(target)} for one example")
-        for found in candidates(job, protection.dimension, target, [name], of_examples(job)):
-            noise = found.noise(examples)
-            yield _tried(found.job, f"{name}, one example", found, found.figure, noise)
+        tried.append(("distributed_dp, one example", "distributed_dp", of_examples(job)))
+    for title, name, changes in tried:
+        tell(f"trial of {title} at epsilon {exactly(target)}")
+        try:
+            found = candidate(job, protection.dimension, target, name, changes)
+        except RULED_OUT as error:
+            yield Trial(title, None, nothing, None, failure=str(error))
+            continue
+        check_buffers(found.job, layout)
+        yield _tried(found.job, title, found, found.figure, found.noise(examples))
 
 
 def best(found: Sequence[Trial], unit: str) -> Trial | None:
