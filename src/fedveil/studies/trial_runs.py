@@ -76,7 +76,9 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     nothing = Figure(math.inf, job.privacy.delta)
     yield _tried(bare, UNTRAINED, None, nothing, None)
     yield _tried(bare, BARE, None, nothing, None)
-    tried = [(name, name, ()) for name in (*GAUSSIAN, *OTHERS)]
+    tried: list[tuple[str, str, Sequence[str]]] = [
+        (name, name, ()) for name in (*GAUSSIAN, *OTHERS)
+    ]
     if job.privacy.unit == "client":
         tried.append(("distributed_dp, one example", "distributed_dp", of_examples(job)))
     for title, name, changes in tried:
