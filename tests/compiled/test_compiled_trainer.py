@@ -420,7 +420,7 @@ def test_what_is_compiled_ahead_is_all_that_a_client_needs(monkeypatch: pytest.M
     trainer = compiled(model, chosen)
     assert trainer.compile((2, 9, 9))
     assert not trainer.compile((2, 9))
-    monkeypatch.setattr("fedveil.compiled.native.cfunc", None)
+    monkeypatch.setattr("fedveil.compiled.native.CFunc", None)
     cohort = signed(clients((2, 9, 9), 4, SIZES))
     other = trainer.beside()
     np.testing.assert_allclose(
