@@ -27,13 +27,20 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, heads, entries per head, and entries in a softmax row."""
+    """Return the numbers of tokens, of heads, of entries per head, and of floats in a softmax row.
+
+    `op` is the layer's row of the operation table.
+    """
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the attention in row `op` of the operation table. All values are in memory `m`."""
+    """Compute multi-head attention, softmax(q k' / sqrt(size)) v, for all examples of a batch.
+
+    q, k and v are a head's queries, keys and values, and size is the number of entries of a query.
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -59,7 +66,10 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of q, k and v, for the attention in row `op` of the operation table."""
+    """Compute the gradients of the queries, keys and values, for all examples of a batch.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]
     for n in range(op[f.COUNT]):

@@ -35,10 +35,11 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Translate layers into operations. Also returns the layouts of the input and of the scores.
+    """Translate `layers` into operations, for examples of shape `shape`.
 
-    `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
-    `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
+    Returns the operations, the memory layout of the input and that of the scores. `scores_of` is
+    `ROW` if an example has one row of scores, `TOKENS` if each of its tokens has a row. Raises
+    `NotServedError` if native code does not support a layer or the form of the scores.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise NotServedError("an example is neither a row nor an image")
@@ -66,7 +67,11 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers that have an effect, with each max-pooling merged into its convolution."""
+    """Return `layers` without those that do nothing, and with each max-pooling moved into `Pooled`.
+
+    A `Pooled` has a convolution and the max-pooling after it. An activation between them is then
+    applied after the pooling, which gives the same result if the activation is monotone.
+    """
     left = [
         layer
         for layer in layers

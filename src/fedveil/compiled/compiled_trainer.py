@@ -48,7 +48,7 @@ _TORCH = threading.Lock()
 
 
 class Start:
-    """The weights at the start of a round, in the layout of native code. All threads share them."""
+    """The weights at the start of a round, in the memory layout of native code, for all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,10 @@ class Start:
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
-        """Return the weights in the memory layout of `model`, as floats of type `kind`."""
+        """Return the weights in the memory layout of `model`, as floats of type `kind`.
+
+        They are copied to this layout once, and then cached until the round ends.
+        """
         from fedveil.compiled.steps import pack
 
         with self._lock:
@@ -85,7 +88,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code, or with torch if native code cannot read a client's data."""
+    """Trains clients in native code, and a client whose data native code cannot read with torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -101,7 +104,10 @@ class CompiledTrainer:
         layers: Sequence[nn.Module],
         loop: Trainer | None = None,
     ) -> None:
-        """Create a trainer for `model` with these `layers`. `loop` trains if native code cannot."""
+        """Create a trainer for `model` and its `layers`.
+
+        `loop` trains a client that native code cannot train. By default it is a `LoopTrainer`.
+        """
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
@@ -121,7 +127,10 @@ class CompiledTrainer:
     def of(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self | None:
-        """Return a trainer for examples of `shape`, or None if native code cannot train `model`."""
+        """Return a trainer for examples of `shape`, or None if native code cannot train `model`.
+
+        Without a shape, only the kinds of layers are checked. `more` is passed to the class.
+        """
         try:
             return cls.made(model, plan, shape, *more)
         except NotServedError:
@@ -131,7 +140,10 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer for `model`, as `of` does, or raise `NotServedError` with the reason."""
+        """Return a trainer for `model`, with the arguments of `of`.
+
+        Raises `NotServedError` with the reason if native code cannot train the model.
+        """
         need(HAVE_NUMBA, "numba is not installed or is turned off")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
@@ -163,7 +175,7 @@ class CompiledTrainer:
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for examples of this shape. Returns False for an unsupported shape."""
+        """Compile the code for examples of `shape`. Returns False if it does not support them."""
         model = self._compiled_for(tuple(shape))
         if model is not None:
             sizes = {_OF_CLASSES: (1,), _OF_NUMBERS: (1, model.scores), _OF_TOKENS: (1, *shape)}
@@ -247,7 +259,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. Called a second time if its training must start again."""
+        """Prepare to train `client`. Called again if deferred steps overflow: training restarts."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
@@ -279,7 +291,7 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return an array of `count` zeros whose start is aligned to a cache line."""
+    """Return `count` zeros, an array aligned to a cache line, or to a huge page if it is large."""
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
     begin = -room.ctypes.data % line // room.itemsize
@@ -287,10 +299,10 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Return True if native code can process the inputs.
+    """Return True if native code can train on the inputs `x`.
 
-    If `tokens` is above 0, the inputs must be token ids below `tokens`. Otherwise they must be
-    float32, without infinities, NaN or huge values.
+    If `tokens` is above 0, the inputs must be token ids, int64 and below `tokens`. Otherwise they
+    must be float32, without infinities, NaN or huge values.
     """
     if not tokens:
         if x.dtype != torch.float32:

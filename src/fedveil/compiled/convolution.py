@@ -55,7 +55,10 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the convolution in row `op` of the operation table. All values are in memory `m`."""
+    """Compute a convolution, and the max-pooling merged into it if any, for a batch of examples.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -85,10 +88,10 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the convolution in row `op` of the operation table.
+    """Compute the gradients of a convolution, and of its max-pooling if any, for a batch.
 
-    All gradients are in the memory `m`. Overwrites the input's gradient. Adds to the gradients of
-    the filters and the bias.
+    The input's gradient is overwritten, those of the filters and the bias are added to. The
+    arguments are those of every operation, see `native.OPERATION`.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
@@ -177,7 +180,7 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
 
 
 class Pooled(nn.Module):
-    """A convolution and the max-pooling that follows it, as one layer."""
+    """A convolution and the max-pooling that is merged into it, as one layer."""
 
     def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d) -> None:
         super().__init__()

@@ -1,8 +1,14 @@
-"""Gradients of the losses with respect to the model's scores, multiplied by `scale`.
+"""Native losses: gradients with respect to the model's scores, multiplied by `scale`.
 
-`scores` is a row of the operation table. Its column Y is the position in the memory `m` at which
-the scores of `count` examples begin, and DY the position to which their gradient is written. `rows`
-holds the indices of these examples in the client's targets `y`.
+Each loss has the arguments
+
+    m        the float memory, with the scores of a batch, and room for their gradient
+    scores   a row of the operation table: scores begin at its column Y, gradients at column DY
+    y        the targets of all the client's examples
+    rows     the indices of the batch's examples
+    weights  the weight of each class, which only `weighted_cross_entropy` reads
+    count    the number of examples in the batch
+    scale    a factor of the gradient: 1 / count, times -learning rate for plain SGD
 """
 
 from __future__ import annotations
@@ -28,9 +34,9 @@ from fedveil.learning.losses import WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The `many` scores begin at position `z` of the memory, the gradient at `g`. `scale` is first
-    rounded to the memory's float type, as in torch. Softmax and one-hot are then multiplied by the
-    same number, so their difference is exactly 0 where both are 1.
+    The `many` scores begin at m[z], their gradient at m[g]. `scale` is first rounded to the
+    memory's float type, as in torch. Softmax and one-hot are then multiplied by the same number, so
+    their difference is exactly 0 where both are 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale
@@ -46,7 +52,10 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of each example's -log softmax(scores)[label] to `m`."""
+    """Write `scale` times the gradient of -log softmax(scores)[label] for each example of a batch.
+
+    The arguments are those of every loss, see the top of `cost`.
+    """
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[SCORES], label, scale)
@@ -59,7 +68,8 @@ def weighted_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
 
-    The gradient is multiplied by `scale`, and divided by the mean weight of the `count` examples.
+    The gradient is multiplied by `scale`, and divided by the mean weight of the batch's labels. The
+    arguments are those of every loss, see the top of `cost`.
     """
     total = 0.0
     for n in range(count):
@@ -75,7 +85,11 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of each example's mean -log softmax(scores)[next token]."""
+    """Write `scale` times the gradient of each example's mean -log softmax(scores)[next token].
+
+    The mean is over the tokens with a target. The gradient of other tokens (target `IGNORED`) is 0.
+    The arguments are those of every loss, see the top of `cost`.
+    """
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -95,9 +109,10 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write each example's gradient, scale / n * (x - target), where x are its n outputs.
+    """Write scale / n * (x - target) as the gradient of each of an example's n outputs.
 
-    If `truth` is True, x are the sigmoids of the outputs.
+    x is the output, or the sigmoid of the output if `truth` is True. The other arguments are those
+    of every loss, see the top of `cost`.
     """
     many = scores[SCORES]
     for n in range(count):
@@ -117,7 +132,10 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of each example's mean (output - target)² to `m`."""
+    """Write `scale` times the gradient of the mean of (output - target)² over an example's outputs.
+
+    The arguments are those of every loss, see the top of `cost`.
+    """
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -126,7 +144,10 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of each example's mean binary cross-entropy over outputs."""
+    """Write `scale` times the gradient of the mean binary cross-entropy over an example's outputs.
+
+    The arguments are those of every loss, see the top of `cost`.
+    """
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

@@ -1,11 +1,15 @@
-"""Deferred SGD steps of a large weight, stored as low-rank factors and applied once at the end.
+"""Deferred SGD steps of a large weight: stored during training, and added up once at the end.
 
 Under SGD without momentum or decay, a step adds D' X to the weight W of a dense layer. X has a row
 of inputs for each example of the batch, D has a row of output gradients times -learning rate, and
-D' is D transposed. While W is kept unchanged, each product adds the contribution of the deferred
-steps, for an input x and an output gradient d:
+D' is D transposed. X and D are stored, and W is kept unchanged. Each product with W then adds the
+contribution of the stored steps, for an input x and an output gradient d:
 
     x (W + D' X)' = x W' + (x X') D,        d (W + D' X) = d W + (d D') X.
+
+In this file, `m` and `w` are the float and the integer memory of a compiled model, and `op` is the
+dense layer's row of the operation table. Its column HELD counts the stored rows of X and D, and is
+-1 if no steps are deferred.
 """
 
 from __future__ import annotations
@@ -29,12 +33,12 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps.
+    """Reserve memory for the deferred SGD steps of a dense layer: stored now, added up at the end.
 
-    Returns the positions and the size of this memory, as values in columns of the operation table.
-    The result is empty if the layer is too small for deferred steps. The layer has `inputs` inputs
-    and `outputs` outputs, and a batch has up to `batch` examples. All stored inputs and gradients
-    take at most half as much memory as the weight.
+    Returns the positions and the size of this memory, as values of columns of the operation table,
+    or {} if the layer is too small for deferred steps. The layer has `inputs` inputs and `outputs`
+    outputs, and a batch has up to `batch` examples. The stored inputs and gradients take at most
+    half as much memory as the weight.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -51,21 +55,23 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance in memory between the starts of rows: `length` plus a cache line.
+    """Return the distance in floats between the starts of stored rows: `length` + a cache line.
 
-    Without it, rows whose length is a large power of two would evict each other from the cache.
+    Without the cache line, rows whose length is a large power of two would evict each other from
+    the cache.
     """
     return length + LINE
 
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each row of the operation table `ops` if this client's steps are deferred.
+    """Decide for each operation if this client's SGD steps are deferred (stored and added later).
 
-    Steps are deferred if `hold` is True and the reserved memory has a row for each of the
-    `examples` examples of all epochs. Column HELD, the number of stored rows, is then set to 0,
-    otherwise to -1. A weight with deferred steps is read from the copy that all threads share,
-    `shared` entries after the client's own copy.
+    `ops` is the operation table, with a row for each operation. Steps are deferred if `hold` is
+    True and the operation's reserved memory has a row for each of the `examples` examples of all
+    epochs. Column HELD, the number of stored rows, is then set to 0, otherwise to -1. A weight with
+    deferred steps is read from the copy that all threads share. This copy begins `shared` floats
+    after the client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -76,9 +82,11 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a deferred SGD step: `rows` rows of a layer's inputs and of its output gradients.
+    """Store an SGD step of the layer `op`, instead of adding the step to the layer's weight.
 
-    Row n of the inputs begins at m[x + n xs], and row n of the gradients at m[dy + n ys].
+    The step is stored as `rows` rows of the layer's inputs and of its output gradients. Row n of
+    the inputs begins at m[x + n xs], row n of the gradients at m[dy + n ys]. `op` is the layer's
+    row of the operation table.
     """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
@@ -93,22 +101,22 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add (x X') D, the effect of the deferred steps, to a layer's output y for inputs x.
+    """Add the effect of the stored SGD steps, which the weight lacks, to the outputs of layer `op`.
 
-    Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
-    output gradients times -learning rate. X' is X transposed. Row n of x begins at m[x + n xs], and
-    row n of y at m[y + n ys].
+    The effect is (x X') D, for the inputs x of the layer. X has the inputs of the stored steps, D
+    their output gradients times -learning rate, and X' is X transposed. There are `rows` rows: row
+    n of the inputs begins at m[x + n xs], row n of the outputs at m[y + n ys].
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add (dy D') X, the effect of the deferred steps, to a layer's input gradient dx.
+    """Add the effect of the stored SGD steps, which the weight lacks, to input gradients of `op`.
 
-    Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
-    output gradients times -learning rate. D' is D transposed. Row n of dx begins at m[dx + n xs],
-    and row n of the layer's output gradient dy at m[dy + n ys].
+    The effect is (dy D') X, for the output gradients dy of the layer. X has the inputs of the
+    stored steps, D their output gradients times -learning rate, and D' is D transposed. There are
+    `rows` rows: row n of the input gradients begins at m[dx + n xs], row n of dy at m[dy + n ys].
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -131,11 +139,11 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of the deferred steps to its position in the update `out`.
+    """Write the sum of a layer's stored SGD steps to the layer's part of the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. If the sum is not finite, column HELD of `op` (a row of the
-    operation table) becomes -1. `take_held` then returns False.
+    and D' is D transposed. `op` is the layer's row of the operation table. If the sum is not
+    finite, the function sets column HELD of `op` to -1, by which `take_held` notices it.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
@@ -160,7 +168,11 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write the sums of deferred steps to the update `out`. Returns False if any is not finite."""
+    """Write the sum of the stored SGD steps of every layer that has some to the update `out`.
+
+    Returns False if any sum is not finite. `ops` is the operation table, `m` the float memory and
+    `w` the integer memory.
+    """
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

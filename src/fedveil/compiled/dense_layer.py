@@ -44,7 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products for a batch, the rows of each, and the strides of x and y."""
+    """Return the number of matrix products for a batch, the rows of each, and x's and y's stride.
+
+    `op` is the layer's row of the operation table.
+    """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -55,7 +58,10 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute y = x W' + b for each row of x. The layer is row `op` of the operation table."""
+    """Compute y = x W' + b for each row x of a dense layer's input. W' is the weight W transposed.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
@@ -89,7 +95,11 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b, for a dense layer, row `op` of the operation table."""
+    """Compute the gradients of a dense layer's input, weight and bias.
+
+    If the layer's SGD steps are deferred, the step is stored instead of the weight's gradient (see
+    `deferred_steps`). The arguments are those of every operation, see `native.OPERATION`.
+    """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:
@@ -119,7 +129,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Its weight is stored transposed if this makes the weight's rows longer."""
+    """A dense layer. Its weight is stored transposed if this makes the rows in memory longer."""
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -33,7 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, given `shifted` = n + _SHIFT, for an integer n in -126..127."""
+    """Generate code for 2^n, for an integer n in -126..127. `shifted` is the float n + _SHIFT."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -49,7 +49,7 @@ _two_to: Any = intrinsic(_write_two_to)
 
 
 def _power(x: Any) -> Any:
-    """Generate code for e^x, where x is at most 0 or NaN."""
+    """Return e^x, for x that is at most 0 or NaN. Compiled code runs `_compiled_power` instead."""
     return math.exp(x)
 
 
@@ -79,10 +79,10 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers x, and return the sum of the results.
+    """Write e^(scale * (x - max x)) for each of `count` numbers x, and return the results' sum.
 
-    The numbers begin at position `begin` of the memory, the results at `to`. If any number is NaN,
-    all results are NaN.
+    max x is the largest of the numbers. They begin at m[begin], and the results at m[to]. If any
+    number is NaN, all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

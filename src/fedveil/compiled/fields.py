@@ -1,10 +1,11 @@
 """Columns of the operation table of a compiled model. Each row describes one operation.
 
-An operation reads its input x and writes its output y. Let n be an example, c a channel, i a row
-and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
-at the same offset from DX, which is -1 if no operation needs the gradient. The output, of OC
-channels, OH rows and OW columns, is likewise at Y, and its gradient at DY. A plain vector is one
-channel with one row. In a sequence, each token is a channel with one row.
+The native code of an operation calls its row `op`, and the float memory `m`. An operation reads its
+input x and writes its output y. Let n be an example, c a channel, i a row and j a column. The input
+is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is at the same offset from DX,
+which is -1 if no operation needs the gradient. The output, of OC channels, OH rows and OW columns,
+is likewise at Y, and its gradient at DY. A plain vector is one channel with one row. In a sequence,
+each token is a channel with one row.
 
 Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """
@@ -33,5 +34,8 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return the numbers of `count` table columns from `first` on, for one kind of operation."""
+    """Return the numbers of `count` consecutive table columns, the first of which is `first`.
+
+    Each kind of operation names its further columns by this function.
+    """
     return range(first, first + count)

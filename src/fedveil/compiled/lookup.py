@@ -16,10 +16,11 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to the token's output, in the memory `m`.
+    """Copy each token's row of the weight to the token's output, or add gradients to these rows.
 
-    The weight begins at `weight`, the outputs at `values`. If `back` is True, both positions are
-    those of gradients, and each output's gradient is added to its row's gradient instead.
+    The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. If
+    `back` is True, both positions are those of gradients, and each token's output gradient is added
+    to the gradient of its row. `op` is the layer's row of the operation table.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
@@ -34,13 +35,19 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy each token's row of the weight to the output of the embedding layer."""
+    """Copy, for each token id, the row of the weight with this number to the token's output.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each token's gradient to the gradient of its row of the embedding layer's weight."""
+    """Add each token's output gradient to the gradient of the weight's row that the token selects.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

@@ -40,10 +40,11 @@ call: Any = _call
 
 
 class Native:
-    """A compiled function of pointers and numbers.
+    """A compiled function whose arguments are pointers and numbers, and which returns nothing.
 
-    `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64, I
-    to int32, L to int64, d a float64, i an int64. Division by zero gives infinity or NaN.
+    `loop` is the Python function to compile. `arguments` has one letter for the type of each of its
+    arguments: F a pointer to floats, D to float64, I to int32, L to int64, d a float64, i an int64.
+    Division by zero gives infinity or NaN.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -52,7 +53,10 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Return the address of the code for floats of type `kind`, compiled at the first call."""
+        """Return the address of the compiled code. The letter F then means floats of type `kind`.
+
+        The code is compiled at the first call for each type.
+        """
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
@@ -75,10 +79,15 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a function as `Native`. `arguments` has a letter for the type of each argument."""
+    """Decorate a function, so that it becomes a `Native`. `arguments` is explained there."""
     return lambda loop: Native(loop, arguments)
 
 
-#: The arguments of every operation: the float memory, the integer memory, its row of the operation
-#: table, its setting (an epsilon or a probability), and random numbers.
+#: The arguments of every operation, the native function of a layer for one batch:
+#:
+#:     m        the float memory, with all inputs, outputs, weights and gradients
+#:     w        the integer memory, with positions that an operation saves
+#:     op       the layer's row of the operation table, whose columns `fields` explains
+#:     setting  an epsilon or a probability, for the layers that have one
+#:     draws    random numbers in [0, 1) for dropout
 OPERATION = "FILdF"

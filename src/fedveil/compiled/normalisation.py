@@ -42,9 +42,10 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 @native(OPERATION)
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each group of each example, for the GroupNorm in row `op` of the operation table.
+    """Normalise each group of channels of each example in place, as nn.GroupNorm does.
 
-    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
+    `setting` is the eps of the layer. Saves the normalised values and 1 / sqrt(variance + eps) for
+    the backward pass. The arguments are those of every operation, see `native.OPERATION`.
     """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
@@ -70,7 +71,10 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of the GroupNorm in row `op` of the operation table, for x, weight and bias."""
+    """Compute the gradients of the input, the weight and the bias of `norm_groups`.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
     kept, change, entries = op[NORMED] - op[f.DX], op[CHANGE], op[ENTRIES]
@@ -106,9 +110,10 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's contiguous row, for the LayerNorm in row `op` of the operation table.
+    """Normalise each token's values in place, as nn.LayerNorm does.
 
-    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
+    `setting` is the eps of the layer. Saves the normalised values and 1 / sqrt(variance + eps) for
+    the backward pass. The arguments are those of every operation, see `native.OPERATION`.
     """
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
@@ -129,7 +134,10 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of the LayerNorm in row `op` of the operation table, for x, weight and bias."""
+    """Compute the gradients of the input, the weight and the bias of `norm_rows`.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others
     fill(m, change, 2 * op[ENTRIES], np.float32(0))

@@ -28,7 +28,7 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """Raised if native code does not support a model, with the reason. torch then trains it."""
+    """Raised with the reason if native code does not support a model. torch then trains it."""
 
 
 def need(fits: bool, otherwise: str) -> None:
@@ -42,9 +42,10 @@ def up(count: int) -> int:
 
 
 def filled(length: int) -> int:
-    """Return the padded length, in floats, of a row of `length` entries.
+    """Return the length, in floats, that a row of `length` entries has in memory, with padding.
 
-    It is a multiple of 8 but not of 1,024, so that rows do not evict each other from the cache.
+    The result is a multiple of 8 but not of 1,024. Rows whose length is a multiple of 1,024 would
+    evict each other from the cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
@@ -52,7 +53,7 @@ def filled(length: int) -> int:
 
 @dataclass(eq=False)
 class Value:
-    """The memory layout of a layer's input or output, as positions and strides in float memory."""
+    """The layout of a layer's input or output in the float memory, as positions and strides."""
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
@@ -70,7 +71,7 @@ class Value:
 
     @property
     def steps(self) -> Shape:
-        """Return the strides of a row, a column and a channel, in entries."""
+        """Return the strides of a row, a column and a channel, in floats."""
         c, h, w = self.shape
         return (w, 1, h * w) if self.apart else ((w + 2 * self.border[1]) * c, c, 1)
 
@@ -84,12 +85,16 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset, within an example, of the first entry that is not padding."""
+        """Return the number of floats before an example's first entry, which are zero padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
 class Memory:
-    """Reserves areas in the float memory and in the integer memory of a compiled model."""
+    """Reserves areas in the float memory and the integer memory of a compiled model.
+
+    `used` is the number of floats that are already reserved. The methods return an area's first
+    position.
+    """
 
     def __init__(self, used: int) -> None:
         self.float_end, self.int_end = used, 0
@@ -105,7 +110,10 @@ class Memory:
 
 
 class Operation:
-    """A layer in native code, for examples of one shape. Creating it can raise `NotServedError`."""
+    """A layer in native code, for examples of one shape.
+
+    Creating it raises `NotServedError` if native code does not support the layer or its input.
+    """
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -127,7 +135,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the output's memory layout. It equals the input's if the layer works in place."""
+        """Return the output's memory layout. It is the input's if the layer works in place."""
         return self.x
 
     @property
@@ -136,11 +144,11 @@ class Operation:
 
     @property
     def row(self) -> int:
-        """Return the padded length of a row of the weight, or 0 if the weight has only one row."""
+        """Return the padded length, in floats, of the weight's rows, or 0 for a single row."""
         return 0
 
     def weights(self) -> list[Laid]:
-        """Return the layout of the layer's weight and bias in the packed weights."""
+        """Return the memory layout of the layer's weight and of its bias, if it has them."""
         weight = getattr(self.layer, "weight", None)
         found = [] if weight is None else [self.laid(weight)]
         return [*found, _vector(self.layer.bias)] if self.biased else found
@@ -149,18 +157,20 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the values in the operation table's columns that only this kind of operation has.
+        """Return the values of the table columns that only this kind of operation has.
 
-        Reserves scratch memory in `memory`, for batches of up to `batch` examples. `changed` is
-        True if a later operation overwrites the output.
+        The method reserves working memory for intermediate results of up to `batch` examples in
+        `memory`. `changed` is True if a later operation works in place on the memory of the layer's
+        input.
         """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred SGD steps, of batches of up to `batch` examples.
+        """Reserve memory for SGD steps that are stored, and added to the weight only at the end.
 
-        Returns the values in the operation table's columns that describe this memory. The result is
-        empty if the operation cannot defer steps.
+        Such steps are called deferred (see `deferred_steps`). A batch has up to `batch` examples.
+        Returns the values of the table columns that describe the memory, or {} if the operation
+        cannot defer steps.
         """
         return {}
 
@@ -170,7 +180,10 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of `weight`, transposed if `across`, with rows padded to `row` entries."""
+    """Return the layout of the matrix `weight` in the float memory, with rows of `row` floats.
+
+    Each row is padded to this length. If `across` is True, the transposed matrix is stored.
+    """
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

@@ -19,10 +19,11 @@ _BETA_1, _BETA_2, _EPS, _ADAGRAD_EPS, _NORM_EPS = 0.9, 0.999, 1e-8, 1e-10, 1e-6
 def take_step(
     w: Float32s, size: int, start: Float32s, kind: int, plan: Float64s, step: int
 ) -> None:
-    """Update the weights w[:size], and reset their gradient w[size : 2 * size] to zero.
+    """Update the weights w[:size] by one step of an optimiser, and reset their gradient to zero.
 
-    In w, the optimiser's state comes after the gradient. `start` holds the round's initial weights,
-    `kind` is the number of the optimiser, `plan` has its settings, and `step` counts from 1.
+    The gradient is w[size : 2 * size], and is followed by the optimiser's state. `start` holds the
+    weights at the start of the round, `kind` is the optimiser's number (such as `ADAM`), `plan` has
+    its settings (in the order LR, MOMENTUM, ...), and `step` is the number of the step, from 1 on.
     """
     g, first, second = size, 2 * size, 3 * size
     decay = plan[WEIGHT_DECAY]

@@ -49,7 +49,7 @@ class OwnLossTrainer(CompiledTrainer):
         return False
 
     def beside(self) -> OwnLossTrainer:
-        """Raise an error, because the user's loss may only run in one thread."""
+        """Raise `NotImplementedError`, because a user's loss may only run in one thread."""
         raise NotImplementedError("OwnLossTrainer serves one thread")
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
@@ -61,7 +61,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client in the memory `room`. Returns the exception of the user's loss, if any."""
+        """Train `client` in the memory `room`. Returns the user's exception, or None."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None
@@ -87,9 +87,12 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Compute the gradient of a batch's loss. Native code calls this with array addresses.
+        """Compute the gradient of a batch's loss by the user's function, and write it to memory.
 
-        An exception cannot pass through native code. It is stored for later, and the gradient is 0.
+        Native code calls this method in place of a native loss, once per batch of `count` examples,
+        and passes the arguments of every loss (see `cost`), with arrays as addresses. Only `rows`,
+        the address of the examples' indices, and `count` are used. An exception of the user's
+        function cannot pass through native code. The method stores it, and sets the gradient to 0.
         """
         gradient = self._ends(f.DY, count)
         try:
@@ -102,7 +105,11 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the loss's gradient with respect to the `scores` of the examples `positions`."""
+        """Return the gradient of the user's loss with respect to `scores`, the outputs of a batch.
+
+        `positions` are the indices of the batch's examples. Under SGD without momentum or decay,
+        the result is multiplied by -learning rate.
+        """
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place

@@ -28,7 +28,10 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the activation in row `op` of the operation table. Saves values for `curve_back`."""
+    """Apply an activation to all values in place, and save the values that `curve_back` needs.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -59,6 +62,11 @@ def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
+    """Multiply gradients in place by the derivative of the activation that `curve` applied.
+
+    Changes nothing if no operation needs the gradient. The arguments are those of every operation,
+    see `native.OPERATION`.
+    """
     if op[f.DX] < 0:
         return
     for n in range(op[f.COUNT]):
@@ -100,16 +108,20 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 
 @native(OPERATION)
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the dropout in row `op` of the operation table: zero some values, scale up the others.
+    """Apply dropout in place: zero each value with probability `setting`, scale up the others.
 
-    A value becomes 0 with probability `setting`, by the random numbers `draws`.
+    A value becomes 0 if its random number in `draws` is below `setting`. The arguments are those of
+    every operation, see `native.OPERATION`.
     """
     _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Set gradients to 0 or scale them up, as `drop` did with the values."""
+    """Set gradients to 0 or scale them up in place, as `drop` did with the values.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _drop(m, op, setting, draws, op[f.DX])
 
 

@@ -87,8 +87,9 @@ def meet_rows(
 ) -> None:  # fmt: skip
     """Compute C = d + A B' for m rows of A and n rows of B, each with k entries.
 
-    All are in `x`: row i of C begins at c0 + i cm, row i of A at a0 + i am, row j of B at b0 + j
-    bm, and the vector d at d0. B' is B transposed.
+    B' is B transposed, and the vector d is added to each row of C. All arrays are in the float
+    memory `x`: row i of C begins at x[c0 + i cm], row i of A at x[a0 + i am], row j of B at x[b0 +
+    j bm], and d at x[d0].
     """
     column = 0
     while column < n:
@@ -112,12 +113,13 @@ def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
     places: Int32s, p0: int, values: Float32s, g0: int, count: int, back: int
 ) -> None:  # fmt: skip
-    """Compute a convolution's backward pass, for a list of maximal outputs ("winners").
+    """Compute a convolution's backward pass for one filter and its maximal outputs (winners).
 
-    It adds gradient * window to the filter for each winner. If `back` is 1, it adds gradient *
-    filter to the windows instead. A filter has `rows` rows of `columns` entries, a multiple of 8.
-    It begins at f[f0], with rows `fr` apart. Winner i has the gradient values[g0 + i], and its
-    inputs are the window that begins at x[x0 + places[p0 + i]], with rows `xr` apart.
+    If `back` is 0, the function adds gradient * window to the filter for each winner. If `back` is
+    1, it adds gradient * filter to each winner's window. The filter has `rows` rows of `columns`
+    entries, a multiple of 8. It begins at f[f0], with rows `fr` apart. There are `count` winners.
+    Winner i has the gradient values[g0 + i]. Its window, the inputs from which the output was
+    computed, begins at x[x0 + places[p0 + i]], with rows `xr` apart.
     """
     if count == 0:
         return
@@ -145,7 +147,8 @@ def product_of_few(
 ) -> None:  # fmt: skip
     """Compute C += A B for a sparse A, by skipping the zeros of A.
 
-    `places` and `values` are memory from `room_for_few`. Other arguments are as in `product`.
+    The working memory `places`, from position p0 on, and `values`, from position v0 on, is reserved
+    by `room_for_few`. The other arguments are those of `product`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):
@@ -174,9 +177,9 @@ def product_of_few(
 
 
 def room_for_few(memory: Memory, terms: int) -> Row:
-    """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns.
+    """Reserve working memory for `product_of_few`, for a sparse factor with `terms` columns.
 
-    Returns the positions of this memory, as values in columns of the operation table.
+    Returns the positions of this memory, as values of columns of the operation table.
     """
     return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 

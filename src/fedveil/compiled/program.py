@@ -1,4 +1,8 @@
-"""A compiled model as an operation table: each row has the memory positions of one operation."""
+"""A compiled model as an operation table: each row has the memory positions of one operation.
+
+The columns are explained in `fields`. All values are in one float memory. Indices are in one
+integer memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,10 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled model: the table of its operations, and the amount of memory that they need."""
+    """A compiled model: the table of its operations, and the amount of memory that they need.
+
+    It holds for batches of up to a certain number of examples, see `Model.program`.
+    """
 
     ops: Int64s
     #: An epsilon or a probability for each operation.
@@ -51,10 +58,11 @@ class Model:
         flat: Mapping[int, int],
         scores_of: str = ROW,
     ) -> None:
-        """Lay out the weights of `layers` for examples of shape `shape`.
+        """Lay out the weights of `layers` in the float memory, for examples of shape `shape`.
 
-        `flat` maps the id of each parameter to its first entry in the model's vector. `scores_of`
-        is `ROW` if an example has one row of scores, `TOKENS` if each token has its own.
+        The model's vector has all parameters, one after another. `flat` maps the Python `id` of
+        each parameter to the position of its first entry in this vector. `scores_of` is `ROW` if an
+        example has one row of scores, `TOKENS` if each of its tokens has a row.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
         self._lock = threading.Lock()
@@ -80,10 +88,11 @@ class Model:
         self.places = np.array(rows, np.int64)
 
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
-        """Return the table of operations for batches of up to `batch` examples and this `loss`.
+        """Return the compiled model for batches of up to `batch` examples and the loss `loss`.
 
-        `kind` is the float type. If `states`, memory for an optimiser's state is reserved. Raises
-        `NotServedError` if the batch needs more memory than int32 positions can address.
+        `kind` is the type of all floats. If `states` is True, memory for gradients and for an
+        optimiser's state is reserved. Raises `NotServedError` if the batch needs more memory than
+        int32 positions can address.
         """
         with self._lock:  # threads share the model, and each batch size has its own positions
             return self._program(batch, loss, kind, states)

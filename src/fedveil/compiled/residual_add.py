@@ -25,31 +25,47 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Begin the residual connection in row `op` of the operation table: copy input to output."""
+    """Begin a residual connection: copy its input, so that the next layers work on the copy.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of `branch`: add the output's gradient to the input's gradient."""
+    """Add the gradient of the copy that `branch` made to the gradient of the connection's input.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _add(m, op, True, True)
 
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection in row `op` of the operation table: add input to output."""
+    """End a residual connection: add the connection's input to the output of the layers within it.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of `join`: set the connection's input gradient to the output's gradient."""
+    """Copy the gradient of the sum that `join` computed to the gradient of the connection's input.
+
+    `branch_back` adds the rest of this gradient later. The arguments are those of every operation,
+    see `native.OPERATION`.
+    """
     _add(m, op, True, False)
 
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add row i of the layer's weight, the embedding of position i, to the input at position i."""
+    """Add the position embeddings to the tokens: row i of the layer's weight to token i.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -58,12 +74,15 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each example's output gradient to the gradient of the layer's position embeddings."""
+    """Add each example's output gradient to the gradient of the layer's position embeddings.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 
 class Copied(Operation):
-    """The start of a residual connection. Later operations work on a copy of its input."""
+    """The start of a residual connection. The following layers work on a copy of its input."""
 
     layers = (Branch,)
     forward, backward = branch, branch_back
@@ -74,7 +93,7 @@ class Copied(Operation):
 
 
 class Added(Operation):
-    """The end of a residual connection: adds the connection's input to the layers' output."""
+    """The end of a residual connection: adds the connection's input to the output of its layers."""
 
     forward, backward = join, join_back
 

@@ -19,7 +19,10 @@ def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows of `length` entries, at `a`, `a + row` and so on, to the row at `total`."""
+    """Add `count` rows to one row. Each has `length` entries.
+
+    Row i begins at m[a + i * row], and the row to which they are added begins at m[total].
+    """
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]
@@ -43,7 +46,7 @@ def are_finite(m: Float32s, begin: int, count: int) -> bool:
 
 @compiled(reorder=True)
 def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
-    """Return the inner product of the two rows of `count` entries at the positions `a` and `b`."""
+    """Return the inner product of the rows m[a : a + count] and m[b : b + count]."""
     found = np.float32(0)
     for i in range(count):
         found += m[a + i] * m[b + i]
@@ -54,11 +57,11 @@ def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
 def has_zeros(
     m: Float32s, dy: int, ys: int, x: int, xs: int, rows: int, outputs: int, inputs: int
 ) -> bool:
-    """Return True if skipping the zeros of dy in a product with x saves time and is exact.
+    """Return True if skipping the zeros of dy makes a product of dy and x faster, and is exact.
 
-    It saves time if more than a third of dy is zero. It is exact if all of x is finite. Both arrays
-    have `rows` rows. The rows of dy have `outputs` entries and are `ys` apart, the rows of x have
-    `inputs` entries and are `xs` apart.
+    It is faster if more than a third of dy is zero. It is exact if all of x is finite. Both arrays
+    are in `m` and have `rows` rows. Those of dy begin at m[dy + n ys] and have `outputs` entries,
+    those of x begin at m[x + n xs] and have `inputs` entries.
     """
     zeros, finite = 0, True
     for n in range(rows):

@@ -21,16 +21,28 @@ def train(
     kind: int, plan: Float64s, draws: Float32s, places: Int64s, begun: bool, hold: bool,
     out: Float32s,
 ) -> bool:  # fmt: skip
-    """Train one client and write its update to `out`. Returns False if a deferred step overflowed.
+    """Train one client, and write its update (its new weights minus `start`) to the vector `out`.
 
-    `ops`, `settings` and `ends` are the compiled model (`Program`), and `first` is its first
-    operation with weights. The client's weights are the first len(start) entries of the memory `m`.
-    `start` has the round's weights. `begun` is True if m already holds `start`, as after every
-    call. `x` are the inputs, `y` is the address of the targets, and `weights` are the classes'
-    weights. `order` has the indices of the examples of all epochs in order. `kind` is the optimiser
-    and `plan` its settings. Under SGD without momentum or decay (kind < 0), the gradient of a
-    batch's mean loss times -lr is added to the weights themselves. `draws` are random numbers for
-    dropout, `places` is as in `pack`, and `hold` permits deferred steps (see `deferred_steps`).
+    Returns False if the update is not finite because of deferred steps. The caller then calls again
+    without `hold`. Deferred steps are stored, and added up only at the end (see `deferred_steps`).
+
+        ops, settings, ends  the compiled model (`Program`)
+        first                the index of its first operation with weights
+        m, w                 the float memory, which begins with the client's weights, and the
+                             integer memory
+        start                the weights at the start of the round, in the layout of native code
+        x, y                 all inputs of the client, and the address of its targets
+        weights              the weight of each class in the loss
+        order                the indices of the examples of all epochs, in the order of training
+        batch                the largest number of examples in a batch
+        kind, plan           the optimiser's number, and its settings (`optimiser.take_step`)
+        draws                random numbers for dropout, a row for each entry of `order`
+        places               the layout of the weights (`pack`)
+        begun                True if m already holds `start`, as after every call
+        hold                 True if steps may be deferred
+
+    kind is negative for SGD without momentum or decay. The gradient of a batch's mean loss, times
+    -learning rate, is then added directly to the weights.
     """
     size = len(start)
     if kind >= 0 or not begun:
@@ -76,9 +88,11 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the `count` examples of x at the indices `rows` to the first operation's input.
+    """Copy `count` examples to the input of the model's first operation.
 
-    `entry` is a row of the operation table that says where the input is in the memory `m`.
+    `x` has the client's inputs, one example after another, and `rows` the indices of the examples
+    to copy. `entry` is a row of the operation table that says where the input is in the float
+    memory `m`.
     """
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
@@ -96,11 +110,11 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 
 
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
-    """Copy the model's vector `flat` to `packed`, in the layout of native code.
+    """Copy the model's vector `flat` to `packed`, the float memory with the weights' native layout.
 
-    Each row of `places` describes a weight by 15 numbers, in this order: its first entry in `flat`
-    and in `packed`, the lengths of its four dimensions, their strides in `flat`, their strides in
-    `packed`, and the index of its operation.
+    Each row of `places` describes one weight or bias by 15 numbers, in this order: the position of
+    its first entry in `flat` and in `packed`, the lengths of its four dimensions, their strides in
+    `flat`, their strides in `packed`, and the index of its operation.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]
@@ -113,9 +127,11 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the update, the weights minus `start`, to `out`. Resets the weights to `start`.
+    """Write the update (weights minus `start`) to the model's vector `out`, and reset the weights.
 
-    Weights with deferred steps are left out. Each row of `places` describes a weight, as in `pack`.
+    The weights are in the float memory `m`, and become equal to `start` again. `places` has their
+    layout, see `pack`. A weight with deferred steps is left out: its update is the sum of these
+    steps, which `take_held` writes. `ops` is the operation table, which says if steps are deferred.
     """
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:

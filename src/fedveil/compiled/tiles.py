@@ -21,11 +21,16 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     """Return a function that computes a block of C = D + A B, of up to `rows` rows.
 
     The block has `vectors` times `lanes` columns, where `lanes` is the number of floats in a
-    vector. The arguments of the function are (c, its row stride, d, its row stride, a, its row
-    stride, its inner stride, its outer stride, b, its inner stride, its outer stride, number of
-    rows, inner terms, outer terms). Each of c, d, a and b in this list stands for two arguments:
-    the array, and the position of its first entry. A sum runs over the outer and the inner terms. A
-    negative row stride of d means that there is no D.
+    vector. Each entry of A B is a sum over outer terms, and for each of them over inner terms. The
+    function has these arguments, in this order:
+
+        C                                array, position of its first entry, row stride
+        D                                array, position, row stride (negative: there is no D)
+        A                                array, position, row stride, inner stride, outer stride
+        B                                array, position, inner stride, outer stride
+        number of rows
+        number of inner terms
+        number of outer terms
     """
 
     @vector_code(lanes)
@@ -77,10 +82,16 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
 def rows_tile(lanes: int, across: int, rows: int) -> Any:
     """Return a function that computes C = A Bᵀ and adds the vector d to each row of C.
 
-    A has up to `rows` rows. B has `across` rows, and d as many entries. The arguments of the
-    function are (the memory, c, its row stride, d, a, its row stride, b, its row stride, number of
-    rows of A, entries per row of A and B). Here c, d, a and b are positions in the memory. The
-    function multiplies `lanes` entries at once.
+    A has up to `rows` rows. B has `across` rows, and d has `across` entries. The function
+    multiplies `lanes` entries at once. It has these arguments, in this order:
+
+        float memory                     the array with C, d, A and B
+        C                                position, row stride
+        d                                position
+        A                                position, row stride
+        B                                position, row stride
+        number of rows of A
+        number of entries in a row of A and of B
     """
 
     @vector_code(lanes)
@@ -196,12 +207,16 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 def largest_tile(lanes: int) -> Any:
     """Return a function that finds the largest value of a window, for `lanes` channels at once.
 
-    It also writes the place of this value: a number that grows by a row step and a column step from
-    the place of the window's first value. The arguments of the function are (values, the window's
-    position, row stride, column stride, rows, columns, the place of the first value, the row step
-    and column step of places, position of the result, array and position of the resulting places).
-    Among equal values the first one counts as the largest, and NaN counts as larger than all
-    numbers, as in torch.
+    The function also writes the place of this value. The place of the value in row r and column c
+    of the window is first + r * row step + c * column step. Among equal values the first one counts
+    as the largest, and NaN counts as larger than all numbers, as in torch. The function has these
+    arguments, in this order:
+
+        values                           array, position of the window, row stride, column stride
+        size of the window               rows, columns
+        numbering of places              first, row step, column step
+        largest values                   position to which they are written
+        places                           array, position to which they are written
     """
 
     @vector_code(lanes)
@@ -247,12 +262,13 @@ def largest_tile(lanes: int) -> Any:
 def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
-    """Append the nonzero entries of g to the list `values`, and their positions to `places`.
+    """Append the nonzero entries of the array g to the list `values`, and their places to `places`.
 
     g has the shape (rows, columns, count), begins at g0 and has the strides gi, gj and gn. The
-    position of an entry is the corresponding entry of p, which begins at p0 and has the strides pi,
-    pj and pn. The lists begin at places0 and values0 and have `found` entries. Returns their new
-    length. There is no branch: a zero is written too, and the next entry overwrites it.
+    place of an entry is the corresponding entry of p, which begins at p0 and has the strides pi, pj
+    and pn. The lists begin at values0 and places0, and already have `found` entries each. Returns
+    their new length. The code has no branch: it writes a zero too, and the next entry overwrites
+    it.
     """
     builder = code.builder
     bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)

@@ -18,7 +18,11 @@ WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 class Code:
-    """Generates one block of LLVM instructions. Offsets and counts are in array entries."""
+    """Generates LLVM instructions in one block of code.
+
+    A vector has `lanes` floats. Offsets and counts are in array entries, and a `place` is a pointer
+    to an entry.
+    """
 
     def __init__(self, context: Any, builder: Any, lanes: int, entry: Any) -> None:
         self.builder = builder
@@ -32,7 +36,7 @@ class Code:
         return ir.Constant(INT, value)
 
     def at(self, base: Any, *offsets: Any) -> Any:
-        """Return a pointer to the entry at `base` plus all `offsets`."""
+        """Return the pointer `base`, moved forward by the sum of `offsets` entries."""
         for offset in offsets:
             base = self.builder.gep(base, [offset])
         return base
@@ -51,19 +55,19 @@ class Code:
         return 4 if isinstance(self.scalar, ir.FloatType) else 8
 
     def fetch(self, place: Any) -> None:
-        """Prefetch the memory at `place`, which may be an invalid address."""
+        """Prefetch the memory at the pointer `place`, which may be an invalid address."""
         byte = ir.IntType(8).as_pointer()
         function = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         fetch = _cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0")
         self.builder.call(fetch, [self.builder.bitcast(place, byte), *map(SMALL, (0, 2, 1))])
 
     def spread(self, place: Any) -> Any:
-        """Return a vector with the entry at `place` in every lane."""
+        """Return a vector that has the entry at the pointer `place` in every lane."""
         value = self.builder.load(place, typ=self.scalar)
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """Return a copy of a vector in which all lanes from index `count` on are zero."""
+        """Return a copy of the vector `value` in which the lanes from index `count` on are zero."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
@@ -77,7 +81,7 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose entry i is the sum of the lanes of `vectors[i]`.
+        """Return a vector whose entry i is the sum of all lanes of `vectors[i]`.
 
         The number of vectors must be a power of two.
         """
@@ -111,8 +115,8 @@ class Code:
     ) -> list[Any]:
         """Generate a loop of `count` iterations. Returns the values after the last iteration.
 
-        `start` has the values before the first iteration. `body` gets an iteration's number and the
-        values before this iteration, and returns the values after it.
+        `start` has the values before the first iteration. `body` generates one iteration: it gets
+        the iteration's number and the values before the iteration, and returns the values after it.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
@@ -136,7 +140,7 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """Return metadata that stops LLVM from unrolling a loop, for loops with a large body."""
+        """Return metadata that forbids LLVM to unroll a loop. The loops here have large bodies."""
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])
@@ -144,7 +148,10 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch that runs the code of `write(value)` if `value` is from 1 to `most`."""
+        """Generate a switch: if `value` is n at run time, the code that `write(n)` generated runs.
+
+        There is a case for each n in 1..`most`. No code runs for any other value.
+        """
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)
@@ -158,10 +165,11 @@ class Code:
 
 
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that generates instructions, so that compiled loops can call it.
+    """Decorate a function that generates instructions, so that compiled loops can call them.
 
-    The function gets a `Code` and the caller's arrays and integers. The first array has floats. A
-    vector has `lanes` floats. The result is an integer if `gives` is True, else nothing.
+    The decorated function gets a `Code`, whose vectors have `lanes` floats, and then the arrays and
+    integers that the loop passes. The first array has floats. If `gives` is True, the call returns
+    an integer, otherwise nothing.
     """
 
     def make(write: Callable[..., Any]) -> Any:

@@ -30,11 +30,12 @@ def pool(
     m: Float32s, w: Int32s, op: Int64s, n: int, z: int, zr: int, zc: int,
     first: int, steps: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Write the largest value of each window of example `n`, and the position of that value.
+    """Write the largest value of each window of example `n` to the output, and save its position.
 
-    The example's values begin at position `z` of the memory, with strides `zr` and `zc` for rows
-    and columns. The position of the value in row r and column s is written as the number `first` +
-    r steps[0] + s steps[1].
+    The values of the example begin at position `z` of the float memory `m`, with strides `zr` and
+    `zc` for rows and columns. The position of a value in row r and column s of the image is saved
+    in the integer memory `w`, as the number first + r * steps[0] + s * steps[1]. `op` is the
+    layer's row of the operation table.
     """
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[BEST]
     # Read these once: the compiler must assume that any write may change them.
@@ -62,7 +63,10 @@ def pool(
 
 @native(OPERATION)
 def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the max-pooling in row `op` of the operation table to every example in memory `m`."""
+    """Apply max-pooling to every example of a batch.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     for n in range(op[f.COUNT]):
         at = n * op[f.XS]
         pool(m, w, op, n, op[f.X] + at, op[f.XR], op[f.XC], at, (op[f.XR], op[f.XC]))
@@ -70,7 +74,11 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the input gradient of the max-pooling in row `op` of the operation table."""
+    """Add the gradient of each output of a max-pooling to that of the value that was the largest.
+
+    Writes nothing if no operation needs the input's gradient. The arguments are those of every
+    operation, see `native.OPERATION`.
+    """
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
@@ -111,28 +119,35 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 
 @native(OPERATION)
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the average-pooling in row `op` of the operation table. Padding counts as zeros."""
+    """Apply average-pooling to every example of a batch. Padding counts as zeros.
+
+    The arguments are those of every operation, see `native.OPERATION`.
+    """
     _average(m, op, False)
 
 
 @native(OPERATION)
 def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Distribute each output's gradient evenly over the inputs in its window."""
+    """Distribute the gradient of each output of an average-pooling evenly over its window's inputs.
+
+    Writes nothing if no operation needs the input's gradient. The arguments are those of every
+    operation, see `native.OPERATION`.
+    """
     _average(m, op, True)
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Return a torch setting, one number or a pair, as two values: for rows and for columns."""
+    """Return a torch setting (one number or a pair) as a value for rows and one for columns."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the number of rows and of columns of windows that fit over an image.
+    """Return the number of rows and the number of columns of windows that fit over an image.
 
-    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) are (height,
-    width).
+    `shape` is (channels, height, width) of the image. `kernel` (the size of a window), `stride` and
+    `border` (the padding) are (height, width). Raises `NotServedError` if no window fits.
     """
     h, w = (
         (side + 2 * b - k) // s + 1
@@ -168,7 +183,7 @@ def pool_numbers(pool: _Pool) -> Row:
 
 
 class Largest(Operation):
-    """A max-pooling as an operation of its own, not fused into a convolution before it."""
+    """A max-pooling that is an operation of its own, not merged into the convolution before it."""
 
     layer: _Pool
     layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.MaxPool2d,)
@@ -188,7 +203,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """An average-pooling. Unlike a max-pooling, it needs no scratch memory."""
+    """An average-pooling. Unlike a max-pooling, it needs no working memory."""
 
     layers = (nn.AvgPool2d,)
     forward, backward = average, average_back

@@ -84,9 +84,9 @@ class CentralNoise:
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        The privacy loss is stated at `delta`. `dimension` is the number of entries of a vector. The
-        sensitivity is 2 · clip, or `apart` if given. `apart` is the caller's promise: any two
-        possible vectors of a client are at most this far apart.
+        The sensitivity is 2 · clip. If `apart` is given, it is `apart`: the caller then promises
+        that any two possible vectors of a client are at most this far apart. `dimension` is the
+        number of entries of a vector. The loss is stated as an epsilon at this `delta`.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -106,11 +106,11 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector in units of `step`, clipped to norm `clip` and rounded towards zero."""
+        """Return `vector` in units of `step`, clipped to norm `clip` and rounded towards zero."""
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that computes any slice of `clipped(vector)` without the others."""
+        """Return a function that maps a slice to that slice of `clipped(vector)`."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -126,9 +126,9 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the clipped vector plus the noise of `add_to`, in units of `step`.
+        """Return the clipped vector plus the noise of a sum, in units of `step`.
 
-        An attacker who subtracts all other vectors from a noisy sum has such a noised vector.
+        This is what an attacker has who subtracts all other clients' vectors from a noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)

@@ -47,10 +47,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
 
-    A sum of such vectors has at least `shares` and at most `clients` terms. With exactly `shares`
-    terms, its noise has a standard deviation of `ratio` times the sensitivity. `limit` is the
-    largest squared norm of a vector, and `square` is the squared sensitivity (default: 4 ·
-    `limit`), both in steps².
+    A sum of such vectors has at least `shares` and at most `clients` terms. If it has exactly
+    `shares` terms, its noise has a standard deviation of `ratio` times the sensitivity. `limit` is
+    the largest squared norm of a vector without noise, and `square` is the squared sensitivity
+    (default: 4 · `limit`), both in steps².
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's standard deviation divided by the sensitivity, for `shares` shares."""
+        """Return the standard deviation of `shares` shares of noise, divided by the sensitivity."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -90,9 +90,9 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if `total` is too large for a sum of honest clients' vectors.
+        """Return True if `total` is larger than a sum of honest clients' vectors would be.
 
-        If all clients are honest, it is too large with probability at most 2^-40.
+        If all clients are honest, this happens with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
@@ -200,13 +200,16 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the clipped, rotated, rounded vector plus a share of noise, in units of `step`."""
+        """Return the clipped, rotated, rounded vector plus a share of noise, in units of `step`.
+
+        `signs` are the signs of the rotation, or None without rotation.
+        """
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
 
     def clipped(self, vector: Array) -> Float64s:
-        """Return the vector, shortened to the norm `clip` if it is longer, without rounding."""
+        """Return `vector`, shortened to the norm `clip` if it is longer. It is not rounded."""
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1.0, self.step * stretch(vector, self.radius))
         return vector * np.float64(factor)
@@ -214,7 +217,8 @@ class DistributedGaussian(NoiseShares):
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """Return the clipped, rotated and rounded vector in units of `step`, without noise.
 
-        `signs` are the rotation's signs. The sum of the squares of the result is at most `limit`.
+        `signs` are the signs of the rotation, or None without rotation. The sum of the squares of
+        the result is at most `limit`.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
@@ -235,10 +239,10 @@ class DistributedGaussian(NoiseShares):
         numbers: Signed,
         entropy: Entropy | None = None,
     ) -> int:
-        """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
+        """Write factor * vector, rotated and rounded, to `numbers`. Returns Σ numbers².
 
-        `factor` clips the vector and converts it to units of `step`. Rounds at random if `entropy`
-        is given, otherwise towards zero.
+        `factor` clips the vector and converts it to units of `step`. With `entropy`, entries are
+        rounded at random, otherwise towards zero.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -261,9 +265,10 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean of `shares` clients' vectors, given `total`, the sum of their `share(x)`.
+        """Return the mean of `shares` clients' vectors, given `total`, the sum of their shares.
 
-        `total` is in units of `step`, and is overwritten. `signs` are the rotation's signs.
+        A client's share is the result of `share`. `total` is in units of `step`, and is
+        overwritten. `signs` are the signs of the rotation, or None without rotation.
         """
         values = into_floats(total)
         if self.rotation:
@@ -312,7 +317,7 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector in units of `step`, plus one share of the noise. Ignores `signs`."""
+        """Return the vector in units of `step`, plus one share of noise. `signs` is ignored."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
@@ -322,13 +327,13 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the block lengths that a rotation of `dimension` entries can use: powers of two."""
+    """Return the possible block lengths, powers of two, of a rotation of `dimension` entries."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
 
 def ring_bits(reach: int) -> int:
-    """Return how many bits a ring needs for sums from -reach to reach, with 25% to spare."""
+    """Return the number of bits of a ring that holds sums from -reach to reach, and 25% more."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 
@@ -347,10 +352,10 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Round each entry of `scaled` up with probability equal to its fraction, otherwise down.
+    """Round each entry of `scaled` up with a probability equal to its fraction, otherwise down.
 
-    `uniform` are random 32-bit words, so the probability is exact to 2^-32. Writes the results to
-    `out`. Returns Σ out².
+    `uniform` has a random 32-bit word for each entry, so the probability is exact to 2^-32. Writes
+    the results to `out`. Returns Σ out².
     """
     total = 0
     for i in range(len(scaled)):

@@ -77,7 +77,7 @@ class EmbeddingDP:
         """Return the perturbed bits of `tensor` as 0 and 1, with its type, shape and dtype.
 
         `tensor` is a NumPy array, a torch tensor or a MindSpore Tensor of any shape. The result has
-        no gradients. Uses secure randomness if no `entropy` is given. Raises InvalidValue on NaN.
+        no gradients. Without `entropy`, secure randomness is used. Raises `InvalidValue` on NaN.
         """
         values = values_of("tensor", tensor)
         spread = np.empty(values.shape, values.dtype)
@@ -103,12 +103,12 @@ class EmbeddingDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
-        """Return the packed, perturbed bits of examples. Each key's bits are drawn once.
+        """Return the packed, perturbed bits of examples, drawn only once for each example.
 
-        `values` has one example per row, and `keys` identifies the examples. For a key that was
-        used before, the result repeats the bits stored in `memory`, without reading `values`. This
-        costs no privacy. The memory's `width` must be the number of bytes of one example: its
-        number of values / 8, rounded up.
+        `values` has one example per row, and `keys` has each example's number or id. If a key was
+        used before, the result repeats the bits that `memory` has stored for it, and does not read
+        `values`. This costs no privacy. The memory's `width` must be the number of bytes of one
+        example: its number of values / 8, rounded up.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -130,9 +130,9 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """Return the bits in `packed` as an array of 0.0 and 1.0 with this `shape`.
+        """Return the bits in `packed` as an array of 0.0 and 1.0 with the given `shape`.
 
-        Raises InvalidValue if `packed` is not of dtype uint8 or has another number of bits.
+        Raises `InvalidValue` if `packed` is not of dtype uint8, or has another number of bits.
         """
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
@@ -146,7 +146,7 @@ class EmbeddingDP:
         return out
 
     def _flips(self, count: int, entropy: Entropy) -> Packed:
-        """Return `count` independent bits, eight per byte, each 1 with the flip probability q."""
+        """Return `count` bytes of independent bits, each 1 with the flip probability q."""
         assert self.eps is not None
         flips = np.empty(count, np.uint8)
         q = _lie_probability(self.eps)
@@ -159,13 +159,13 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The privacy loss of one release of EmbeddingDP, per replaced bit, one-hot row or vector."""
+    """The privacy loss of one release of EmbeddingDP: per replaced bit, one-hot row or vector."""
 
     eps: float | None
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """Return the loss if one value, sent as one bit, is replaced: ln(p / q) = eps/2."""
+        """Return the loss if one value, which is sent as one bit, is replaced: eps/2."""
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
         return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))
@@ -183,7 +183,7 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the cost of releasing `values` values: pairs of a loss and a number of bits.
+        """Return the cost of releasing `values` values: one pair of a loss and a number of bits.
 
         At a positive delta, a ledger composes these losses to far less than their sum.
         """
@@ -206,7 +206,7 @@ class BitRelease:
     eps: float
 
     def distribution(self) -> LossDistribution:
-        """Return the privacy-loss distribution of a bit that is flipped with probability q."""
+        """Return the privacy-loss distribution of one bit, which is flipped with probability q."""
         return _distribution(self.eps)
 
 

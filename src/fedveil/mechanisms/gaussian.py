@@ -113,7 +113,7 @@ class GaussianMechanism:
             self.loss = PrivacyLoss(math.inf, per="update")
 
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
-        """Return the noisy update: float64 for float64 and integer updates, otherwise float32.
+        """Return the noisy update: float64 if `update` is float64 or integers, otherwise float32.
 
         Float32 rounds discrete results above 2^24 steps, which costs no privacy. Raises
         `InvalidValue` on NaN and infinity.
@@ -128,7 +128,7 @@ class GaussianMechanism:
         return result
 
     def clipped(self, update: Vector) -> Float64s:
-        """Return the update without noise: clipped and, for discrete noise, rounded to the grid."""
+        """Return the update without noise: clipped and, for discrete noise, on the grid."""
         vector = _real_vector(update)
         if self.noise == "discrete":
             step = self.grid(len(vector)).step
@@ -137,7 +137,7 @@ class GaussianMechanism:
         return shrunk
 
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
-        """Return ln of the probability (or density) of `output` given `update`, up to a constant.
+        """Return ln of the probability (or density) of `output`, given `update`, up to a constant.
 
         It is exact for discrete noise. Continuous noise has this density only approximately.
         """
@@ -148,14 +148,14 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """Return the noisy update of the discrete mechanism, in units of its grid step."""
+        """Return the noisy update of the discrete mechanism, as whole numbers of grid steps."""
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
-        """Return a function that computes `multiples(update, entropy)` slice by slice.
+        """Return a function that computes the noisy update slice by slice, in whole grid steps.
 
-        Call the function once for each slice of `array_types.parts`, in order, because each call
-        draws noise.
+        All slices together are the result of `multiples`. Call the function once for each slice of
+        `array_types.parts`, in order, because each call draws noise.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -179,7 +179,7 @@ class GaussianMechanism:
 
 
 def distance_of(clip: float, apart: float | None) -> float:
-    """Return the largest distance of two clipped vectors: `apart` if given, otherwise 2 · clip."""
+    """Return the largest distance of two clipped vectors: `apart`, or 2 · clip if it is None."""
     return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
@@ -200,8 +200,8 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
     """Return a grid step: the largest power of two that is at most max(limit, `least`).
 
-    The limit is a fixed small part of the noise's standard deviation `sigma` or of `clip` /
-    √dimension, whichever is smaller. Vectors have `dimension` entries.
+    The limit is the smaller of sigma / 2^10 and clip / (16 √dimension), for noise of standard
+    deviation `sigma` and vectors of `dimension` entries clipped to norm `clip`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -209,7 +209,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return noise in units of `step`, as private as Gaussian noise with this `sigma`."""
+    """Return discrete noise in units of `step`, as private as Gaussian noise of this `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
@@ -218,15 +218,16 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic. `clip` must be at most 2^30
-    steps. If `step` is a power of two, entries of an unclipped vector lose less than one step each.
+    steps. If `step` is a power of two, each entry of a vector that is not clipped changes by less
+    than a step.
     """
     return join_parts(len(vector), clipping_to_grid(vector, clip, step))
 
 
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
-    """Return a function that computes any slice of the result of `clip_to_grid`.
+    """Return a function that maps a slice to that slice of the result of `clip_to_grid`.
 
-    A slice is overwritten when the next one is computed.
+    Each call overwrites the array that the call before returned.
     """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
@@ -291,9 +292,9 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², added in a fixed order.
+    """Return Σ (scale · entry)² over the vector, added in a fixed order.
 
-    `lanes` is working memory for partial sums: an array of `_LANES` zeros.
+    `lanes` is working memory for partial sums: `_LANES` zeros.
     """
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
@@ -316,7 +317,7 @@ def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
 
 @compiled(_round_to_grid_numpy)
 def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
-    """Write the vector times `factor`, rounded towards zero, to `out`. Returns the exact Σ out²."""
+    """Write `factor` times the vector, rounded towards zero, to `out`. Returns the exact Σ out²."""
     total = 0
     for i in range(len(vector)):
         multiple = int(np.float64(vector[i]) * factor)

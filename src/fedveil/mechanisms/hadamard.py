@@ -43,9 +43,11 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 
 
 def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
-    """Return the rotated vector in the float type of `vector`. `unrotate` undoes it.
+    """Return the rotated vector in the float type of `vector`. `unrotate` undoes the rotation.
 
-    The vector is padded with zeros to the number of signs, which `block` must divide.
+    The vector is padded with zeros to the number of `signs`, which must be a multiple of `block`.
+    Its entries are multiplied by the signs, and then each block of `block` entries by the
+    Walsh-Hadamard matrix / √block.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -56,14 +58,15 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 def spread(signed: Floats, block: int) -> None:
     """Multiply each block of `block` entries by the Walsh-Hadamard matrix / √block, in place.
 
-    The entries of `signed` are already multiplied by the rotation's signs.
+    This is the second step of `rotate`: the entries of `signed` are already multiplied by the
+    signs.
     """
     walsh_hadamard(signed, block)
     signed *= signed.dtype.type(block**-0.5)
 
 
 def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
-    """Undo `rotate` for these signs, in place. The padding is not removed."""
+    """Undo `rotate` with the same `signs` and `block`, in place. The padding is not removed."""
     turn = _walsh_hadamard_numpy if len(rotated) <= _FEW else walsh_hadamard
     size = max(block, _PART)
     for start in range(0, len(rotated), size):

@@ -51,16 +51,16 @@ class LabelDP:
         self.loss = PrivacyLoss(self.eps, per="example")
 
     def keep_probability(self, classes: int) -> float:
-        """Return the probability, as a float, that a label stays if there are `classes` classes."""
+        """Return the probability that a label is kept, if there are `classes` classes."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
 
     def __call__(self, labels: Tensor, entropy: Entropy | None = None) -> Tensor:
         """Return randomised labels with the type, shape and dtype of `labels`, without gradients.
 
-        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor. It contains one-hot rows if
-        it has at least two columns. With shape [n] or [n, 1] it contains binary labels 0 and 1.
-        Uses secure randomness if no `entropy` is given.
+        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor. With at least two columns,
+        its rows are one-hot. With shape [n] or [n, 1], its entries are binary labels, 0 and 1.
+        Without `entropy`, secure randomness is used.
         """
         values = values_of("labels", labels)
         if values.ndim == 2 and values.shape[1] >= 2:
@@ -85,7 +85,7 @@ class LabelDP:
     def perturb_classes(
         self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
-        """Return `labels` after randomised response. Labels are numbers from 0 to classes - 1."""
+        """Return `labels` after randomised response. A label is a number from 0 to classes - 1."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
         source = Secure() if entropy is None else entropy
@@ -104,11 +104,11 @@ class LabelDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Classes:
-        """Return `labels` after randomised response, drawn once for each key.
+        """Return `labels` after randomised response, drawn only once for each key.
 
-        Labels are numbers from 0 to classes - 1, and `keys` has one key for each label. For a key
-        that has been used before, the result repeats the label stored in `memory`, whose width must
-        be `LABEL_BYTES`.
+        A label is a number from 0 to classes - 1, and `keys` has one key (an example's number or
+        id) for each label. If a key was used before, the result repeats the label that `memory` has
+        stored for it. The `width` of the memory must be `LABEL_BYTES`.
         """
         truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
         if truth.shape != (len(keys),):
@@ -128,9 +128,9 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler that decides if a label is replaced: it draws 0 to replace it, 1 to keep it.
+    """Return a sampler that decides if a label is replaced. It draws 0 to replace it, 1 to keep it.
 
-    It draws 0 with probability (k - 1) / (e^eps + k - 1), where k is the number of `classes`.
+    It draws 0 with probability (k - 1) / (e^eps + k - 1), where k is `classes`.
     """
 
     def floors(e: Fraction, bits: int) -> list[int]:

@@ -37,7 +37,7 @@ class GradientDefence(Protocol):
     """A function that returns the gradients of one batch with noise, in their own shape.
 
     `gradients` has shape [examples, values]. `rare` is a mask of the examples of class 1. `own(k)`
-    draws independent standard normal numbers of shape [examples, k].
+    draws k independent standard normal numbers for each example, in the shape [examples, k].
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -175,7 +175,10 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC of an attack on one gradient, from a `divergence` (see `NoiseLaw`)."""
+    """Return the largest possible AUC of an attack on one noisy gradient.
+
+    `divergence` is the sum of the two KL divergences between the classes' gradients (`NoiseLaw`).
+    """
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 

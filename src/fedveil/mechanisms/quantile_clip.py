@@ -86,13 +86,15 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` outside [self.first · 2^-20, self.first · 2^20]."""
+        """Return `clip`. Raises `InvalidValue` if it is outside [first · 2^-20, first · 2^20]."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return vector · min(1, clip / |vector|) · self.first / clip, then its clip bit.
+        """Return the clipped and scaled vector, followed by its clip bit.
 
-        The clip bit is +`self.half` if the vector's norm is at most `clip`, else -`self.half`.
+        The vector becomes vector · min(1, clip / |vector|) · first / clip, where first is the clip
+        of the first round. The clip bit is +`self.half` if the vector's norm is at most `clip`, and
+        -`self.half` if it is not.
         """
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1
@@ -105,7 +107,8 @@ class QuantileClip:
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
         """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
 
-        `mean` is the mean of the vectors that `joint` returned for this clip.
+        `mean` is the mean (with or without noise) of the vectors that `joint` returned for this
+        clip.
         """
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 

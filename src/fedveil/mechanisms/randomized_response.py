@@ -64,7 +64,10 @@ class BinaryRandomizedResponse:
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
-        """Return an unbiased estimate of how many of n bits are 1, given `count` reports of 1."""
+        """Return an unbiased estimate of the number of true bits that are 1.
+
+        n bits were reported, and `count` of them as 1.
+        """
         # The formula is centred at n/2, where count and estimate are equal. So rounding never moves
         # an estimate to the other side of n/2.
         count, n = number("count", count), integer("n", n, 0)

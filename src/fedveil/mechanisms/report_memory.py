@@ -1,4 +1,4 @@
-"""Stores the report of each example, so that it is drawn only once."""
+"""Stores the report of each example, so that each report is drawn only once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ReportMemory:
         return len(self._places)
 
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
-        """Return the reports of `keys`, one row each. Calls `draw` for reports that are not stored.
+        """Return the reports of `keys`, one row each. Draws and stores those that are missing.
 
-        `draw` receives the positions in `keys` whose reports are missing, and returns a row for
-        each position. If a key occurs several times, `draw` receives only its first position. If
-        `draw` raises an error, nothing is stored.
+        `draw` receives the positions in `keys` of the missing reports, and must return a row of
+        `width` bytes for each. If a key occurs several times, `draw` receives only its first
+        position. If `draw` raises an error, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {
@@ -65,7 +65,7 @@ class ReportMemory:
         self._places.update(zip(keys, range(begin, end), strict=True))
 
     def to_state(self) -> Message:
-        """Return the memory as a `Message`, for a checkpoint."""
+        """Return the stored keys and reports as a `Message`, for a checkpoint."""
         return {"keys": json.dumps(list(self._places)), "rows": self._rows[: len(self)].copy()}
 
     @classmethod

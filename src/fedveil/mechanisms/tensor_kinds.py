@@ -16,10 +16,10 @@ _SHARED = {"float16", "float32", "float64"}
 
 
 def values_of(name: str, tensor: Any) -> Array:
-    """Return the numbers in an array or tensor, in C order and without a copy if possible.
+    """Return the numbers in an array or tensor in C order, without a copy if possible.
 
-    Types that NumPy lacks, such as bfloat16, become float32. Raises InvalidValue for anything but
-    real numbers of a known type. The error calls the tensor `name`.
+    Types that NumPy lacks, such as bfloat16, become float32. Raises `InvalidValue` if `tensor` is
+    no array or tensor of real numbers. The error message calls it `name`.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):
@@ -41,7 +41,10 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """Convert `values` to the library, dtype and device of `tensor`, without a copy if possible."""
+    """Convert `values` to an array or tensor of the library, dtype and device of `tensor`.
+
+    The values are not copied if possible.
+    """
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

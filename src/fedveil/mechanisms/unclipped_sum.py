@@ -78,16 +78,20 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """Return the noisy update in units of `step`. Raises `InvalidValue` on NaN and infinity."""
+        """Return the noisy update as whole numbers, in units of `step`.
+
+        Raises `InvalidValue` if the update has a NaN or an infinity, or another length than
+        `dimension`.
+        """
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(
         self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
     ) -> Callable[[slice], Int64s]:
-        """Return a function that computes `multiples(update, entropy)` slice by slice.
+        """Return a function that computes the noisy update slice by slice, in units of `step`.
 
-        Call the function once for each slice of `array_types.parts`, in order, because each call
-        draws noise.
+        All slices together are the result of `multiples`. Call the function once for each slice of
+        `array_types.parts`, in order, because each call draws noise.
         """
         vector = finite_vector("update", update)
         if len(vector) != self.dimension:  # rounding more entries would move the sum further
@@ -103,11 +107,11 @@ class GaussianSum:
         return draw
 
     def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
-        """Return `update` plus noise, rounded to multiples of `step`."""
+        """Return `update`, rounded to multiples of `step`, plus noise."""
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
-        """Return ln Pr[the noisy sum is `output` | the sum is `update`], up to a constant."""
+        """Return ln Pr[noisy sum = `output` | sum without noise = `update`], up to a constant."""
         variance = self._noise.variance * self.step**2
         return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
             2 * variance

@@ -17,7 +17,10 @@ QUESTION, ANSWERS, PAGE = "question.yaml", "answers.json", "answers.html"
 
 
 def keep(answers: Answers, folder: RunFolder) -> str | None:
-    """Save the question file, the answers and the page. Returns why there is no page, or None."""
+    """Save the question file, the answers and the page in `folder`.
+
+    Returns a text that says why there is no page, or None if there is one.
+    """
     folder.write_atomically(QUESTION, answers.file.to_yaml().encode())
     text = json.dumps(strict(answers.data()), indent=2, allow_nan=False) + "\n"
     folder.write_atomically(ANSWERS, text.encode())

@@ -39,7 +39,7 @@ def _percent(confidence: float) -> str:
 
 
 def table(answer: Answer, most: int) -> Table:
-    """Return a table of the answer's first `most` estimates, for the page."""
+    """Return a table of the first `most` estimates of the answer, for the page."""
     estimates = answer.estimates[:most]
     names = list(estimates[0].label) if estimates else []
     columns = [*names, "estimate", "from", "to", "noise", "sampling"]
@@ -94,10 +94,10 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 
 
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
-    """Yield the answer's plots: bars for counts of cells or words, curves for quantiles.
+    """Yield the plots of an answer: bars for counts of cells or words, curves for quantiles.
 
     Yields no plot if there is only one estimate, or if there are too many for a plot. `confidence`
-    is the intervals' confidence level.
+    is the confidence level of the intervals.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:

@@ -39,7 +39,7 @@ def answer_of(
     """Return the answer to the question `name`.
 
     `rounds[r]` has the sums of the question's parts in the r-th round that asked this question.
-    `schedule` has the quantile searches and the prefix trees, with the results of all rounds.
+    `schedule` holds the question's quantile searches and its prefix tree, with all results.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
@@ -64,7 +64,10 @@ def _groups(question: QuestionSettings) -> list[dict[str, str]]:
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return, for each part of a question, the mean of its sums over all rounds."""
+    """Return the sums of each part of a question, averaged over all rounds.
+
+    `rounds[r]` has the sums of the question's parts in round r.
+    """
     many = len(rounds)
     return [
         Sums(

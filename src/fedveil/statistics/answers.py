@@ -17,9 +17,9 @@ class Estimate:
     """A number with a confidence interval.
 
     `label` says what is estimated: for example {"age": "[40, 50)"} for one cell of a histogram.
-    `noise` is the standard deviation of the protection's noise. `sampling` is the standard
-    deviation that comes from drawing the clients from a population. The interval from `low` to
-    `high` covers both deviations.
+    `noise` is the standard deviation that comes from the protection's noise, and `sampling` the one
+    that comes from drawing the clients from a population. The interval from `low` to `high` covers
+    both.
     """
 
     label: Mapping[str, str]
@@ -32,7 +32,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question: its estimates, and notes about them."""
+    """The answer to one question: its estimates, and notes about them.
+
+    `ask` is the kind of the question, such as "histogram".
+    """
 
     name: str
     ask: str
@@ -108,7 +111,7 @@ class Answers:
         return DataFrame(self.records())
 
     def data(self) -> dict[str, Any]:
-        """Return the answers and their privacy cost as plain values for JSON."""
+        """Return the answers and their privacy cost as plain values, which JSON can hold."""
         return {
             "name": self.file.name,
             "protection": self.file.protection.name,

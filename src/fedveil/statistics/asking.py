@@ -41,14 +41,17 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the object that carries one round's messages between server and clients."""
+        """Return the object that carries the messages of round `step` to the clients and back.
+
+        `layout` is the layout of a client's vector, and `carriage` encodes it as an update.
+        """
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the mean of the cohort's reports at random, without making the reports.
+        """Return the mean of the cohort's reports, drawn at random without making the reports.
 
-        Returns None if this engine cannot do so. The round's messages are then exchanged.
+        Returns None if this engine cannot do so. The messages of the round are then exchanged.
         """
         return None
 
@@ -73,7 +76,7 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the mean of all reports of `cohort` in a step from its exact distribution.
+        """Return the mean of all reports of `cohort` in a round, drawn from its exact distribution.
 
         Returns None, and draws nothing, if `fidelity` is `per_client`.
         """
@@ -87,7 +90,10 @@ class Simulator(Engine):
 
 
 class Asking:
-    """Runs all rounds of one question file."""
+    """Runs all rounds of one question file.
+
+    `engine` carries messages to the clients. A relative path of the account starts at `root`.
+    """
 
     def __init__(self, file: QuestionFile, engine: Engine, root: Path = Path()) -> None:
         self.file, self._engine = file, engine
@@ -107,7 +113,8 @@ class Asking:
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Answers:
         """Run all rounds, and return the answers. Raises `RunFailed` if a round is void.
 
-        If there are too few clients, raises `RunFailed` before the account is charged.
+        `progress` is called with a line of text before each round. If there are too few clients,
+        raises `RunFailed` before the account is charged.
         """
         if self._schedule.too_few(self._clients):
             raise RunFailed(
@@ -177,7 +184,10 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if the total cost, including `step`, would exceed `max_epsilon`."""
+        """Raise `LimitReached` if all rounds so far and this one cost more than `max_epsilon`.
+
+        `spending` is what the round `step` costs each client of `cohort`.
+        """
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return
@@ -191,7 +201,10 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged."""
+        """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged.
+
+        `spending` is what the round `step` costs.
+        """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

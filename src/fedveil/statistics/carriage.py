@@ -47,8 +47,8 @@ _FLOAT32 = 2.0**-17
 class Participants:
     """The number of clients that a question asks, and the keys with which they sign messages.
 
-    `simulated` is False in a deployment. `roster` has all clients' public signing keys. `identity`
-    is this client's own private key.
+    `simulated` is False in a deployment. `roster` has the public signing key of every client.
+    `identity` is the private key of the client that runs this code, or None on the server.
     """
 
     clients: int
@@ -58,7 +58,7 @@ class Participants:
 
 
 def digest(file: QuestionFile) -> bytes:
-    """Return a digest of the question file. It identifies the question in messages and files."""
+    """Return a digest of the question file, which identifies the question in messages and files."""
     return hashlib.sha256(file.to_yaml().encode()).digest()
 
 
@@ -67,9 +67,10 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
-    A joint vector is a client's vectors for all questions, one after the other. All rounds together
+    A joint vector has a client's vectors for all questions, one after another. All rounds together
     cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part in only one round,
-    so each round costs the whole epsilon.
+    so each round costs the whole epsilon. Raises `JobError` if the clients `who` are too few, or if
+    they break a rule of the protection.
     """
     context = JobContext(
         weighting="equal",
@@ -128,7 +129,11 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the fewest bits per entry, up to 24, such that rounding adds at most 0.5% variance."""
+    """Return the number of bits per entry of a report under distributed_dp.
+
+    It is the smallest from 16 to 24 with which rounding adds at most 0.5% to the noise's variance,
+    or 24 if none does. `ratio` is the noise's standard deviation divided by the sensitivity.
+    """
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
@@ -140,10 +145,10 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 class Carriage:
     """Encodes clients' joint vectors as updates, and decodes their aggregate to a sum with noise.
 
-    A joint vector has a client's vectors for all questions. If the protection rounds towards zero,
-    each joint vector is first rounded to the grid at random, without bias. Vectors are scaled down
-    beforehand, so that two rounded vectors are still at most 2 apart. This is the distance for
-    which the noise is computed.
+    A joint vector has a client's vectors for all questions, one after another. If the protection
+    rounds towards zero, each joint vector is first rounded to the protection's grid at random,
+    without bias. Vectors are scaled down before, so that two rounded vectors are still at most 2
+    apart. This is the distance for which the noise is computed.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -161,11 +166,11 @@ class Carriage:
             )
 
     def most_rows(self, largest: float) -> int | None:
-        """Return the largest number of rows that a report can hold, or None for no limit.
+        """Return the largest number of rows whose sum a report can hold, or None for no limit.
 
         Only `unit: row` has a limit: a report's entry is at most 2^24 grid steps, and the
-        sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
-        adds.
+        sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row adds
+        to the client's vector.
         """
         if self._exact or not self._by_row:
             return None
@@ -176,7 +181,10 @@ class Carriage:
         return LARGEST * grid_step(_APART / 2, self.protection.dimension)
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
-        """Return a client's joint vector as the update that the protection turns into a report."""
+        """Return the update for a client's joint vector. The protection turns it into a report.
+
+        The joint vector `vector` has the client's vectors for all questions, one after another.
+        """
         if self._plain:
             upper = vector.astype(np.float32)
             return np.concatenate([upper, (vector - upper).astype(np.float32)])
@@ -193,7 +201,8 @@ class Carriage:
     def total(self, mean: Float64s, reports: int) -> Float64s:
         """Return the sum of the joint vectors of `reports` clients, with the protection's noise.
 
-        A joint vector is for all questions. `mean` is the protection's aggregate of the reports.
+        A joint vector has a client's vectors for all questions, one after another. `mean` is the
+        protection's aggregate of the reports.
         """
         if not self._exact:
             return mean * (reports / self._scale)
@@ -203,7 +212,7 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of the sum `total(mean, reports)`."""
+        """Return the variance of the noise in each entry of `total(mean, reports)`."""
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2
@@ -213,14 +222,14 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of vectors that `reports` reports add up.
+        """Return the number of vectors whose sum `reports` reports hold.
 
-        Under rr and oue, a report is a sum of `rows` codes. Otherwise it is one vector.
+        Under rr and oue, a report is a sum of `rows` one-hot codes. Otherwise it is one vector.
         """
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
-        """Return the largest distance (L2) by which one forged report can move the clients' sum.
+        """Return the largest L2 distance by which one forged report can move the clients' sum.
 
         central_gaussian refuses vectors longer than the clipping norm. Under `unit: row`, where
         entries are whole multiples of a grid step, it refuses entries above 2^24 steps. dp_encrypt
@@ -242,7 +251,7 @@ class Carriage:
 
 
 def _grid_of(protection: Protection) -> float:
-    """Return the step of the grid to which the protection rounds towards zero (0: no grid)."""
+    """Return the step of the grid to which `protection` rounds towards zero (0: no grid)."""
     match protection:
         case CentralGaussian():
             return protection.noise.step

@@ -23,7 +23,7 @@ from fedveil.statistics.tables import Table, as_table, log
 class Clients:
     """A table whose rows are grouped by client. Client c owns rows order[offsets[c]:offsets[c+1]].
 
-    `rows` is the largest number of rows that a client contributes. None means all its rows.
+    `rows` is the largest number of rows that a client contributes, or None for all its rows.
     """
 
     table: Table
@@ -38,8 +38,8 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the rows that a client contributes to every round, as positions in the table.
 
-        A client contributes at most `self.rows` rows, and at most `carried` (the number that fits
-        into a report, or None for no limit). If it has more rows, `entropy` draws some of them.
+        A client contributes at most `self.rows` rows, and at most `carried`, the number that fits
+        into a report (None: no limit). If the client has more rows, `entropy` draws some of them.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -52,10 +52,11 @@ class Clients:
 
 
 def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
-    """Group the rows of `table` by the client named in `column`.
+    """Group the rows of `table` by the client that is named in `column`.
 
     If `column` is None, every row is a client. Clients are numbered in alphabetical order of their
-    names. Raises `DataInvalid` for a row without a client.
+    names. `rows` is the largest number of rows that a client contributes. Raises `DataInvalid` if a
+    row has no client.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)
@@ -70,11 +71,11 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
 
 def load(question: QuestionFile, data: Any = None) -> Clients:
-    """Read the rows that a question file (or `data`, if given) names, and group them by client.
+    """Read the rows of a question file, or of `data` if given, and group them by client.
 
-    If the epsilon covers one row (`unit: row`), a cell without a number in a column of numbers
-    counts as missing, because an error would reveal something about this row. Otherwise it is an
-    error.
+    In a column of numbers, a cell without a number is an error. But if the epsilon covers one row
+    (`unit: row`), the cell counts as missing, because an error would reveal something about the
+    row.
     """
     if data is None:
         data = _named(question.data)
@@ -85,7 +86,7 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
 
 
 def _check(file: QuestionFile, table: Table) -> None:
-    """Read every column that the questions need, so that invalid data is found before any round."""
+    """Read every column that the questions need, to find invalid data before any round."""
     for question in file.questions.values():
         numbered = question.range or question.edges
         other_numbered = question.other_range or question.other_edges

@@ -47,8 +47,8 @@ class Rows:
     `values`, [rows, width], has the vectors. For one-hot codes, `values` is None, and `cells[i]` is
     the index of the 1 in the vector of row i, or -1 if the vector is zero. This index is called the
     row's cell. `moved` marks rows whose value was moved into the question's range. `lost` marks
-    rows that are excluded because a value is missing or has no cell. The cell of an excluded row i
-    is `spare[i]`, or -1 if `spare` is None.
+    rows that are excluded because a value is missing or has no cell. `spare[i]` is the cell that
+    row i gets if it is excluded, and is -1 if `spare` is None.
     """
 
     width: int
@@ -68,7 +68,7 @@ class Rows:
         return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
 
     def without(self, keep: Bools) -> Rows:
-        """Return a copy, of equal length, that also excludes each row for which `keep` is False."""
+        """Return a copy of equal length that also excludes the rows for which `keep` is False."""
         gone = ~keep
         spare = -1 if self.spare is None else self.spare
         cells = None if self.cells is None else np.where(keep, self.cells, spare)
@@ -85,12 +85,12 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        """Encode every row of `table`, independently of the other rows."""
+        """Encode every row of `table` on its own. `entropy` draws cells that are random."""
 
     @property
     @abstractmethod
     def centre(self) -> Float64s:
-        """Return a public point that is at most √2 · `self.half` away from every row's vector."""
+        """Return a public vector that is at most √2 · `self.half` away from every row's vector."""
 
     @property
     @abstractmethod
@@ -99,20 +99,21 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The categories or intervals (cells) of one column. `labels` has each cell's name."""
+    """The cells of one column: categories, or intervals of numbers. `labels` names each cell."""
 
     column: str
     labels: Sequence[str]
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return each row's cell index (-1: none), and a mask of the clamped values."""
+        """Return each row's cell index (-1: none), and a mask of values moved into a range."""
 
 
 class Bins(Axis):
     """Cells between increasing edges. Each cell includes its lower edge, the last cell both edges.
 
-    If `clamp`, any other value is moved into the first or last cell. Otherwise it has no cell.
+    If `clamp` is True, a number outside the edges is moved into the first or last cell. Otherwise
+    it has no cell.
     """
 
     def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
@@ -149,7 +150,7 @@ class Categories(Axis):
 
 
 class Cells(Encoding):
-    """One-hot codes over all combinations of the axes' cells. Without axes, there is one cell."""
+    """One-hot codes over all combinations of the axes' cells, or of one cell without axes."""
 
     def __init__(self, *axes: Axis) -> None:
         self.axes = axes
@@ -174,7 +175,7 @@ class Cells(Encoding):
 
 
 class Scaled:
-    """The numbers of a column, clipped to a range and scaled to [-1, 1]."""
+    """The numbers of a column, clipped to the range `ends` and scaled to [-1, 1]."""
 
     def __init__(self, column: str, ends: Sequence[float]) -> None:
         self.column, (self.low, self.high) = column, ends
@@ -190,10 +191,11 @@ class Scaled:
 
 
 class Moments(Encoding):
-    """Powers of one or two scaled columns: the vectors of a mean, a variance or a correlation.
+    """Powers of one or two scaled columns, from which a mean, a variance or a correlation follows.
 
-    The vector of a row is (x, 1), or (x, x² - 1, 1) if `squares` is True. For two columns, it is
-    (x, y, x² - 1, y² - 1, xy, 1). `encodings` says why 1 is subtracted.
+    The vector of a row is (x, 1), or (x, x² - 1, 1) if `squares` is True, for the column's number
+    x, scaled to [-1, 1]. For two columns, it is (x, y, x² - 1, y² - 1, xy, 1). The subtracted 1
+    makes the longest vectors shorter.
     """
 
     def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:
@@ -223,12 +225,12 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """Numbers of one or two columns, scaled to [-1, 1] and rounded at random to -1 or 1.
+    """One-hot codes of the numbers of one or two columns, rounded at random to -1 or 1.
 
-    Each number is rounded `draws` times. The row's cell says how many draws of each column are 1.
-    The client reports the cell as a one-hot code, from which the server estimates moments: if u and
-    u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no
-    privacy, because it depends only on the row itself.
+    Each number is first scaled to [-1, 1], and then rounded `draws` times. The row's cell says how
+    many draws of each column are 1. The client reports the cell as a one-hot code, from which the
+    server estimates moments: if u and u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x²
+    and E[u v] = x y. Rounding costs no privacy, because it depends only on the row itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:
@@ -249,11 +251,13 @@ class Ends(Cells):
 
 
 class Below(Encoding):
-    """A single cell, for rows whose value in a column is below `edge`.
+    """A single cell, for rows whose number in a column is below `edge`.
 
-    An excluded row is put into the cell with probability `q`. So the expected number of rows in the
-    cell, minus q times the number of all rows, is positive exactly if the edge is above the
-    quantile q of the rows that are not excluded.
+    A row is excluded if its number is missing, if it is in none of the `groups`, or if it does not
+    meet a condition of the question. An excluded row is put into the cell with probability `q`. Let
+    d be the expected number of rows in the cell, minus q times the number of all rows. Excluded
+    rows add nothing to d. So d is positive exactly if the edge is above the quantile q of all other
+    rows.
     """
 
     width = 1
@@ -280,7 +284,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """Repeats an encoding for each group (column value). Each copy encodes its group's rows."""
+    """Repeats the encoding `inner` for each group (a value of a column), to encode its rows."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

@@ -50,7 +50,7 @@ class Sums:
     If only `asked` of the `clients` clients reported, `values` is their sum times `clients` /
     `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is the largest
     number of rows that a client contributes. `rows` is None if each row is protected on its own
-    (`unit: row`) and all clients were asked. In this case, `values` is not scaled up.
+    (`unit: row`) and all clients were asked. In this case, `values` is not multiplied.
     """
 
     values: Float64s
@@ -77,7 +77,7 @@ def quantile_of_normal(confidence: float) -> float:
 
 
 def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
-    """Return the estimated number of rows in each cell.
+    """Return the estimated number of rows in each cell. `labels` says what each entry counts.
 
     Negative estimates are kept, so that sums of estimates stay unbiased. An interval extends `z`
     standard deviations to each side.
@@ -89,10 +89,11 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
 
 
 def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
-    """Return the estimate for one cell, from its sum `value` and the variance `noise` of its noise.
+    """Return the estimated number of rows in one cell.
 
-    The interval extends `z` standard deviations to each side. The sampling variance is computed as
-    if the cell had z² more clients, so an empty cell has an interval too.
+    `value` is the cell's sum, and `noise` the variance of its noise. The interval extends `z`
+    standard deviations to each side. The sampling variance is computed as if the cell had z² more
+    clients, so an empty cell has an interval too. `label` says what is estimated.
     """
     rows = sums.rows or 1
     most = float(sums.clients * rows) if sums.rows is not None else math.inf
@@ -105,12 +106,12 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic in [`low`, `high`], such as a mean, and functions that compute it from sums.
+    """Functions that compute a statistic, such as a mean in [`low`, `high`], from noisy sums.
 
     The functions' argument is the `values` of `Sums`. `value` returns the statistic. `spread`
     returns its sampling variance times the number of rows. `spread` is None if the statistic is a
-    function of the shares of cells, because the delta method then gives the variance. `value`
-    divides sums by the number of rows and by the result of `divisor`.
+    function of the shares of cells, because the delta method then gives the variance. `divisor`
+    returns the number, other than the number of rows, by which `value` divides.
     """
 
     value: Callable[[Float64s], float]
@@ -129,9 +130,10 @@ def ratio(
 ) -> Estimate:
     """Return the estimate of the statistic `shape`, which divides sums by other sums.
 
-    `present` returns the number of rows, given the values of `sums`. If this number or
-    `shape.divisor` is too noisy, the interval is the possible range, and the estimate its middle.
-    Else the interval extends `z` standard deviations to each side. `label` says what is estimated.
+    `present` returns the number of rows, given the values of `sums`. If this number or that of
+    `shape.divisor` is too noisy, the interval is the whole possible range, and the estimate its
+    middle. Otherwise the interval extends `z` standard deviations to each side. `label` says what
+    is estimated.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)
@@ -155,13 +157,16 @@ def _with_sampling(sums: Sums) -> Sums:
 
 
 def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
-    """Return True if `divisor` is above 0 and has little noise compared with its value."""
+    """Return True if `divisor(sums.values)` is above 0, and large compared with its noise."""
     size = divisor(sums.values)
     return size > 0 and math.sqrt(_through(divisor, sums)) <= _MOST_NOISE * size
 
 
 def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
-    """Return the variance of a `function` of the noisy `sums`, by the delta method."""
+    """Return the variance that the noise of `sums` causes in `function(sums.values)`.
+
+    It is computed by the delta method.
+    """
     total = 0.0
     for i, variance in enumerate(sums.noise):
         step = math.sqrt(variance) * 1e-3
@@ -175,7 +180,10 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return functions that estimate a column's mean from Σ x and Σ 1, for x scaled to [-1, 1]."""
+    """Return the functions that estimate a column's mean from the sums of (x, 1) over all rows.
+
+    Here x is the column's number, scaled to [-1, 1].
+    """
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])
@@ -193,7 +201,7 @@ def mean(column: Scaled) -> Statistic:
 def variance(column: Scaled) -> Statistic:
     """Return the functions that estimate a column's variance from the sums of (x, x² - 1, 1).
 
-    Here x is the column's value, scaled to [-1, 1].
+    The sums are over all rows. Here x is the column's number, scaled to [-1, 1].
     """
 
     def scaled(s: Float64s) -> float:
@@ -211,10 +219,10 @@ def variance(column: Scaled) -> Statistic:
 
 
 def correlation() -> Statistic:
-    """Return the functions that estimate Pearson's correlation of two columns.
+    """Return the functions that estimate Pearson's correlation of two columns from their moments.
 
-    Their argument has the sums of (x, y, x² - 1, y² - 1, xy, 1) over all rows, where x and y are
-    the columns' values, scaled to [-1, 1].
+    The argument of the functions has the sums of (x, y, x² - 1, y² - 1, xy, 1) over all rows. Here
+    x and y are the columns' numbers, scaled to [-1, 1].
     """
 
     def spreads(s: Float64s) -> float:
@@ -234,9 +242,10 @@ def correlation() -> Statistic:
 
 
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
-    """Return functions that estimate a statistic from the cell counts of the encoding `Ends`.
+    """Return the functions that estimate a statistic from the cell counts of the encoding `Ends`.
 
-    It is the mean or (if `squares`) the variance of one column, or the correlation of two.
+    For one column, the statistic is the mean or, if `squares` is True, the variance. For two, it is
+    the correlation.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws

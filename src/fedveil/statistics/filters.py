@@ -51,9 +51,10 @@ class Named(Protocol):
 class Filter:
     """A condition on a row: comparisons of a column with a value, joined by `and`, `or` and `not`.
 
-    A column that is compared with a number is read as numbers, otherwise as texts. A comparison
-    with a missing value is false. `column in [value, ...]` and `18 <= age < 65` are allowed. A
-    column's name that is not a single word is written in backticks, such as `home town`.
+    `text` is the condition, and `place` is its key in error messages. A column that is compared
+    with a number is read as numbers, otherwise as texts. A comparison with a missing value is
+    false. `column in [value, ...]` and `18 <= age < 65` are allowed. A column's name that is not a
+    single word is written in backticks, such as `home town`.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:
@@ -82,14 +83,15 @@ class Filter:
         return sorted(set(_columns(self._tree)))
 
     def mask(self, table: Named) -> Bools:
-        """Return an array that is True for each row of `table` that meets the condition."""
+        """Return a mask of the rows of `table` that meet the condition."""
         return _mask(self._tree, table)
 
 
 def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
-    """Return the replacement for a match of `_QUOTED`: a quoted text, or a name in backticks.
+    """Return the replacement for `found`, a match of `_QUOTED`, before Python parses the text.
 
-    A text is kept unchanged. A name is replaced by a new word, and becomes `quoted[word]`.
+    A text in quotation marks is kept unchanged. A column's name in backticks, which Python cannot
+    parse, is replaced by a new word such as _quoted_0, and is stored as `quoted[word]`.
     """
     if found[1] is None:
         return found[0]
@@ -99,7 +101,10 @@ def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
 
 
 def _check_exact(tree: ast.expr, text: str, place: str) -> None:
-    """Raise `JobError` for a whole number that a 64-bit float does not represent exactly."""
+    """Raise `JobError` if a condition has a whole number that a 64-bit float does not hold exactly.
+
+    The error says that the number is in the condition `text` of the key `place`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _EXACT:
             raise JobError(
@@ -111,7 +116,7 @@ def _check_exact(tree: ast.expr, text: str, place: str) -> None:
 
 
 def _columns(node: ast.expr) -> Iterator[str]:
-    """Yield the names of the columns in a condition. Raises ValueError for an invalid condition."""
+    """Yield the names of the columns in a condition. Raises `ValueError` if it is invalid."""
     match node:
         case ast.BoolOp(values=values):
             for value in values:

@@ -28,7 +28,7 @@ _MAX_NAME = 32
 def deployable(file: QuestionFile) -> QuestionFile:
     """Return the question file with the number of clients filled in.
 
-    Raises `DeploymentError` for keys that are only for simulation.
+    Raises `DeploymentError` if a key has a value that is only for simulations.
     """
     if file.fidelity == "aggregate":
         raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")
@@ -41,10 +41,10 @@ def deployable(file: QuestionFile) -> QuestionFile:
 
 
 def write_app(folder: Path, file: QuestionFile) -> list[Path]:
-    """Write the Flower app of a question file that `deployable` returned, to `folder`.
+    """Write the Flower app of a question file to `folder`. Returns the paths of its files.
 
-    Returns the paths of the written files. Raises an error for an existing file with other content.
-    Keeps a roster that the owner has filled in.
+    The question file must be a result of `deployable`. Raises an error if a file exists with other
+    content. Keeps a roster that the owner has filled in.
     """
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
@@ -68,7 +68,9 @@ def _needs_roster(file: QuestionFile) -> bool:
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
     """Write the app of a question file to `folder`, run it with `flwr run`, and return the answers.
 
-    The answers are plain values, saved in `out` or by default in `folder`/answer.
+    The answers are plain values (`Answers.data`), and the paths of their folder and page. They are
+    saved in `out`, or by default in `folder`/answer. Raises `DeploymentError` if there is no
+    answer.
     """
     program = shutil.which("flwr")
     if program is None:

@@ -1,7 +1,7 @@
-"""The ClientApp of a question: answers a round's messages from this client's rows.
+"""The ClientApp of a question: answers the messages of a round from the rows of one client.
 
-Errors in the client's data, and the number of rows and values that were left out, appear only in
-the client's own log. The client's account is charged before its rows are read.
+Errors in the client's data, and the number of rows and values that are left out, appear only in the
+client's own log. The client's account is charged before its rows are read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Member:
-    """The settings of this SuperNode, from its node configuration.
+    """The settings of one SuperNode (a client's machine), from its node configuration.
 
     `client` is the client's number. `data` names its rows: a file or package.module:function.
     Without `data`, the client takes part as client number `client` of the data that the question
@@ -83,7 +83,7 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return a table grouped by client, and the index of this client in it."""
+        """Return a table grouped by client, and the index of this SuperNode's client in it."""
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -121,7 +121,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle`: if it raises an error, the reply is only the word "withheld"."""
+    """Wrap `handle`, so that the reply to a message is just "withheld" if it raises an error."""
 
     def reply(message: Message, context: Context) -> Message:
         try:
@@ -142,7 +142,7 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question differs from the copy of this client's operator."""
+    """Raise an error if the app's question differs from this operator's copy of the file."""
     if member.question is None:
         return
     own = QuestionFile.load(member.question)
@@ -214,7 +214,7 @@ def _charge(
 ) -> None:
     """Charge the client's own account for the report that the message `asked` requests.
 
-    Raises an error if this would exceed the client's limits.
+    Raises an error if the report would exceed a limit of the client.
     """
     own = member.accounts
     spending = protection.spending(protection.initial_state())

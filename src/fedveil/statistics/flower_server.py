@@ -34,7 +34,7 @@ _GRACE_S = 300.0
 
 
 def serve(folder: Path, grid: Grid, context: Context) -> Answers:
-    """Run the question of the app in `folder`, and save the answers."""
+    """Run the question of the app in `folder`, and save and return the answers."""
     file = QuestionFile.load(folder / QUESTION)
     named = context.run_config.get(FOLDER)
     asking = Asking(file, FlowerEngine(grid, file, read_roster(folder / ROSTER)))
@@ -49,7 +49,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Answers:
 
 
 class FlowerEngine(Engine):
-    """Carries messages to SuperNodes. Each one answers from its own rows."""
+    """Carries messages to SuperNodes, the clients' machines. Each one answers from its own rows."""
 
     reports_leave = True
 
@@ -62,7 +62,7 @@ class FlowerEngine(Engine):
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
         """Wait until enough clients are connected. Returns the object that carries the messages.
 
-        Raises RunStopped if too few clients connect in time.
+        Raises `RunStopped` if too few clients connect in time.
         """
         check_report(carriage.protection)
         everybody, limit_s = range(self.who.clients), self._file.answer_s

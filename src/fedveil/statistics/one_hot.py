@@ -77,8 +77,9 @@ class OneHot:
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
         """Draw, for each cell i, the number of perturbed codes whose bit i is 1.
 
-        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. Each number has its exact
-        distribution, independently Binomial(counts[i], p) + Binomial(codes - counts[i], q).
+        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. The numbers are
+        independent, and each has its exact distribution Binomial(counts[i], p) + Binomial(codes -
+        counts[i], q).
         """
         counts = counts.astype(np.int64)
         truths = counts - Binomial(Fraction(self.lost)).draw_each(counts, entropy)
@@ -93,7 +94,10 @@ class OneHot:
         return estimated
 
     def variance(self, share: Float64s, codes: int) -> Float64s:
-        """Return the variance of a share estimated from `codes` codes, given the true `share`."""
+        """Return the variance of the share that `shares` estimates from `codes` codes.
+
+        `share` is the true share of codes whose bit was 1.
+        """
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * self.lost + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)
@@ -105,11 +109,11 @@ class OneHot:
 
 
 class Frequencies(Protection):
-    """Estimates the share of each cell. Every client sends a sum of `rows` perturbed one-hot codes.
+    """Estimates the share of each cell. A client reports a sum of `rows` perturbed one-hot codes.
 
-    The update is the sum of the codes of the client's rows. If the client has fewer than `rows`
-    rows, zero codes are added, so the report does not reveal the number of rows. Privacy: each code
-    has the loss of `OneHot`.
+    Each row of a client gives one code, and the client's update is their sum. If the client has
+    fewer than `rows` rows, zero codes are added, so the report does not reveal the number of rows.
+    Privacy: each code has the loss of `OneHot`.
     """
 
     phases = ("report",)
@@ -135,7 +139,7 @@ class Frequencies(Protection):
 
 
 class FrequencyRound(OneReportRound):
-    """The server's side of a round: counts, for each cell, the perturbed codes with a 1 for it."""
+    """The server's side of a round: counts, for each cell, the perturbed codes with a 1 there."""
 
     sums = ("_ones",)
 

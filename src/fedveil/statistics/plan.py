@@ -59,7 +59,7 @@ class Part:
     """One section of a client's vector: encodes a question, or one level of a question's tree.
 
     Rows that do not meet the conditions `where` are excluded. The weight of the question is divided
-    among its parts. `share` is the fraction of the weight for this part.
+    among its parts, and `share` is the fraction that this part gets.
     """
 
     question: str
@@ -68,7 +68,7 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients. Rows that do not meet the conditions are excluded."""
+        """Encode all rows of the clients, without those that do not meet the part's conditions."""
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -76,7 +76,11 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the intervals at a level (from 1) of a quantiles question's tree."""
+    """Return the edges of the intervals at a level of a quantiles question's tree.
+
+    Levels count from 1. A level has FAN_OUT^level intervals of equal width, or as many as the
+    question has cells if that is less.
+    """
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
@@ -88,7 +92,7 @@ def levels(question: QuestionSettings) -> int:
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the axis of a question's first column, or of its second if `prefix` is "other_"."""
+    """Return the cells of a question's first column, or of its second if `prefix` is "other_"."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -98,7 +102,7 @@ def axis(question: QuestionSettings, prefix: str = "") -> Axis:
 
 
 def parts_of(file: QuestionFile, name: str) -> list[Part]:
-    """Return the parts of question `name` that do not depend on earlier answers."""
+    """Return those parts of the question `name` that do not depend on earlier answers."""
     question = file.questions[name]
     where = file.conditions(question)
     encodings = list(_encodings(question, local=file.local))
@@ -142,7 +146,7 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    `group` is the group whose rows are counted (None: all rows), and `q` the quantile searched for.
+    Only rows of `group` count (None: all rows). q is the quantile that is searched for.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -165,11 +169,12 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 class Ball:
     """Scales a client's vector for one part to a section of the client's joint vector.
 
-    The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1.
+    The joint vector has a section for each part. The section is (vector - `centre`) / `scale`. The
+    squares of all parts' weights sum to 1.
 
     - Under `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and
       `centre` is `rows` times the encoding's centre. Two clients' sections are at most 2 `weight`
-      apart.
+    apart.
     - Under `unit: row`, a vector is the sum of any number of encoded rows, and `centre` is 0. If a
       row is replaced, the section moves by at most 2 `weight`.
     - Under not_encrypt (`plain`), the vector is not changed.
@@ -195,13 +200,16 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors. `total` is the sum of their sections."""
+        """Return the sum of `reports` clients' vectors, given the sum `total` of their sections."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
 
 class Layout:
-    """The division of a client's joint vector into sections, one for each of `parts`."""
+    """The division of a client's joint vector into sections, one for each of `parts`.
+
+    Section i is `slices[i]` of the joint vector, and `balls[i]` scales it.
+    """
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
         self.parts = parts
@@ -223,7 +231,11 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return a client's joint vector. Its rows are at `chosen` in each part's `rows`."""
+        """Return a client's joint vector.
+
+        `rows` has, for each part, the encoded rows of all clients. `chosen` has the positions of
+        this client's rows in them.
+        """
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

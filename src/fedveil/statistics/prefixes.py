@@ -35,7 +35,7 @@ def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
 
 
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
-    """Return the number of letters that each round of a heavy_hitters question adds.
+    """Return the number of letters that each round of a heavy_hitters question adds to a prefix.
 
     Under rr and oue (`local`), the number of rounds is the smallest with which each round's
     candidates fit into a report. Otherwise each round adds one letter.
@@ -57,7 +57,7 @@ def _groups(question: QuestionSettings) -> int:
 
 
 def too_many(question: QuestionSettings) -> bool:
-    """Return True if a round has too many candidate prefixes for one report."""
+    """Return True if a round of `question` has too many candidate prefixes for one report."""
     prefixes = _groups(question) * KEPT * question.most
     return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
@@ -65,7 +65,8 @@ def too_many(question: QuestionSettings) -> bool:
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
     """Return the candidates of a round: every extension of each of the `prefixes`.
 
-    An extension appends `letters` letters, or fewer letters and then an end mark.
+    An extension appends `letters` letters of the question's alphabet, or fewer letters and then an
+    end mark.
     """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
@@ -81,11 +82,11 @@ def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator
 
 
 class Prefixes(Cells):
-    """One-hot codes of the prefix with which a row's word begins.
+    """One-hot codes of rows: a row's cell is the candidate prefix with which its word begins.
 
     `candidates[g]` lists the prefixes for rows in group g of the question (g is 0 if it has no
-    groups). A word of more than `length` letters is shortened to `length`. A word with a letter
-    outside the `alphabet` is excluded.
+    groups). A word of more than `length` letters is shortened to `length`. A row is excluded if its
+    word has a letter outside the `alphabet`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Prefixes(Cells):
 
 @dataclass(frozen=True)
 class Found:
-    """A complete word, its estimated count with its variance, and the round that counted it."""
+    """A complete word, its estimated count and variance, and the round that counted it."""
 
     group: int
     word: str
@@ -151,11 +152,14 @@ class PrefixTree:
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that round `round` extends. Rounds start at 0."""
+        """Return the length of the prefixes that round number `round`, counted from 0, extends."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent candidates. `counts` are noisy, and their noise has `variance`."""
+        """Keep the frequent candidates of a round, given their noisy `counts`.
+
+        `variance` has the variance of the noise in each count.
+        """
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -168,10 +172,10 @@ class PrefixTree:
     def _kept(
         self, group: int, candidates: Sequence[str], counts: Float64s, variance: Float64s
     ) -> list[str]:
-        """Return a group's frequent candidates that are not complete words.
+        """Return the frequent candidates of a group that are not complete words.
 
-        Adds frequent complete words to the tree's list `found`. After the last round, every
-        candidate is complete.
+        Adds frequent complete words to the list `found` of the tree. After the last round, every
+        candidate is complete. `counts` and `variance` are those of the candidates.
         """
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
@@ -192,9 +196,9 @@ class PrefixTree:
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return a mask of the counts that are significantly above the noise of an absent word.
 
-    The noise has this `deviation`. Uses the rule of Benjamini and Hochberg: the expected share of
-    absent words among the chosen words is at most `false_words`. Without noise, every positive
-    count is chosen.
+    The noise has the standard deviation `deviation`. By the rule of Benjamini and Hochberg, the
+    expected share of absent words among the chosen words is at most `false_words`. Without noise,
+    every positive count is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

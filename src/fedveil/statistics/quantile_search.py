@@ -1,11 +1,11 @@
 """Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
 
-A client says whether its value is below an edge, by randomized response with the whole epsilon. A
-client whose row is excluded (another group, a missing value) says yes with probability q instead.
-So the share of yes, minus q, is positive if the edge is above the quantile q, else negative.
+A client says if its value is below an edge, by randomised response with the whole epsilon. A client
+whose row is excluded (another group, a missing value) says yes with probability q instead. So the
+share of yes, minus q, is positive if the edge is above the quantile q, and negative if it is below.
 
-Each round asks other clients about one edge: the median of the distribution of the quantile, given
-the answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
+Each round asks other clients about one edge: the median of the quantile's distribution, given all
+answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINE, _RISES = 0.3, 2.0
 
 
 class Search:
-    """Searches for the quantile `q` among increasing `edges`, and stores the answers of clients."""
+    """Searches for the quantile `q` among increasing `edges`, and stores the clients' answers."""
 
     def __init__(self, edges: Float64s, q: float) -> None:
         self.edges, self.q = edges, q
@@ -41,7 +41,7 @@ class Search:
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
-        """Return the index of the edge to ask about next, never the first or the last."""
+        """Return the index of the edge to ask about next, which is never the first or the last."""
         weights = np.zeros(len(self.edges) - 1)
         for edge, (total, precision, _) in self._answers.items():
             score = total / math.sqrt(precision)
@@ -63,11 +63,12 @@ class Search:
         """Return the estimated quantile with its interval. `label` says what is estimated.
 
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
-        `z` standard deviations from zero. The estimate is the zero of a line (`_line`) through the
-        answers near the quantile. Without such a line, it is the zero of the increasing function
-        nearest to all answers. The interval starts at the last of the lowest edges whose answers
-        are all significantly negative. It ends at the first of the highest edges whose answers are
-        all significantly positive.
+        `z` standard deviations from zero. The estimate is the zero of a line through the answers
+        near the quantile (see `_line`). Without such a line, it is the zero of the increasing
+        function nearest to all answers. The interval starts at the highest edge for which it and
+        all asked edges below have a significantly negative answer (otherwise at the first edge). It
+        ends at the lowest edge for which it and all asked edges above have a significantly positive
+        answer (otherwise at the last edge).
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -98,10 +99,11 @@ class Search:
 
 
 def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
-    """Return the zero of the weighted least-squares line through the answers that `near` selects.
+    """Return the zero of a line fitted to the answers that the mask `near` selects.
 
-    The answer at an edge is total / precision, and its weight is the precision. Returns None if
-    fewer than three answers are selected, or if the line does not clearly increase.
+    The answer at an edge is total / precision, and its weight in the least-squares fit is the
+    precision. Returns None if fewer than three answers are selected, or if the line does not
+    clearly increase.
     """
     weights, places = precisions[near], edges[near]
     if len(places) < 3:
@@ -113,7 +115,7 @@ def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) 
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:
-    """Return the nondecreasing values with the least weighted squared distance to `values`."""
+    """Return the nondecreasing sequence with the least weighted squared distance to `values`."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1
@@ -126,9 +128,9 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a nondecreasing function's distinct values, and the mean place of each.
+    """Return the distinct values of a nondecreasing function, and the mean place of each.
 
-    The function has the value `values[i]` at `places[i]`. It may have a value at several places.
+    The function has the value `values[i]` at `places[i]`. It may have one value at several places.
     """
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)

@@ -21,14 +21,14 @@ from fedveil.statistics.estimates import Sums
 def quantiles(
     levels: Sequence[Sums], edges: Float64s, at: Sequence[float], z: float, label: dict[str, str]
 ) -> list[Estimate]:
-    """Return the quantiles `at`, given the noisy counts of each level of the tree.
+    """Return the estimated quantiles `at` (numbers between 0 and 1), with their intervals.
 
-    `edges` are the edges of the tree's leaves, and `at` are numbers between 0 and 1. `label` says
-    what is estimated.
+    `levels` has the noisy counts of rows in the nodes of each level of the tree, from the top.
+    `edges` are the edges of its leaves, which are intervals. `label` says what is estimated.
 
-    The number of rows below an edge is compared with q times the number of all rows. The interval
-    of the quantile q spans all edges at which the two numbers differ by at most `z` standard
-    deviations, and one more cell on each side.
+    For the quantile q, the number of rows below an edge is compared with q times the number of all
+    rows. The interval spans all edges at which the two numbers differ by at most `z` standard
+    deviations, and one more leaf on each side.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])
@@ -72,9 +72,11 @@ def _quantile(
 
 
 def _rising(values: Float64s) -> Float64s:
-    """Make `values` nondecreasing: average the maximum up to each value and the minimum from it on.
+    """Return a nondecreasing version of `values`.
 
-    If `values` estimate a nondecreasing function, the largest error does not grow.
+    Entry i is the mean of the largest of values[: i + 1] and the smallest of values[i:]. If
+    `values` approximate a nondecreasing function, the result is at least as close to it, measured
+    by the largest error of an entry.
     """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
@@ -85,8 +87,8 @@ def _rising(values: Float64s) -> Float64s:
 def _crossing(excess: Float64s, edges: Float64s) -> float:
     """Return the point at which an increasing function is zero.
 
-    `excess` has the function's values at `edges`. It is linear in between. Returns the first or the
-    last edge if there is no zero.
+    `excess` has the values of the function at `edges`. Between two edges, the function is linear.
+    Returns the first or the last edge if the function is never zero.
     """
     after = int(np.searchsorted(excess, 0.0))
     if after == 0 or after == len(excess):
@@ -108,6 +110,9 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return a row per node, with 1 in the columns of its leaves. Level i has widths[i] nodes."""
+    """Return a matrix with a row for each node: 1 in the columns of its leaves, otherwise 0.
+
+    Level i of the tree has widths[i] nodes, and the last level has the leaves.
+    """
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

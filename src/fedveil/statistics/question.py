@@ -125,7 +125,7 @@ class QuestionFile(CheckedJob):
         return 1 if self.rows is None and self.unit == "client" else self.rows
 
     def conditions(self, question: QuestionSettings) -> list[Filter]:
-        """Return the conditions for rows of `question`: the file's and the question's."""
+        """Return the conditions that rows of `question` must meet: the file's and its own."""
         return [Filter(text) for text in (self.where, question.where) if text is not None]
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

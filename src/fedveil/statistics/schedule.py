@@ -1,5 +1,6 @@
-"""The rounds of a question file: which clients are asked for which parts, in which round.
+"""The rounds of a question file: which clients are asked, and about which parts, in which round.
 
+A part is a question, or a level of a question's tree, encoded as a section of a client's vector.
 Under a protection that sums vectors, every client takes part in every round. Under rr and oue, each
 client takes part in one round. The clients are divided at random, with a public seed.
 """
@@ -37,8 +38,8 @@ STEP_FIELDS = ("step", "prefixes", "edge")
 class Step:
     """One round: its number, counted from 1, and its choices that depend on earlier answers.
 
-    `prefixes` has, for each heavy_hitters question and each group, the prefixes to extend. `edge`
-    is the index of the edge that a quantile search asks about, or 0 if there is no search.
+    `prefixes` maps each heavy_hitters question to a list for each group: the prefixes to extend.
+    `edge` is the index of the edge that a quantile search asks about, or 0 if there is no search.
     """
 
     round: int
@@ -51,7 +52,10 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read a round of the question file `file` from a message, or raise `MessageInvalid`."""
+        """Read a round of the question file `file` from the fields of a message.
+
+        Raises `MessageInvalid` if the message has no such round.
+        """
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
@@ -70,10 +74,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """A round under rr and oue. It asks some of the clients about one question.
+    """A round under rr and oue, which asks some of the clients about one question.
 
-    The number of clients is proportional to `share`. The round asks about a `part` of the question,
-    about the next letters of a prefix `tree`, or about the next edge of a quantile `search`.
+    The number of clients is proportional to `share`. The round asks about a fixed `part` of the
+    question, about the next letters of a prefix `tree`, or about the next edge of a quantile
+    `search` in the rows of `group`.
     """
 
     question: str
@@ -85,7 +90,7 @@ class Turn:
 
 
 class Schedule:
-    """The steps of a question file in order, and the parts that each step asks about."""
+    """The rounds (steps) of a question file in order, and the parts that each one asks about."""
 
     def __init__(self, file: QuestionFile) -> None:
         self.file, local = file, file.local
@@ -113,7 +118,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield the rounds under rr and oue. A question's weight decides its number of clients."""
+        """Yield the rounds under rr and oue. A question's weight sets its number of clients."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)
@@ -206,13 +211,14 @@ class Schedule:
         return sorted(int(client) for client in order[first:last])
 
     def too_few(self, clients: int) -> bool:
-        """Return True if, under rr or oue, some round would ask none of the `clients` clients."""
+        """Return True if a round under rr or oue would ask nobody, as `clients` is too small."""
         return self.file.local and not np.diff(self._ends(clients)).all()
 
     def _ends(self, clients: int) -> Int64s:
-        """Return 0, and then the total number of clients asked up to the end of each round.
+        """Return 0, and then for each round the number of clients that are asked until its end.
 
-        It is used only under rr and oue, where each round asks different clients.
+        It is used only under rr and oue, where each round asks different clients. `clients` is the
+        number of all clients.
         """
         ends = np.cumsum([0.0, *(turn.share for turn in self.turns)])
         rounded: Int64s = np.round(ends / ends[-1] * clients).astype(np.int64)

@@ -26,7 +26,10 @@ from fedveil.statistics.tables import log
 
 
 class Contributions:
-    """Computes each client's vector for one round, with a section for each part of a question."""
+    """Computes each client's vector for one round, with a section for each part of a question.
+
+    `layout` says which parts there are, and `carriage` encodes the vector as an update.
+    """
 
     def __init__(
         self, layout: Layout, clients: Clients, carriage: Carriage, entropy: Entropy
@@ -37,7 +40,7 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return a client's update. Rows and values that are left out appear only in its log."""
+        """Return a client's update. Only its log says which rows and values are left out."""
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)
@@ -50,16 +53,16 @@ class Contributions:
         return self._carriage.update(joint, self._entropy.stream("rounding", client))
 
     def counts(self, cohort: Sequence[ClientId]) -> Float64s:
-        """Return the sum of a cohort's one-hot codes before they are perturbed."""
+        """Return the sum of the one-hot codes of all clients in `cohort`, before perturbation."""
         stream = self._entropy.stream
         chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
         return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
 
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
-        """Return the sum of all one-hot codes in `reports` reports, before they are perturbed.
+        """Return the sum of all one-hot codes in `reports` reports, before perturbation.
 
         Each row at a position in `chosen` gives one code. Every report has the same number of
-        codes. If its client has fewer rows, the remaining codes are those of excluded rows, which
+        codes. If its client has fewer rows, the report also has codes of excluded rows, which
         `entropy` draws.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
@@ -80,7 +83,10 @@ def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
 
 
 class Simulated(Carrier):
-    """Carries the messages of one round to simulated clients in this process."""
+    """Carries the messages of one round to simulated clients in this process.
+
+    `made` computes the clients' updates.
+    """
 
     def __init__(
         self, protection: Protection, made: Contributions, round: int, entropy: Entropy
@@ -98,7 +104,10 @@ class Simulated(Carrier):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add reports to `server`. Yields `Folded` or `Refused` for each, and all other answers."""
+        """Add the clients' reports to `server`, one after another.
+
+        Yields `Folded` or `Refused` for each report, and every other answer unchanged.
+        """
         for client, message in messages.items():
             answer = self._answer(client, message)
             if isinstance(answer, Answer):

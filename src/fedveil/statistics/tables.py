@@ -35,8 +35,8 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    A cell in a column of numbers may hold no finite number. If `apart` is True, it counts as
-    missing, so that no row decides if the other rows can be read. Otherwise it is an error.
+    A cell in a column of numbers may hold no finite number. Such a cell is an error. But if `apart`
+    is True, it counts as missing, so that no row decides if the other rows can be read.
     """
 
     #: The file, or the function that returned the columns, for messages.
@@ -56,23 +56,23 @@ class Table(ABC):
 
     @abstractmethod
     def _numbers(self, column: str) -> Float64s:
-        """Return a column as numbers, NaN if missing.
+        """Return a column as numbers. NaN stands for a missing number.
 
-        A text that is not a number counts as missing in a table that is `apart`. Otherwise raises
+        If the table is `apart`, a text that is not a number counts as missing. Otherwise it raises
         `DataInvalid`.
         """
 
     @abstractmethod
     def _words(self, column: str) -> Words:
-        """Return a column as words. A missing word is ""."""
+        """Return a column as words. "" stands for a missing word."""
 
     def _checked_numbers(self, column: str) -> Float64s:
-        """Return a column as finite numbers, NaN if missing, or raise `DataInvalid`."""
+        """Return a column as finite numbers (NaN: missing). Raises `DataInvalid` on other cells."""
         self._known(column)
         return self._numbers(column)
 
     def _checked_words(self, column: str) -> Words:
-        """Return an existing column as stripped words ("" if missing), or raise `DataInvalid`."""
+        """Return a column as stripped words ("": missing). Raises `DataInvalid` if unknown."""
         self._known(column)
         return self._words(column)
 
@@ -86,7 +86,7 @@ class Table(ABC):
 
 
 class FileTable(Table):
-    """A CSV file with a header, or a Parquet file. Each column is read when it is first needed."""
+    """A CSV file with a header, or a Parquet file. Reads each column when it is first needed."""
 
     def __init__(self, path: str, *, apart: bool = False) -> None:
         super().__init__(apart=apart)
@@ -196,15 +196,15 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
 
 
 def _as_words(texts: Sequence[str]) -> Words:
-    """Return `texts` as an array: of Python objects if a text is long, otherwise of strings.
+    """Return `texts` as an array of strings, or of Python objects if a text is long.
 
-    In an array of strings, every entry needs as much memory as the longest.
+    In an array of strings, every entry needs as much memory as the longest string.
     """
     return np.array(texts, object if any(map(_has_long, texts)) else np.str_)
 
 
 def _array(value: Any) -> Array:
-    """Return `value` as an array: of Python objects if it is a list with a long text."""
+    """Return `value` as an array. It has Python objects if `value` is a list with a long text."""
     return np.asarray(value, object if _has_long(value) else None)
 
 
@@ -215,7 +215,7 @@ def _has_long(value: object) -> bool:
 
 
 def _is_mixed(value: Any) -> bool:
-    """Return True if the cells of a list have several types."""
+    """Return True if the cells of the list `value` have several types."""
     return len(set(map(type, value))) > 1
 
 
@@ -235,7 +235,7 @@ def _dates(column: Array) -> Array:
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word: a whole number without a decimal point, and NaN as "" (missing)."""
+    """Return a cell as a word: a whole number without decimal point, and NaN as "" (missing)."""
     if isinstance(cell, float | np.floating):
         if np.isnan(cell):
             return ""
@@ -249,12 +249,13 @@ def _text_of(cell: object) -> str:
 
 
 def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
-    """Return `data` as a table. Error messages call it `name`, and `apart` is as in `Table`.
+    """Return `data` as a table, which error messages call `name`.
 
     `data` may be a `Table`, a path, a mapping of names to columns, a pandas DataFrame, a structured
     array, an array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are
     named 0, 1, ... A pair or a Dataset also gives the column y, the targets. A Dataset with owners
-    also gives the column client. Only the training examples of a Dataset are used.
+    also gives the column client. Only the training examples of a Dataset are used. If `apart` is
+    True, a cell that is not a finite number counts as missing. Otherwise it is an error.
     """
     if isinstance(data, Table):
         return data
@@ -268,7 +269,10 @@ def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
 
 
 def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
-    """Return the columns of a mapping, a DataFrame, a pair (x, y) or an array, by name."""
+    """Return the columns by name of a mapping, a DataFrame, a pair (x, y) or an array.
+
+    Raises `DataInvalid`, with a message that calls the data `name`, if it is none of these.
+    """
     if isinstance(data, Mapping):
         return data
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
@@ -287,7 +291,7 @@ def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
 
 
 def _of_frame(column: Any) -> Array:
-    """Return a column of a DataFrame as an array, with None for pandas' own missing values."""
+    """Return a column of a DataFrame as an array. None stands for pandas' own missing values."""
     values: Array = column.to_numpy()
     if values.dtype == object and hasattr(column, "isna"):
         values = values.copy()

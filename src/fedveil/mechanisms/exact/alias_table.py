@@ -38,9 +38,10 @@ _Weights = Uint64s
 class AliasTables:
     """Draws exactly from several distributions over the same outcomes (symbols).
 
-    `probabilities[row]` is a distribution in floating point. No entry may be above (1 + ACCURACY)
-    times the exact probability. `exact(row)` returns the exact distribution as integer weights. In
-    `draw`, rows are numbered from `first_row`, and symbols from `first_symbol`.
+    Row r of `probabilities` is distribution number r, in floating point: no entry may be above (1 +
+    ACCURACY) times the exact probability. `exact(r)` returns the same distribution exactly, as
+    integer weights of its symbols. In `draw` and `draw_from`, distributions are numbered from
+    `first_row`, and symbols from `first_symbol`.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Convert the probabilities `law` of a distribution to integer weights that sum to 2^64.
+        """Convert the probabilities `law` of one distribution to integer weights that sum to 2^64.
 
-        The result has the symbols' weights, then the remainder's weight, then zeros up to the
-        number of columns.
+        The result has the weights of the symbols, then that of the remainder (the extra symbol that
+        leads to a second draw), then zeros up to the number of columns.
         """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
@@ -79,7 +80,7 @@ class AliasTables:
         return weights
 
     def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
-        """Fill `out` with independent draws: `out[i]` is drawn from the distribution `rows[i]`."""
+        """Fill `out` with independent draws: out[i] is from distribution number rows[i]."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
@@ -112,10 +113,11 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw from `row` that its first 32 bits, `word`, do not decide.
+        """Return the symbol of a draw for which its first 32 random bits, `word`, are not enough.
 
         Reads 32 more bits. If these choose the remainder, which is an extra symbol of the table, a
-        second draw in exact integers chooses one of the distribution's own symbols.
+        second draw in exact integers chooses one of the distribution's own symbols. `row` is the
+        number of the distribution, counted from 0. The symbol is counted from 0, too.
         """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
@@ -128,7 +130,10 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the weights of a row's symbols, then the remainder: 2^64 minus their sum."""
+        """Return the weights of the symbols in the table of `row`, and last that of the remainder.
+
+        They are integers that sum to 2^64. `row` is the number of a distribution, counted from 0.
+        """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):
@@ -139,10 +144,10 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return each symbol's weight in the second draw, which follows a draw of the remainder.
+        """Return the weights of the symbols in the second draw, which follows the remainder.
 
-        The weight is proportional to the symbol's exact probability minus its probability in the
-        table of `row`.
+        A weight is proportional to the symbol's exact probability minus its probability in the
+        table of distribution `row`, which counts from 0.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -156,8 +161,8 @@ class AliasTables:
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
 
-    A column is shared by at most two symbols. The first symbol of column k is k. A draw below the
-    threshold gives the first symbol, and any other draw gives the second one.
+    A column is shared by at most two symbols. The first symbol of column k is k. A draw in the
+    column gives the first symbol if it is below the threshold, otherwise the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -213,12 +218,13 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Write to out[i] a symbol drawn from the distribution rows[i] by the 32-bit word words[i].
+    """Write to out[i] a symbol of the distribution rows[i], chosen by the 32-bit word words[i].
 
-    `entries` are the tables of all distributions. The top `bits` bits of a word choose the column,
-    and the others are compared with the upper bits of the column's threshold. If both are equal,
-    more bits are needed: the indices of such draws are written to `undecided`, and their number is
-    returned. Rows and symbols are numbered from `first_row` and `first_symbol`.
+    `entries` has the tables of all distributions, one per row. The top `bits` bits of a word choose
+    a column of the table. The word's other bits are compared with the upper bits of the column's
+    threshold. If they are equal, the draw needs more bits: the function writes the indices of such
+    draws to `undecided`, and returns their number. Distributions and symbols are numbered from
+    `first_row` and `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -242,8 +248,8 @@ def _pick(
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
     """Return a mask of the words that do not decide between the two symbols of their column.
 
-    `entries` is the table of one distribution. The top `bits` bits of a word choose the column, and
-    its other bits do not decide if they equal the upper bits of the column's threshold.
+    `entries` is the table of one distribution. The top `bits` bits of a word choose a column. The
+    word does not decide if its other bits equal the upper bits of the column's threshold.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
@@ -259,9 +265,10 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Write to out[i] a symbol drawn from one distribution by the 32-bit word words[i].
+    """Write to out[i] a symbol of one distribution, chosen by the random 32-bit word words[i].
 
-    `entries` is the distribution's table. Returns True if any draw needs more bits (see `_pick`).
+    `entries` is the distribution's table, and `bits` and `first_symbol` are as in `_pick`. Returns
+    True if a draw needs more bits than its word has.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

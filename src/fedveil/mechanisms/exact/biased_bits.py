@@ -15,7 +15,7 @@ from fedveil.privacy.loss import as_written
 
 @lru_cache(maxsize=16)
 def byte_tables(probability: Fraction) -> AliasTables:
-    """Return a table that draws eight independent bits at once, each 1 with this probability."""
+    """Return a table that draws eight independent bits at once, each 1 with `probability`."""
     law = np.ones(1)
     for _ in range(8):
         law = np.concatenate([float(1 - probability) * law, float(probability) * law])

@@ -22,20 +22,20 @@ _MAX_TRIALS = 1 << 11
 
 
 class Binomial:
-    """Draws exactly from the binomial distribution with a rational probability."""
+    """Draws exactly from the binomial distribution: a trial gives 1 with `probability`."""
 
     def __init__(self, probability: Fraction) -> None:
         self._probability = probability
 
     def draw(self, trials: int, count: int, entropy: Entropy) -> _Counts:
-        """Return `count` independent draws: each the number of ones among `trials` random bits."""
+        """Return `count` independent draws: each the number of ones among `trials` bits."""
         total = np.zeros(count, np.int64)
         for piece in _pieces(trials):
             total += self._table_draw(piece, count, entropy)
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """Return for each entry n of `trials` one draw: the number of ones among n random bits."""
+        """Return one draw for each entry n of `trials`: the number of ones among n random bits."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):
@@ -63,7 +63,7 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return Pr[x ones in `trials` bits] for x = 0..trials, as floats.
+    """Return Pr[x of `trials` bits are 1] for x = 0..trials, as floats.
 
     They are computed with 40 digits, so that no intermediate result underflows.
     """

@@ -1,4 +1,4 @@
-"""Fast draws from the discrete Gaussian distribution by tables. The draws are exact."""
+"""Fast and exact draws from the discrete Gaussian distribution, by tables."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    |x| is drawn in two parts: its low `place_bits` bits are called the place, and its other bits
-    the cell, so |x| = cell · 2^place_bits + place. If `place_bits` is 0, the cell is the only part.
-    The parameter s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first
-    random bits do not decide a draw, more bits are read and compared in integer arithmetic.
+    The magnitude |x| is drawn in two parts. Its low `place_bits` bits are called the place, and its
+    other bits the cell, so |x| = cell · 2^place_bits + place. If `place_bits` is 0, the cell is
+    |x|. The parameter s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the
+    first random bits do not decide a draw, more bits are read and compared in integer arithmetic.
     """
 
     # 1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
@@ -81,7 +81,7 @@ class DiscreteGaussian:
         return values
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
-        """Add an independent draw to each entry of `values`. 32-bit sums wrap around."""
+        """Add an independent draw to each entry of `values`, in place. 32-bit sums wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
             more = np.zeros(len(redo), values.dtype)  # the same type, so that numba compiles once
@@ -89,9 +89,10 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw to each entry of `values`, for `place_bits` = 0.
+        """Add a draw to each entry of `values`, if there are no places (`place_bits` = 0).
 
-        Returns the indices of rejected draws, whose entries are left unchanged.
+        Returns the indices of the entries that are still unchanged, because their draws were
+        rejected.
         """
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
@@ -114,7 +115,8 @@ class DiscreteGaussian:
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
         """Add a draw x to each entry of `values`, with |x| = cell · 2^place_bits + place.
 
-        Returns the indices of rejected draws, whose entries are left unchanged.
+        Returns the indices of the entries that are still unchanged, because their draws were
+        rejected.
         """
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
@@ -138,9 +140,10 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random bits. Write the cell (high part of |x|) of words[i] to cells[i].
+        """Fill `words` with random 64-bit words, and write the cell of words[i] to cells[i].
 
-        In a word, the last bit is the sign of x, and the other 63 bits choose the cell.
+        A cell is the high part of a magnitude |x|. The last bit of a word is the sign of x, and the
+        other 63 bits choose the cell.
         """
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
@@ -150,12 +153,13 @@ class DiscreteGaussian:
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Accept or reject draw i, which `add_placed` left undecided. Returns True if accepted.
+        """Decide draw i, which the fast loop `add_placed` left open. Returns True to accept it.
 
-        An accepted draw x is added to `values[i]`. |x| is cell · 2^place_bits + place, and
-        `negative` is 1 if x has a minus sign. The top `place_bits` bits of `place_word` are the
-        place. Its other bits begin a uniform real. The draw is rejected if it is minus zero, or if
-        the real is below 1 - e^-loss, where loss = place · (2 |x| - place) / 2s².
+        The draw is x with |x| = cell · 2^place_bits + place. It is negative if `negative` is 1. The
+        place is the top `place_bits` bits of the 32-bit word `place_word`. The word's other bits
+        are the first binary digits of a uniform random number U in [0, 1). Further digits come from
+        `entropy`. x is accepted if U >= 1 - exp(-loss), where loss = place · (2 |x| - place) / 2s².
+        A negative zero is rejected. An accepted x is added to `values[i]`.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -172,7 +176,11 @@ class DiscreteGaussian:
         return True
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell (high part of |x|) that the 63 bits `prefix` and further bits choose."""
+        """Return the cell that a uniform random number U chooses: the least y with U < Pr[Y <= y].
+
+        The 63 bits `prefix` are the first binary digits of U. They do not decide, so further digits
+        are read from `entropy`. Y is the cell (high part of |x|) of a draw, see `_cumulative`.
+        """
         bits = PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -182,10 +190,11 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Return True with probability e^-loss, where loss = place · (2 · magnitude - place) / 2s².
+        """Return True with probability exp(-loss), loss = place · (2 · magnitude - place) / 2s².
 
-        `magnitude` is |x|, and place is its low `place_bits` bits. The decision compares e^-loss
-        with a uniform real: the low bits of `place_word`, followed by bits from `entropy`.
+        `magnitude` is |x|, and place is its low `place_bits` bits. The result is True if U >= 1 -
+        exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U are the
+        low bits of `place_word`, and further digits come from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -206,12 +215,12 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return the tables by which a random 64-bit word chooses a cell y: thresholds, and a guide.
+    """Return the two tables by which a random 64-bit word chooses a cell y: thresholds and a guide.
 
-    A cell is the high part of a draw's magnitude, with Pr[Y = y] proportional to exp(-y² / 2
-    variance). The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark. A
-    word chooses the first cell whose threshold is above the word's first 63 bits. The guide speeds
-    up this search: it maps a word's first 16 bits to the first cell that is possible.
+    A cell is the high part of a magnitude |x|. Pr[Y = y] is proportional to exp(-y² / 2 variance).
+    The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark. A word
+    chooses the first cell whose threshold is above the word's first 63 bits. The guide speeds up
+    this search: entry g is the first possible cell of the words whose first 16 bits are g.
     """
     low, high = _cumulative(variance, PREFIX_BITS)
     extra = 0
@@ -229,8 +238,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return integers with low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], for y = 0, 1, ...
 
-    Y is the cell (high part of |x|) of a draw: Pr[Y = y] is proportional to exp(-y² / 2 variance).
-    The result ends at the first y whose floor is 2^bits - 1.
+    Y is the cell (high part of a magnitude |x|), with Pr[Y = y] proportional to exp(-y² / 2
+    variance). The lists end at the first y whose floor is 2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -257,7 +266,7 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return integers with low <= 2^bits · exp(-numerator / denominator) <= high."""
+    """Return two integers with low <= 2^bits · exp(-numerator / denominator) <= high."""
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above

@@ -1,4 +1,8 @@
-"""The inner loops of `DiscreteGaussian`: they draw |x| = cell · 2^place_bits + place."""
+"""The inner loops of `DiscreteGaussian`, which draws whole numbers x with Pr[x] ∝ exp(-x² / 2s²).
+
+A magnitude |x| has two parts: |x| = cell · 2^place_bits + place, with 0 <= place < 2^place_bits.
+The parameter s² is cell_variance · 4^place_bits.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,12 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def choose_cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write to `out` the cell (high part of |x|) that each random word chooses.
+    """Write to out[i] the cell (high part of a magnitude |x|) that the word words[i] chooses.
 
-    A word chooses the first cell y with `thresholds[y]` above the word's first 63 bits. `guide`
-    maps the word's first 16 bits to the first possible cell. A word is undecided, and gets -1, if
-    its first 63 bits equal a threshold, because the true threshold has more bits. Returns the
-    number of undecided words.
+    A word chooses the first cell y with `thresholds[y]` above the word's first 63 bits. Entry g of
+    `guide` is the first possible cell of words whose first 16 bits are g. If the first 63 bits
+    equal a threshold, they do not decide, because the true threshold has more digits. The cell is
+    then -1. Returns the number of these undecided words.
     """
     undecided = 0
     for i in range(len(words)):
@@ -67,12 +71,12 @@ def _add_cells_numpy(
 def add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the draw x of words[i] to values[i], unless x is undecided or a negative zero.
+    """Add to values[i] the draw x that the random word words[i] decides, if it decides one.
 
-    A word's last bit is the sign, and its other 63 bits choose |x| by `thresholds` and `guide`, as
-    in `choose_cells`. Negative zeros are left out, because 0 would otherwise be drawn twice as
-    often. Writes the indices of all entries that are left out to `listed`, and returns their
-    number.
+    The word's last bit is the sign of x. Its other 63 bits choose |x| by `thresholds` and `guide`,
+    as in `choose_cells`. An entry stays unchanged if its word does not decide, or if x is a
+    negative zero (0 would otherwise be drawn twice as often). Writes the indices of these entries
+    to `listed`, and returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -130,12 +134,13 @@ def add_placed(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
 
-    A draw is ± (cell · 2^place_bits + place). The sign is the last bit of words[i], the cell is
-    cells[i], and the place is in the top `place_bits` bits of places[i]. The other bits of
-    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss, for
-    loss = place · (2 · |x| - place) / 2s². It is certainly accepted if the real is at least the
-    loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the indices
-    to `listed`, and returns their number.
+    Draw i is x with |x| = cell · 2^place_bits + place. Its sign is the last bit of words[i] (1 is
+    minus), its cell is cells[i], and its place is the top `place_bits` bits of places[i]. The other
+    bits of places[i] are the first binary digits of a uniform random number U in [0, 1). The rule
+    of `DiscreteGaussian` is to accept x if U >= 1 - exp(-loss), where loss = place · (2 |x| -
+    place) / 2s² and s² = cell_variance · 4^place_bits. This loop only tests if U >= loss, which is
+    sufficient because 1 - exp(-loss) <= loss. It writes the indices of all other draws, and of
+    negative zeros, to `listed`, and returns their number.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
@@ -163,11 +168,11 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add draw i to values[i] if it is certainly accepted, as in `add_placed`.
+    """Add draw i to values[i] if it is certainly accepted, by the test of `add_placed`.
 
     Sets left_out[i] to 0 for an added draw, otherwise to 1. Returns the number of draws left out.
-    `bits` is the number of low bits of places[i] that begin the uniform real. `unit` is 2^-bits,
-    `width` is 2^-place_bits, and `slope` is 1 / cell_variance.
+    `bits` is the number of low bits of places[i] that are digits of a uniform number. `unit` is
+    2^-bits, `width` is 2^-place_bits, and `slope` is 1 / cell_variance.
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))

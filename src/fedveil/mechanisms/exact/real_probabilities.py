@@ -32,8 +32,8 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    Each F_i is a monotone function of e^x, for a float x. `floors(y, bits)` returns floor(2^bits
-    F_i) for all i but the last, with the fraction y in place of e^x.
+    Each F_i is a monotone function of e^x, for the float `x`. `floors(y, bits)` returns
+    floor(2^bits F_i) for all i but the last, computed with the fraction y in place of e^x.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -54,7 +54,10 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw that its first 64 random bits, `prefix`, do not decide. Reads more bits."""
+        """Return a draw for which the 64 random bits `prefix` (an integer) are not enough.
+
+        Reads 64 more bits at a time from `entropy` until they decide the draw.
+        """
         bits = _WORD
         while True:
             bits += _WORD
@@ -67,7 +70,10 @@ class ExactDraw:
 
 @lru_cache(maxsize=64)
 def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
-    """Return two fractions around e^x that differ by less than 2 * 10^(1 - digits) e^x."""
+    """Return two fractions, one below and one above e^x.
+
+    They differ by less than 2 * 10^(1 - digits) e^x.
+    """
     # Decimal's exp is correctly rounded: its error is at most half a unit of the last digit.
     context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
     middle = Fraction(Decimal(x).exp(context))
@@ -76,16 +82,16 @@ def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
 
 
 def at_least_zero(a: int, b: int, x: float) -> bool:
-    """Return True if a + b e^x >= 0, by an exact comparison."""
+    """Return True if a + b e^x >= 0. The comparison is exact."""
     return _settled(x, lambda e: a + b * e >= 0, 30)
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Return `monotone(e^x)` exactly, for a function that returns one or several integers.
+    """Return the exact value of `monotone(e^x)`, which is an integer or several integers.
 
-    Each integer is a monotone function of e^x. The function is evaluated at both ends of an
-    interval around e^x, found with `digits` digits. The number of digits is doubled until both
-    results are equal.
+    Each integer is a monotone function of e^x. So `monotone` is evaluated at both ends of an
+    interval that contains e^x, which is found with `digits` decimal digits. If the two results
+    differ, the number of digits is doubled.
     """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.

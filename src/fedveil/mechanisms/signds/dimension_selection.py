@@ -41,8 +41,9 @@ class SelectionPlan:
 class Selection:
     """The dimensions that a client selected, and one sign for all of them.
 
-    `indices` and `sign` are protected and can be sent. `magnitude` is not protected. A client sends
-    only one bit about it, perturbed by randomised response, which has its own privacy loss.
+    `indices` and `sign` are protected and can be sent. `magnitude`, the size of the client's
+    largest entries, is not protected. A client sends only one bit about it, perturbed by randomised
+    response, which has a privacy loss of its own.
     """
 
     indices: Int64s
@@ -55,7 +56,7 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """ln Pr[a selection | an update], and the magnitude of that update.
+    """The ln of Pr[a selection | an update], and the magnitude of that update.
 
     The magnitude is the mean absolute value of the update's entries in the top-k set of `SignDS`.
     """
@@ -113,7 +114,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the public parameters of a selection from `dim` dimensions."""
+        """Return the public parameters of a selection from an update of `dim` dimensions."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -145,14 +146,14 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return the largest possible ln Pr[indices, sign] of a selection, for `dim` dimensions."""
+        """Return the largest possible ln Pr[indices, sign] of a selection from `dim` dimensions."""
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function from an eps to the probability that a selection is favoured.
+        """Return a function that maps an epsilon to the probability of a favoured selection.
 
-        A favoured selection has at least `plan(dim).threshold` of the top-k dimensions.
+        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set.
         """
         return self.plan(dim).law.chance_of_favoured
 

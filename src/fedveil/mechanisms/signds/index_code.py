@@ -32,7 +32,10 @@ _RENORMALISE = 1 << 24
 
 
 def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
-    """Encode the set `indices` of numbers in 0..dim-1, given in ascending order."""
+    """Encode `indices`, a set of numbers in 0..dim-1 in ascending order, as bytes.
+
+    Raises `InvalidValue` if it is no such set.
+    """
     members = np.asarray(indices)
     dim = integer("dim", dim, 1)
     if members.ndim != 1 or members.dtype.kind not in "iu":
@@ -50,7 +53,7 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Return an upper bound on the length in bytes of a code of `count` numbers in 0..dim-1."""
+    """Return an upper bound on the number of bytes that encode `count` numbers in 0..dim-1."""
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 

@@ -1,7 +1,8 @@
-"""The number v of selected dimensions that are in the top-k set: its distribution and threshold.
+"""The distribution of the number v of selected dimensions that are in the top-k set.
 
-Notation: `topk` of `dim` dimensions are in the top-k set, h are selected, and v of these are in the
-set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
+Of `dim` dimensions, `topk` are in the top-k set (the largest entries of a signed update), and h are
+selected. v of the selected dimensions are in the set. The exponential mechanism with the utility
+1[v >= t], for a threshold t, gives a selection J the probability
 
     Pr[J] proportional to exp(eps * 1[v >= t]),   so that
     Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
@@ -26,10 +27,10 @@ _MOST_EXPONENT = 700.0
 
 
 class InlierLaw:
-    """Exact distribution of v, the number of selected dimensions that are in the top-k set.
+    """The exact distribution of v, the number of selected dimensions that are in the top-k set.
 
-    The top-k set has `topk` of `dim` dimensions, and `dim_out` = h are selected. A selection with v
-    >= threshold is e^eps times as likely as any other.
+    The top-k set has `topk` of `dim` dimensions, and `dim_out` (also called h) dimensions are
+    selected. A selection with v >= threshold is e^eps times as likely as any other.
     """
 
     def __init__(self, dim: int, topk: int, dim_out: int, threshold: int, eps: float) -> None:
@@ -41,7 +42,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v, with the number of selections that have v top-k dimensions."""
+        """Yield each possible v, and the number of selections with v top-k dimensions."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
@@ -53,7 +54,10 @@ class InlierLaw:
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Return a sampler of v - min v, where v is the number of selected top-k dimensions."""
+        """Return a sampler of v minus the smallest possible v.
+
+        v is the number of selected dimensions that are in the top-k set.
+        """
         return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, entropy: Entropy) -> int:
@@ -72,7 +76,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return Pr[v], v = 0..h, where v of the h selected dimensions are in the top-k set."""
+        """Return Pr[v of the h selected dimensions are in the top-k set], for v = 0..h."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -81,14 +85,15 @@ class InlierLaw:
         return out
 
     def log_probability(self, v: int) -> float:
-        """Return ln Pr[J] for any one selection J that has v dimensions in the top-k set."""
+        """Return ln Pr[J] of a single selection J that has v dimensions in the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability, at the epsilon `eps`, that a selection reaches the threshold.
+        """Return the probability that v reaches the threshold, at the epsilon `eps`.
 
-        Such a selection has at least `threshold` of its dimensions in the top-k set.
+        v is the number of selected dimensions that are in the top-k set. The distribution's own
+        epsilon is replaced by `eps`.
         """
         if not self._below:
             return 1.0
@@ -103,7 +108,7 @@ class InlierLaw:
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if the mean number of selected dimensions in the top-k set is at least x."""
+        """Return True if E[v], the mean number of selected top-k dimensions, is at least x."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
@@ -116,8 +121,9 @@ class InlierLaw:
 class ThresholdSearch:
     """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
 
-    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k
-    set. Selections with v >= threshold are e^eps times as likely as others.
+    v is the number of selected dimensions in the top-k set, which has `topk` of `dim` dimensions.
+    Selections with v >= threshold are e^eps times as likely as others. The best threshold maximises
+    E[v].
     """
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
@@ -125,9 +131,10 @@ class ThresholdSearch:
         self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
-        """Return the smallest threshold in 1..h with the largest E[v].
+        """Return the best threshold for a selection of `dim_out` dimensions.
 
-        v is the number of the h = `dim_out` selected dimensions that are in the top-k set.
+        The best threshold is the number in 1..dim_out that makes E[v] largest, where v is the
+        number of selected dimensions in the top-k set. If several do, it is the smallest of them.
         """
         # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         # raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
@@ -143,9 +150,9 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if the best threshold gives an expected share of at least `ratio`.
+        """Return True if E[v] / dim_out is at least `ratio` with the best threshold.
 
-        The share is the fraction of the `dim_out` selected dimensions that are in the top-k set.
+        v is the number of the `dim_out` selected dimensions that are in the top-k set.
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out
@@ -154,9 +161,10 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h for which the expected share is at least `ratio`, or 0 if none is.
+        """Return the largest h for which E[v] / h is at least `ratio` with the best threshold.
 
-        The share is the fraction of the h selected dimensions that are in the top-k set.
+        v is the number of the h selected dimensions that are in the top-k set. Returns 0 if there
+        is no such h.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of

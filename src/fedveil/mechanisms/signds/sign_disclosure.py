@@ -1,4 +1,4 @@
-"""The information in one SignDS report about the sign of one weight's change."""
+"""The information that one report of SignDS gives about the sign of one weight's change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 
 
 class SignTold(NamedTuple):
-    """The information in one SignDS report about the sign of one weight's change.
+    """The information that one report of SignDS gives about the sign of one weight's change.
 
-    `selected` is the probability that the change has the report's sign if the report selects the
-    weight. `passed` is the same probability if the report does not select the weight. `log_ratio`
-    is the largest log likelihood ratio between the two signs. These three are for an attacker who
-    knows nothing about the other weights. `worst` is the largest log likelihood ratio for an
-    attacker who knows the changes of all other weights.
+    `selected` and `passed` are probabilities that the change has the report's sign: `selected` if
+    the report selects the weight, `passed` if it does not. `log_ratio` is the largest log
+    likelihood ratio between the two signs. These three are for an attacker who knows nothing about
+    the other weights. `worst` is the largest log likelihood ratio for an attacker who knows the
+    changes of all other weights.
     """
 
     selected: float
@@ -26,12 +26,13 @@ class SignTold(NamedTuple):
 
 
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
-    """Return what a report of `SignDS` with this plan reveals about the sign of a weight's change.
+    """Return the information that a report of `SignDS` gives about the sign of one weight's change.
 
-    Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
-    are exchangeable and not 0, and a change of any size is equally likely to have either sign. All
-    changes in the top-k set have the report's sign. This is so if at least topk changes have that
-    sign, as is usual.
+    `plan` and `eps` are those of the selection from `dim` weights. Before the report, both signs
+    are equally likely. Assumptions: the changes of all weights are exchangeable and not 0, and a
+    change of any size is equally likely to have either sign. All changes in the top-k set have the
+    report's sign, which holds if at least topk changes have it, as is usual. Raises `InvalidValue`
+    if the top-k set has more than half of the weights.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

@@ -23,12 +23,12 @@ _REGROW_ROUNDS = 5
 class MagnitudeEstimator:
     """The server's estimate of the size of the clients' updates, from one bit of each client.
 
-    B is the majority of a round's bits, which clients have protected by randomised response. A
-    client's bit is 1 if its update is small (`bit`). In the phase `growth`, B = 0 multiplies the
-    estimate by `growth`, and B = 1 starts the phase `shrink`. In the phase `shrink`, B = 0 changes
-    nothing, and B = 1 halves the estimate. The phase `growth` returns only with `regrow`, after
-    five rounds of B = 0 in a row. The state consists of `estimate`, `phase` and `zeros`, the number
-    of rounds of B = 0 in a row. The estimate is limited to the range of normal float32 numbers.
+    A client's bit is 1 if its update is small (`bit`), and is protected by randomised response. B
+    is the majority of a round's bits. In the phase `growth`, B = 0 multiplies the estimate by
+    `growth`, and B = 1 starts the phase `shrink`. In the phase `shrink`, B = 0 changes nothing, and
+    B = 1 halves the estimate. The phase `growth` returns only with `regrow`, after five rounds in a
+    row with B = 0. The state consists of `estimate`, `phase` and `zeros`, the number of rounds in a
+    row with B = 0. The estimate is limited to the range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 
@@ -66,16 +66,19 @@ class MagnitudeEstimator:
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Update the estimate from one round's bits, after randomised response at `eps`."""
+        """Update the estimate from one round's bits. Clients perturbed them by randomised response.
+
+        `eps` is the epsilon of the randomised response.
+        """
         bits = np.asarray(reported_bits)
         if not np.isin(bits, (0, 1)).all():
             raise InvalidValue("reported_bits holds other values than 0 and 1")
         self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
 
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
-        """Update the estimate from one round in which `ones` of `reporters` bits were 1.
+        """Update the estimate from one round, in which `ones` of `reporters` perturbed bits were 1.
 
-        `eps` is the randomised response's epsilon. Without reporters, nothing changes.
+        `eps` is the epsilon of the randomised response. If `reporters` is 0, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return
@@ -97,13 +100,14 @@ class MagnitudeEstimator:
 
     @staticmethod
     def enough(reporters: int, participants: int) -> bool:
-        """Return True if the `reporters` that sent a bit are at least 5% of `participants`."""
+        """Return True if `reporters` (clients that sent a bit) are 5% of `participants` or more."""
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
         """Return the server's step size, 2 * estimate * participants.
 
-        If fewer than 5% of `participants` are `reporters` (sent a bit), returns `sign_global_lr`.
+        Returns `sign_global_lr` instead if `reporters`, the number of clients that sent a bit, is
+        below 5% of `participants`.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

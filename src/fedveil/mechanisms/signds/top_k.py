@@ -30,10 +30,10 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 
 
 class TopSet:
-    """The set of the `size` entries of a vector with the largest values of `sign * value`.
+    """The set of those `size` entries of a vector that have the largest sign * value.
 
-    If several entries equal the smallest value in the set, the set has the entries with the lowest
-    indices. -0.0 and 0.0 are equal. NaN and infinity are refused.
+    `sign` is 1 or -1. If several entries equal the smallest value in the set, those with the lowest
+    indices are in it. -0.0 and 0.0 are equal. Raises `InvalidValue` on NaN and infinity.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -52,16 +52,18 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of members of the set, given their `ranks` in ascending order.
+        """Return the indices of the members of the set with the given ascending `ranks`.
 
-        Members above the set's smallest value rank first, by index. Members equal to it follow.
+        Ranks count from 0. Members above the smallest value of the set come first, in order of
+        their index, and then the members that equal it.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of entries outside the set, given their `ranks` in ascending order.
+        """Return the indices of the entries outside the set with the given ascending `ranks`.
 
-        Entries below the set's smallest value rank first, by index. Entries equal to it follow.
+        Ranks count from 0. Entries below the smallest value of the set come first, in order of
+        their index, and then the entries that equal it.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 
@@ -78,7 +80,10 @@ class TopSet:
 
 
 def flat_vector(update: Any) -> Vector:
-    """Return `update` as a contiguous float32 or float64 vector. Its values are not checked."""
+    """Return `update` as a contiguous float32 or float64 vector, without checking its values.
+
+    Raises `InvalidValue` if it has another shape than one dimension, or no real numbers.
+    """
     array = np.asarray(update)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)

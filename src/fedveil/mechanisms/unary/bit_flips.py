@@ -1,9 +1,9 @@
-"""Draws the sum S of the states whose bits are 1 in a perturbed one-hot code, from flipped bits.
+"""Draws the sum S of the states whose bits are 1 in a perturbed code, from flipped bits.
 
 A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for each
-possible state. The protection rr flips each bit independently with probability q. oue does so too,
-except that the bit of the parameter's own state becomes a fair coin. The sampler jumps from each
-flipped bit to the next:
+possible state. The protection rr flips each bit independently with probability q. oue does the
+same, except that the bit of the parameter's own state becomes a fair coin. The sampler jumps from
+one flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
@@ -40,8 +40,9 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 class LyingBits:
     """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
 
-    Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays 1 with
-    probability p, which is 1 - q (rr) or 1/2 (oue). A 0 becomes 1 with probability q.
+    The code has one bit for each state, a whole number from -cells to cells. A bit that is 1 stays
+    1 with probability `p`, which is 1 - q (rr) or 1/2 (oue). A bit that is 0 becomes 1 with
+    probability `q`.
     """
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
@@ -51,9 +52,9 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Write to sums[i] a draw of S for parameter i, which is in the state states[i].
+        """Write to sums[i] a draw of S for parameter i, whose state is states[i].
 
-        S is the sum of the states whose bits are 1 in the parameter's perturbed code.
+        S is the sum of the states whose bits are 1 in the parameter's perturbed one-hot code.
         """
         if self._own_lies:
             sums[:] = states
@@ -70,10 +71,10 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., as one row.
+    """Return Pr[g unflipped bits before the next flipped bit] for g = 0, 1, ..., as one row.
 
-    A bit is flipped with probability `q`. The last entry is the probability of the largest listed g
-    or more. The relative error is at most 2^-43.
+    A bit is flipped with probability `q`. The last entry is for the largest listed g or more. The
+    relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -81,9 +82,10 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return exact integer weights of g = 0, 1, ... unflipped bits before the next flipped one.
+    """Return the probabilities of `gap_law` exactly, as integer weights.
 
-    A bit is flipped with probability `q`. The last weight is for the largest listed g or more.
+    A weight is for g = 0, 1, ... unflipped bits before the next flipped bit, the last one for the
+    largest listed g or more. A bit is flipped with probability `q`.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie
@@ -97,7 +99,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Set each sum to the parameter's state if the lowest bit of its coin is 1, else to 0."""
+    """Set sums[i] to the state of parameter i if the lowest bit of coins[i] is 1, else to 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -146,7 +148,8 @@ def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None
     """Write the parameter and the state of the bit at position places[k], for each k.
 
     Positions count the bits of all parameters' codes, one code after another. parameters[k] becomes
-    the number of the bit's parameter, and lying[k] the state for which the bit stands.
+    the index of the parameter to which the bit belongs, and lying[k] the state that the bit stands
+    for.
     """
     states = 2 * cells + 1
     for k in range(len(places)):

@@ -21,9 +21,10 @@ from fedveil.mechanisms.unary.rounding import States
 
 
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
-    """Return the packed, perturbed one-hot codes of parameters in these `states`, -cells to cells.
+    """Return the perturbed one-hot codes of parameters in the given `states`, packed as bits.
 
-    The bit of a parameter's own state is 1 with probability p, any other with q, independently.
+    A state is a whole number from -cells to cells. The bit of a parameter's own state is 1 with
+    probability p, any other bit with probability q, independently.
     """
     count = len(states) * (2 * cells + 1)
     packed = np.empty(packed_codes_size(count), np.uint8)
@@ -37,12 +38,12 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Return the number of bytes that hold `bits` bits and the 1 that marks their end."""
+    """Return the number of bytes that hold codes of `bits` bits in total, and an end mark."""
     return bits // 8 + 1
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes of 2 cells + 1 bits, or None if `packed` is invalid."""
+    """Return the number of codes of 2 cells + 1 bits in `packed`, or None for invalid bytes."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -51,14 +52,17 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each `sums[i]` the states whose bits are 1 in code i: k - `cells` for bit k."""
+    """Add to each `sums[i]` the sum of the states whose bits are 1 in code i of `packed`.
+
+    Bit k of a code stands for the state k - `cells`.
+    """
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row."""
+    """Return the bits of `count` packed codes as zeros and ones, with one code per row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
@@ -73,9 +77,9 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite one bit in the packed code of each parameter: the bit of its own state.
+    """Overwrite one bit in the packed code of each parameter: the bit of the parameter's own state.
 
-    The new bit of parameter i, which is in the state states[i], is bit i of `own`.
+    Parameter i is in the state states[i]. Its new bit is bit i of `own`.
     """
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]

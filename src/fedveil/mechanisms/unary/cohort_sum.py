@@ -27,7 +27,8 @@ _Counts = npt.NDArray[np.unsignedinteger[Any]]
 class CohortSum:
     """Counts the clients in each state, for each parameter, and draws the sum of their reports.
 
-    The counts are the clients' private data, so only simulations may use this class.
+    `dimension` is the number of parameters, and `capacity` the largest number of clients. The
+    counts are the clients' private data, so only simulations may use this class.
     """
 
     def __init__(self, dimension: int, cells: int, capacity: int) -> None:
@@ -37,7 +38,7 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count one client, whose parameters were rounded to the whole numbers `states`."""
+        """Count a client, whose parameters are rounded to `states`, from -cells to cells."""
         self._claim(1)
         _count(self._counts, states, self._cells)
 
@@ -51,10 +52,10 @@ class CohortSum:
         self.clients += clients
 
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
-        """Return, for every parameter, an exact draw of the sum of all clients' reports.
+        """Return an exact draw of the sum of all clients' reports, for every parameter.
 
-        A client's report is the sum of the states whose bits are 1 in its perturbed one-hot code.
-        The bit of the client's state is 1 with probability p, and any other bit with probability q.
+        A client reports the sum of the states whose bits are 1 in its perturbed one-hot code. The
+        bit of the client's own state is 1 with probability p, any other bit with probability q.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

@@ -152,9 +152,10 @@ class UnaryEncoding:
     def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
-        The rounding `nearest` gives the nearest state, or the even one of two equally near states.
-        `stochastic` rounds up or down at random with `entropy`. The expected state is then the
-        number before rounding. Infinities are clipped. NaN is refused.
+        With the rounding `nearest`, it is the nearest state, or the even one of two equally near
+        states. With `stochastic`, the number is rounded up or down at random, drawn from `entropy`,
+        so that the expected state is the number. Infinities are clipped. Raises `InvalidValue` on
+        NaN.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -165,7 +166,7 @@ class UnaryEncoding:
     def encode_moved(self, start: Float32s, update: Float32s, entropy: Entropy) -> States:
         """Return the states of the values `start + update`, clipped and rounded as by `encode`.
 
-        Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
+        Raises `InvalidValue` if the update is not finite, or if an entry of the sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
@@ -175,13 +176,13 @@ class UnaryEncoding:
         return self.encode(values, entropy)
 
     def values(self, states: States) -> Float64s:
-        """Return the value of each state: state * value_range / cells."""
+        """Return the value that each state stands for: state * value_range / cells."""
         return states.astype(np.float64) * (self.value_range / self.cells)
 
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
         """Return the report of a vector. The report is protected and may be sent.
 
-        Floats are values, which `encode` first rounds to states. Integers are such states already.
+        If `values` has floats, `encode` first rounds them to states. Integers are states already.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -229,7 +230,11 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Return `running` (None: zeros) plus each code's S, the sum of states whose bits are 1."""
+        """Return `running` (zeros if None) plus the sum S of each code in `report`.
+
+        S is the sum of the states whose bits are 1 in a parameter's code. Raises `InvalidValue` if
+        `running` is for another number of parameters.
+        """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -252,8 +257,9 @@ class UnaryEncoding:
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
         """Return an estimate of the mean of n clients' values, for each parameter.
 
-        `reports` are the clients' reports, or their running sums from `add`. The estimate is
-        unbiased for the mean of the rounded values, each a client's state * value_range / cells.
+        `reports` is either a list of the clients' reports, or the running sums that `add` computed
+        from them. The estimate is unbiased for the mean of the clients' rounded values. A rounded
+        value is state * value_range / cells.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -271,7 +277,8 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are this encoding's probabilities. Reports must be bits (`report="bits"`).
+        is 1, and p and q are the probabilities of this encoding. Raises `InvalidValue` unless
+        `self.report` is "bits".
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -288,14 +295,14 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Return the estimated mean's variance, if rounding leaves n clients' `value` unchanged.
+        """Return the variance of the estimated mean, if all n clients have the value `value`.
 
-        It is
+        `value` must be the value of a state, so that rounding does not change it. The variance is
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v in -cells..cells, and x = value / value_range. Rounding at
-        random to a state (`stochastic`) adds at most (value_range / cells)² / (4 n), and `nearest`
+        with the sum over all states v in -cells..cells, and x = value / value_range. For any other
+        value, the rounding `stochastic` adds at most (value_range / cells)² / (4 n), and `nearest`
         a bias of at most value_range / (2 cells).
         """
         n = integer("n", n, 1)
@@ -307,9 +314,9 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter with this `state`.
+        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter in the state `state`.
 
-        A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1.
+        S is the sum of the states whose bits are 1 in the parameter's code.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
@@ -321,12 +328,12 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 if it can hold every S, the sum of states whose bits are 1, else int32."""
+        """Return int16 if it can hold every S (a sum of states whose bits are 1), else int32."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Return how many bits a report needs for one parameter's sum, such as 12 for 50 cells."""
+        """Return the number of bits of a parameter's sum in a report, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:
@@ -344,14 +351,14 @@ class UnaryEncoding:
     def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
         """Return the bytes of a report of `count` parameters, computed slice by slice.
 
-        `report(part)` returns the report of the parameters in the slice `part`.
+        `report(part)` must return the report of the parameters in the slice `part`.
         """
         if self.report == "bits":
             return report(slice(0, count))  # the end of a packing is marked, so parts do not join
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Add an untrusted packed report to `running`, as `add` does.
+        """Add an untrusted packed report to the running sums `running`, in place, as `add` does.
 
         Raises `InvalidValue`, and adds nothing, if the bytes are not a packed report.
         """
@@ -365,7 +372,10 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode an untrusted report. Raises `InvalidValue` unless it has `dimension` values."""
+        """Decode the bytes of an untrusted report.
+
+        Raises `InvalidValue` if they are not a packed report of `dimension` parameters.
+        """
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")

@@ -1,7 +1,7 @@
-"""The random choices in a report of `UnaryEncoding`, which an auditor checks.
+"""The random choices in a report of `UnaryEncoding`, which an audit checks.
 
 A choice is one randomised number of the report: a bit of a parameter's one-hot code, or the sum S
-of the states whose bits are 1 in it. It is truthful if it equals the number without noise.
+of the states whose bits are 1. It is truthful if it equals the number without noise.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the kinds of choices (randomised numbers) in a report of `dimension` parameters.
+    """Return the kinds of choices in a report of `dimension` parameters.
 
-    In a report of bits, each bit of a parameter's one-hot code is a choice. It is truthful (not
-    flipped) with probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a
-    fair coin instead. In a report of sums, each parameter's sum is a choice, and is truthful if it
+    A choice is one randomised number of the report. It is truthful if noise did not change it. In a
+    report of bits, each bit of a parameter's one-hot code is a choice, and is truthful with
+    probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a fair coin
+    instead. In a report of sums, each parameter's sum of states is a choice, and is truthful if it
     equals the parameter's state. Only sums of parameters in the largest or the smallest state are
     tested. Returns no choices if `encoding.report` is "sum" and `encoding.cells` is above 127.
     """
@@ -45,9 +46,10 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return, for each `Choice`, an array that says which bits or sums the noise left unchanged.
+    """Return an array for each kind of choice: it says which bits or sums the noise left unchanged.
 
-    An entry is 1 if the bit or sum in `report` is that of `values`, 0 if not, -1 if not tested.
+    The kinds are those of `choices`. An entry is 1 if the bit or sum in `report` is that of the
+    vector `values` without noise, 0 if it is not, and -1 if it is not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -69,7 +71,11 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return each value's state, and a mask of the values that have no other possible state."""
+    """Return the state of each value, and a mask of the values whose rounding is certain.
+
+    With stochastic rounding, only a value that equals a state is certain. Any other value is
+    rounded to one of two states, of which the one nearer to 0 is returned.
+    """
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)
@@ -79,6 +85,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return Pr[the reported sum S is `cells` | the parameter's state is `cells`, the largest]."""
+    """Return Pr[reported sum S = `cells` | parameter's state = `cells`, the largest state]."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

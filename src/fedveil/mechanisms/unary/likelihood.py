@@ -1,4 +1,4 @@
-"""The likelihood of a `UnaryEncoding` report, given the values."""
+"""The likelihood of a report of `UnaryEncoding`, given a client's values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 
 
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
-    """Return a function that maps values to ln Pr[report | values].
+    """Return a function that maps a vector of values to ln Pr[report | values].
 
     Returns None if `encoding.report` is "sum" and `encoding.cells` is above 127. If values are
-    rounded at random, Pr is the average over the possible states. The error of the result is at
+    rounded at random, Pr is the average over the possible states. The error of the logarithm is at
     most 2^-40 per parameter. Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
@@ -33,7 +33,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return a function that maps values to ln Pr[they are rounded to exactly these `states`]."""
+    """Return a function that maps a vector of values to ln Pr[they are rounded to `states`]."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -62,10 +62,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps values to a sum of logarithms: Σ ln chance(state of the value).
+    """Return a function that maps a vector of values to Σ ln chance(state of a value).
 
-    If values are rounded at random, `chance` is averaged over the two possible states of each
-    value before the logarithm is taken.
+    `chance` maps an array of states to their probabilities. If values are rounded at random, the
+    probabilities of a value's two possible states are averaged before the logarithm is taken.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -14,13 +14,14 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """Describes the release of one parameter's report. A ledger composes its loss distribution.
+    """Describes the release of one parameter's report, so that a ledger can compose its loss.
 
     The parameter's state, a whole number from -`cells` to `cells`, is encoded by one bit for each
-    state. The state's own bit is 1 with probability `p`, any other with probability `q`. A report
-    has either these bits or (`report` = "sum") S, the sum of the states whose bits are 1. `epsilon`
-    is the privacy loss of the bits. For S, the loss distribution is the worst over all pairs of
-    states. If `cells` is above 127, the bits' loss distribution is used, an upper bound.
+    state. The bit of this state is 1 with probability `p`, any other bit with probability `q`. A
+    report has these bits or, if `report` is "sum", only the sum S of the states whose bits are 1.
+    `epsilon` is the privacy loss of the bits. For S, the loss distribution is the worst over all
+    pairs of states. If `cells` is above 127, the loss distribution of the bits, an upper bound, is
+    used instead.
     """
 
     p: Fraction
@@ -45,8 +46,8 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return the distribution of the bits of two states, v and w, in a perturbed one-hot code.
 
-    Row 0 is for a parameter in state v, row 1 for one in state w. Codes of v and w differ only in
-    these bits. The columns are the values 00, 01, 10 and 11 of the two bits.
+    Row 0 is for a parameter in state v, row 1 for a parameter in state w. Codes of v and w differ
+    only in these two bits. The columns are their values 00, 01, 10 and 11.
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

@@ -1,4 +1,4 @@
-"""Converts values to states: scales them to -cells..cells, clips and rounds them."""
+"""Converts values to states, whole numbers from -cells to cells: scales, clips and rounds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state in -cells..cells nearest to cells * value / value_range. Refuses NaN."""
+    """Return for each value the state in -cells..cells nearest to cells * value / value_range.
+
+    Raises `InvalidValue` on NaN.
+    """
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -30,7 +33,10 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 
 
 def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: float) -> States:
-    """Return the integers in -cells..cells nearest to cells * (start + update) / value_range."""
+    """Return the states nearest to cells * (start + update) / value_range, in -cells..cells.
+
+    Raises `InvalidValue` if the update is not finite, or if an entry of the sum is NaN.
+    """
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -41,9 +47,10 @@ def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: fl
 def stochastic_states(
     values: npt.ArrayLike, cells: int, value_range: float, entropy: Entropy
 ) -> States:
-    """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
+    """Return cells * value / value_range, clipped to -cells..cells and rounded at random.
 
-    The expected state is exactly the clipped number.
+    A number between two states is rounded to one of them. The expected state is exactly the number.
+    Raises `InvalidValue` on NaN.
     """
     # The draw decides whether the magnitude is rounded up. Its fraction is exact in floating point.
     array = _floating(values)
@@ -68,7 +75,10 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return each value's two possible states, the one nearer 0 first, and Pr[the second one]."""
+    """Return the two states to which each value may be rounded, and Pr[the second one].
+
+    The first state is the one that is nearer to 0.
+    """
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -101,7 +111,7 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
     """Add `update` to `values` in place. Returns the number of results outside [-clip, clip].
 
-    Returns -1 if the update is not finite.
+    Returns -1 instead if the update is not finite.
     """
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
@@ -120,7 +130,10 @@ def _nearest_numpy(values: _Values, cells: int, value_range: float, states: Stat
 
 @compiled(_nearest_numpy)
 def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
-    """Write to `states` the state nearest to each scaled value. Returns False if a value is NaN."""
+    """Write the state nearest to cells * value / value_range to `states`, for each value.
+
+    Returns False if a value is NaN.
+    """
     fine = True
     for i in range(len(values)):
         scaled = np.float64(values[i]) * cells / value_range
@@ -153,7 +166,7 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Write to `states` the integers nearest to cells * (start + update) / value_range.
+    """Write the states nearest to cells * (start + update) / value_range to `states`.
 
     They are limited to -cells..cells. Returns the number of entries of start + update outside
     [-clip, clip], or -1 if the update is not finite, or -2 if an entry of start + update is NaN.
@@ -203,10 +216,11 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Scale values to -cells..cells, and round each at random to a whole number in `states`.
+    """Write cells * value / value_range, clipped and rounded at random, to `states` for each value.
 
-    The mean state is the scaled value. A value that its 64 random bits in `words` do not decide is
-    rounded towards 0 and listed in `undecided`. Returns the number of such values, or -1 for a NaN.
+    The mean state is the clipped number. Each value has 64 random bits in `words`. A value that
+    these bits do not decide is rounded towards 0, and its index is written to `undecided`. Returns
+    the number of such values, or -1 if a value is NaN.
     """
     count = 0
     for i in range(len(values)):

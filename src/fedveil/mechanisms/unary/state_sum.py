@@ -27,16 +27,17 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of the states whose bits are 1, cells (cells + 1) / 2."""
+    """Return the largest possible sum of the states 1..cells, which is cells (cells + 1) / 2."""
     return cells * (cells + 1) // 2
 
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return a table for each state of a parameter, which draws its code's sum S by one look-up.
+    """Return alias tables that draw the sum S of a parameter's perturbed code by one look-up.
 
-    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
-    of the parameter's state is 1 with probability p, any other with probability q.
+    There is one table for each state of the parameter, -cells..cells. The code has one bit for each
+    state. The bit of the parameter's own state is 1 with probability p, any other bit with
+    probability q, and S is the sum of the states whose bits are 1.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -47,11 +48,12 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S: one row for each state of the parameter.
+    """Return the distribution of the sum S of a perturbed code, for each state of the parameter.
 
-    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
-    of the row's state is 1 with probability p, any other with probability q. The relative error of
-    every entry that does not underflow is below 2^-40.
+    The result has one row for each state -cells..cells of the parameter, and one column for each S.
+    The code has one bit for each state. The bit of the parameter's own state is 1 with probability
+    p, any other bit with probability q, and S is the sum of the states whose bits are 1. The
+    relative error of every entry that does not underflow is below 2^-40.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -68,11 +70,12 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S, for a parameter with this `state`.
+    """Return the distribution of the sum S of a perturbed code, for a parameter in `state`.
 
-    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
-    of `state` is 1 with probability p, any other with probability q. The relative error of every
-    entry that does not underflow is below 3 (2 cells + 1) 2^-53.
+    The code has one bit for each state -cells..cells. The bit of `state` is 1 with probability p,
+    any other bit with probability q, and S is the sum of the states whose bits are 1. The result
+    has an entry for each S. The relative error of every entry that does not underflow is below 3 (2
+    cells + 1) 2^-53.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -86,9 +89,9 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
     """Fill rows low..high-1 of `laws`: row v is the distribution of S for a parameter in state v.
 
-    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. `law`
-    is the distribution of S without the bits of the states low..high-1. The function adds these:
-    the bit of state v is 1 with probability p, the others with probability q.
+    S is the sum of the states whose bits are 1 in a code with one bit for each state. `law` is the
+    distribution of S without the bits of the states low..high-1. The function adds these bits: that
+    of state v is 1 with probability p, the others with probability q.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -128,10 +131,11 @@ def _with_bit(law: _Law, chances: _Chances, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return exact integer weights of a perturbed code's sums S, for a parameter with this `state`.
+    """Return the exact distribution of the sum S of a perturbed code, as integer weights.
 
-    A code has one bit per state -cells..cells. S is the sum of the states whose bits are 1. The bit
-    of `state` is 1 with probability p, any other with probability q.
+    The parameter is in the state `state`. The code has one bit for each state -cells..cells. The
+    bit of `state` is 1 with probability p, any other bit with probability q, and S is the sum of
+    the states whose bits are 1.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
