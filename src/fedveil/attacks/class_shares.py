@@ -37,13 +37,16 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the server's view: one report or, if it alone reveals nothing, a sum of reports."""
+    """Simulates what the server sees: one report or, if it reveals nothing, a sum of reports."""
 
     target: Target
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield the attacker's estimate of each update, from its report or a sum of reports."""
+        """Yield the attacker's estimate of each update, from its report or a sum of reports.
+
+        A sum is used if single reports reveal nothing. It contains the report of the update.
+        """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
         others: list[Float32s] = []
@@ -95,9 +98,10 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose up to `most` classes to attack. The result simulates clients of these classes.
+        """Choose up to `most` classes to attack, and prepare the simulated clients.
 
-        The attacked clients get training examples, the attacker's own clients test examples.
+        The attacked clients get training examples. The attacker's own clients, which it knows, get
+        test examples. Raises `AttackImpossible` if no class has enough examples.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
@@ -118,7 +122,7 @@ class Classes:
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
         """Train `number` simulated clients on random `examples`, and return their updates.
 
-        If `has` is True, three quarters of a client's examples are of the class `wanted`.
+        If `has` is True, three quarters of each client's examples are of the class `wanted`.
         Otherwise at most half are.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
@@ -136,10 +140,11 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return the scores of the attacker's own simulated clients, and of the attacked clients.
+        """Return scores of the attacker's own simulated clients, and of the attacked clients.
 
-        Each result has two arrays: scores of clients that hold mostly the class `wanted`, and of
-        others. An array has `shadows` scores in the first result, and `cases` in the second.
+        Each of the two results is a pair of arrays: the scores of clients that hold mostly the
+        class `wanted`, and the scores of other clients. The arrays in the first result have
+        `shadows` scores, those in the second `cases`.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -179,10 +184,10 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return how well iLRG (`label_counts`) counts the labels of clients.
+    """Return metrics for how well iLRG (`label_counts`) counts the labels of clients.
 
     The metrics are the median share of a client's labels that is counted right, and the share of
-    clients for which every count is right. The result is empty unless the optimiser is SGD and the
+    clients for which every count is right. Returns no metrics unless the optimiser is SGD and the
     model ends in a dense layer.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]

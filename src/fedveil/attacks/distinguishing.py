@@ -42,7 +42,7 @@ _TRIED = 50
 
 
 class Pair(NamedTuple):
-    """Two updates, `a` and `b`, that a client may have, and a name for the pair."""
+    """Two updates, `a` and `b`, one of which a client has, and a name for the pair."""
 
     name: str
     a: Float32s
@@ -66,9 +66,9 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen, sums: bool = False) -> Reading:
-    """Return the attacker's estimate of the first client's update in a round.
+    """Return the attacker's estimate of the first client's update in a round, from its report.
 
-    If that client's report reveals nothing, or if `sums` is True, the sum of all reports is used.
+    If the report reveals nothing, or if `sums` is True, the attacker uses the sum of all reports.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -90,9 +90,10 @@ def evidence(
 ) -> tuple[Float64s, Float64s]:
     """Simulate a client that always reports `pair.a`, and one that always reports `pair.b`.
 
-    Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns two
-    arrays [trials, rounds], one for each client: the evidence of every report for `a` against `b`
-    (see `telling`). If `sums` is True, the attacker sees only the sum of all reports.
+    Each client takes part in `rounds` rounds, and is simulated `trials` times with new noise.
+    Returns one array [trials, rounds] for each client: the evidence of every report for `a` against
+    `b` (see `telling`). If `sums` is True, the attacker sees only the sum of all reports. `step` is
+    called after every simulated run.
     """
 
     def told(view: Seen) -> float:
@@ -117,8 +118,8 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    Tries a few pairs, all with the same noise if `entropy` is seeded. If `sums` is True, the
-    attacker sees the sum of all reports.
+    Tries a few pairs, and returns the one with the strongest evidence. All are tried with the same
+    noise if `entropy` is seeded. If `sums` is True, the attacker sees only the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -141,8 +142,9 @@ class Distinguished:
     """Result of distinguishing the two updates of a pair by the reports of `rounds` rounds.
 
     `audit` compares a lower bound on epsilon with the claim. `right` is the share of right guesses
-    if both updates are equally likely. `curve` is another lower bound on epsilon, valid if the
-    reports follow the protection's privacy curve (`curve_bound`). It is NaN without a curve.
+    if both updates are equally likely. `curve` is another lower bound on epsilon (`curve_bound`),
+    valid if the reports follow the protection's privacy curve. It is NaN if the protection has no
+    such curve.
     """
 
     pair: str
@@ -167,12 +169,13 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that computes the charges of `rounds` reports at another privacy cost.
+    """Return a function that computes the charges of `rounds` reports at another cost, or None.
 
-    A charge is a privacy loss and its number of releases. The function's argument is a factor. At
-    1, it returns the charges of `protection`. A larger factor changes the parameter that decides
-    the cost, such as an epsilon, so that the charges are larger. Returns None if there is no such
-    parameter, or if the protection is adaptive.
+    A charge is a privacy loss and the number of times that it was spent. The returned function
+    takes a factor. At factor 1, it returns the charges of `protection`. At a larger factor, it
+    changes the parameter that decides the cost, such as an epsilon, so that the charges are larger.
+    The result is None if there is no such parameter, or if the cost of a round depends on earlier
+    rounds.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -195,12 +198,12 @@ def distinguish(
     claim: Figure,
     family: Family | None = None,
 ) -> Distinguished:
-    """Return how well evidence distinguishes clients with one update from clients with another.
+    """Measure how well the attacker's evidence distinguishes clients with two different updates.
 
-    `ahead` has the summed evidence of each simulated client with the first update, and `back` that
-    of each client with the second. Evidence above 0 favours the first update. `pair` names the
-    updates. `claim` is the epsilon that the ledger states for `rounds` reports. `family` is the
-    result of `curves`.
+    `ahead` has one number for each simulated client with the first update: its evidence, summed
+    over its reports. `back` has these numbers for clients with the second update. Evidence above 0
+    favours the first update. `pair` names the two updates. `claim` is the epsilon that the ledger
+    states for `rounds` reports. `family` is the result of `curves`.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish
@@ -237,7 +240,7 @@ def distinguished(
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     Each update of a pair is simulated in `trials` runs. If `sums` is True, the attacker sees only
-    the sum of all reports. Returns two results for each pair, or only the first if `rounds` is 1.
+    the sum of all reports. Returns two results for each pair (one if `rounds` is 1).
     """
     found, done = [], 0
     watch = watch or Watch()
@@ -262,9 +265,10 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Distinguish two pairs of updates by a client's reports in a run.
+    """Guess from a client's reports which of two known updates the client has, for two pairs.
 
-    The first pair is two very different updates, the second is the updates of two clients.
+    The first pair is two very different updates (`far_apart`). The second pair is the updates of
+    the job's first two clients.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

@@ -71,7 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction q counts as zero on neuron i if entry i of |`left` @ q| is below the number `zero`.
+    A direction (a vector q) counts as zero on neuron i if entry i of |`left` @ q| is below `zero`.
     """
 
     left: Float64s
@@ -81,7 +81,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions, each a column of an array with `rank` rows, and a score for each."""
+    """Candidate directions, the columns of an array [rank, candidates], and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -91,7 +91,8 @@ class _Found:
 class _Explanation:
     """Candidate examples [examples, features], and how well each example's direction fits.
 
-    `shares[i]` is the share of neurons for which direction i predicts if example i activates them.
+    Direction i predicts which neurons example i activates. `shares[i]` is the share of neurons for
+    which this prediction is right.
     """
 
     examples: Float64s
@@ -105,10 +106,12 @@ class _Explanation:
 def invert(
     gradient: DenseGradient, starts: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
-    """Return the batch [examples, features] whose mean loss has this gradient. None if not found.
+    """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
-    `batch` is the number of examples (by default the gradient's rank). At most `starts` random
-    starts are drawn with `rng`. Most or all of the returned examples are right.
+    None means that the search found no batch.
+
+    `batch` is the number of examples, by default the rank of the weight gradient. The search draws
+    at most `starts` random starts with `rng`. Most or all of the returned examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -228,7 +231,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions without repetitions, those with the largest scores first."""
+    """Merge the directions and remove repetitions. Those with the largest scores come first."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -243,7 +246,7 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose one direction per example: together they best predict which neurons are active."""
+    """Choose one direction per example, which together best predict the neurons that are active."""
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):
@@ -277,7 +280,10 @@ def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s)
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
-    """Return the dense layer that begins the model. Raises `AttackImpossible` if there is none."""
+    """Return the dense layer that begins the model and precedes a ReLU.
+
+    Raises `AttackImpossible` if there is none, or if it has no bias.
+    """
     layers = [m for m in model.modules() if not list(m.children())]
     layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
     match layers:
@@ -359,7 +365,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def recovered_of_batches(
     target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
-    """Attack `cases` batches of `size` examples. Returns the share recovered, and a picture."""
+    """Attack `cases` batches of `size` examples. Returns the share recovered, and a PNG or None."""
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     parts = [target.rows(i) for i in range(len(readings))]

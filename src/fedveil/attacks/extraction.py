@@ -1,8 +1,9 @@
 """Extraction of secret phrases, planted in clients' texts, from the trained model.
 
-A phrase is a row of random tokens: a known beginning and a secret. Exposure (Carlini et al. 2019,
-"The secret sharer") is log2(candidates) - log2(rank). The rank is that of the secret among random
-candidates, by the model's loss. A phrase that no client had has a median exposure of 1 bit.
+A phrase is a row of random tokens: a known beginning, followed by a secret. Each secret is ranked
+among random candidates by the model's loss. Its exposure (Carlini et al. 2019, "The secret sharer")
+is log2(candidates) - log2(rank). A phrase that was in no client's texts has a median exposure of 1
+bit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Phrases:
-    """Phrases as rows of tokens. `copies[i]` is the number of copies of phrase i, which may be 0.
+    """Phrases as rows of tokens. `copies[i]` is the number of planted copies of phrase i, or 0.
 
     `tokens` are the different tokens from which phrases are made.
     """
@@ -101,10 +102,11 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 
 
 def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
-    """Set to 0 the copies of each phrase whose client took part in no round. Returns a copy.
+    """Copy the phrases, with 0 `copies` for each phrase whose client took part in no round.
 
-    `owners[i]` is the client with phrase i, or -1. `clients` are the clients that took part. Raises
-    `AttackImpossible` if no phrase is left for some number of copies in `COPIES`.
+    `owners[i]` is the client that has phrase i in its texts, or -1 if no client has it. `clients`
+    are the clients that took part. Raises `AttackImpossible` if, for one of the numbers in
+    `COPIES`, no phrase with this number of copies is left.
     """
     copies = np.where(np.isin(owners, clients.astype(np.int64)), phrases.copies, 0)
     if not set(COPIES) <= set(copies.tolist()):
@@ -116,11 +118,11 @@ def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
 
 
 def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset, Int64s]:
-    """Return the data in which copies of a phrase replace examples, one phrase per client.
+    """Return the data in which copies of phrases replace examples, and the client of each phrase.
 
-    Also returns the client of each phrase, or -1 without one. Clients that the job's seed draws in
-    some round get phrases first. Raises `AttackImpossible` if there are too few clients with enough
-    examples.
+    All copies of a phrase go to one client. The client of a phrase without copies is -1. Clients
+    that the job's seed draws in some round get phrases first. Raises `AttackImpossible` if there
+    are too few clients with enough examples.
     """
     # The run distributes the examples anew. Some are missing if clients hold out a part of them.
     train, split = target.dataset.train, make_partition(target.job, target.dataset)
@@ -149,7 +151,7 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset
 
 
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
-    """Return each phrase's exposure in bits, by its rank among `candidates` random secrets."""
+    """Return each phrase's exposure in bits, ranking its secret among `candidates` random ones."""
     found = []
     for i, phrase in enumerate(phrases.rows):
         generator = entropy.stream("candidates", i).generator()
@@ -164,7 +166,7 @@ def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entr
 
 @torch.no_grad()
 def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
-    """Return, for each row of tokens, the sum of the losses of its secret tokens."""
+    """Return, for each row of tokens, the sum of the model's losses on the tokens of the secret."""
     model.eval()
     size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
     parts: list[Array] = []

@@ -35,7 +35,7 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 class Averaged:
     """Running average of an attacker's estimates of one update, weighted by their reliability.
 
-    Estimates that give only the direction of the update are summed instead.
+    Estimates that give only the direction of the update, not its size, are summed instead.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -58,9 +58,9 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Return the cosine, correlation and relative error of an estimate of the true update.
+    """Return the cosine, correlation and relative error of an estimate and the true update.
 
-    The error is |estimate - update| / |update|.
+    The relative error is |estimate - update| / |update|.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0
@@ -100,7 +100,10 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield the median cosine, correlation and error, the rate of right guesses and `claim`."""
+        """Yield the median cosine, correlation and error, the share of right guesses, and `claim`.
+
+        The last metric is the epsilon of `claim`. It is left out if `claim` is None.
+        """
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -124,7 +127,7 @@ def averaged(
     """Attack `trials` clients that have the pair's first update, and `trials` that have the second.
 
     Each client reports its update again and again. Returns one result for each number of reports in
-    `counts`, in ascending order.
+    `counts`, in ascending order of this number.
     """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
@@ -165,10 +168,10 @@ def embedding_repeated(
     reuse: bool = False,
     entropy: Entropy,
 ) -> dict[int, Measured]:
-    """Return the share of bits that a majority vote over k reports gets right, by k in `counts`.
+    """Return, for each k in `counts`, the share of bits that a majority of k reports gets right.
 
-    `vectors` is [examples, values]. A report has a bit for each value, flipped by EmbeddingDP with
-    the parameter `eps`. A value's true bit is 1 if the value is above 0. If `reuse` is True, every
+    `vectors` is [examples, values]. A value's true bit is 1 if the value is above 0. A report has a
+    bit for each value, flipped by EmbeddingDP with the parameter `eps`. If `reuse` is True, every
     report of an example repeats its first one. Ties are decided by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]

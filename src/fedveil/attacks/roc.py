@@ -20,9 +20,10 @@ LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at `threshold`, AUC, and the TPR at low false-positive rates.
+    """Return balanced accuracy, AUC, and true-positive rates at low false-positive rates.
 
-    The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
+    Their names begin with `name`. The balanced accuracy is at `threshold`. It is unbiased only if
+    the threshold was not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [

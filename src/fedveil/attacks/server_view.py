@@ -18,9 +18,10 @@ from fedveil.protections.reading import Reading
 class Seen:
     """A server's view of a round: an estimate of each client's update, and the aggregate.
 
-    `readings[i]` is the estimate from client i's report. `state` is the protection's state for the
-    next round. `told` is the server's request to the first client for its update. `silent` are the
-    clients that were not asked for their update, which happens only under secure aggregation.
+    `readings[i]` is the attacker's best estimate of client i's update, from that client's report.
+    `state` is the protection's state for the next round. `told` is the message in which the server
+    requested the first client's update. `silent` are the clients that were not asked for their
+    update, which happens only under secure aggregation.
     """
 
     readings: Sequence[Reading]
@@ -94,9 +95,9 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of each of `times` rounds with the same update of the first client.
+    """Yield the server's view of `times` rounds, in each of which the first client has `update`.
 
-    If a round needs several clients, others take part with updates of zero.
+    If a round needs several clients, the others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

@@ -61,7 +61,7 @@ def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return the job, data and partition, reduced to the training examples that clients have."""
+    """Copy the job, data and partition, with only the training examples that clients have."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -73,9 +73,11 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 
 
 def _played(run: Path, job: Job) -> dict[str, Any]:
-    """Return the fields `took_part`, `played` and `claim` of a run's target, from its checkpoint.
+    """Return the fields of a run's target that come from the run's latest checkpoint.
 
-    Returns no fields without a checkpoint.
+    The fields are `took_part` (the clients that took part before the model was saved), `played`
+    (the number of rounds) and `claim` (see `claim_of`). The result is empty if there is no
+    checkpoint.
     """
     saved = Checkpoint.at(run)
     if saved is None:
@@ -89,10 +91,11 @@ def _played(run: Path, job: Job) -> dict[str, Any]:
 
 
 def claim_of(ledger: Ledger, job: Job) -> Figure | None:
-    """Return the ledger's guarantee for a client that took part in every round of an adaptive run.
+    """Return the guarantee of an adaptive run for a client that took part in every round, or None.
 
-    Later rounds of such a run may cost more than the first, so a forecast made from the first round
-    may be too small. Returns None if the run is not adaptive.
+    In an adaptive run, the cost of a round depends on earlier rounds, so a forecast made from the
+    first round may be too small. The ledger knows the cost of every round. Returns None if the run
+    is not adaptive.
     """
     return ledger.figure_every_round(job.privacy.delta) if ledger.adaptive else None
 
@@ -100,9 +103,10 @@ def claim_of(ledger: Ledger, job: Job) -> Figure | None:
 def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
     """Return the clients of a run that took part before its model was saved.
 
-    `charged` are the clients that took part in any round. If the job keeps the best model,
-    `kept_round` is the round of that model. Later rounds have no part in it. If clients are drawn
-    in secret, nobody knows the rounds of a client, and the result is `charged`.
+    `charged` are the clients that took part in any round. `kept_round` is the round of the saved
+    model if the job keeps the best model, otherwise None. Clients that took part only in later
+    rounds are left out. If clients are drawn in secret, nobody knows in which rounds a client took
+    part, and the result is `charged`.
     """
     drawn = None if kept_round is None else Cohorts(job).until(kept_round)
     return charged if drawn is None else np.intersect1d(charged, np.array(drawn, np.uint64))
@@ -178,7 +182,8 @@ class Target:
     def needs_client_unit(self, what: str) -> None:
         """Raise `AttackImpossible` unless the job's epsilon covers whole clients.
 
-        `what` describes the attack in the error.
+        `what` is a phrase for the error that says what the attack does, such as "asks what one
+        client holds".
         """
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
@@ -188,7 +193,11 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """Load a finished run: its final model, and its job after applying `overrides`."""
+        """Load a finished run from its folder: its final model, and its job with `overrides`.
+
+        An override is a text such as "seed=3". Raises `RunFolderError` if the folder holds no
+        finished run.
+        """
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
@@ -224,9 +233,10 @@ class Target:
         return self.job.rounds if self.played is None else self.played
 
     def promised(self, rounds: int = 1) -> Figure:
-        """Return the ledger's epsilon for a client that reports in `rounds` rounds.
+        """Return the epsilon, with its delta, for a client that reports in `rounds` rounds.
 
-        It is infinite if the protection gives no guarantee against a server that reads the reports.
+        Epsilon is infinite if the protection gives no guarantee against a server that reads the
+        reports.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
         # A protection of one phase has no masks between the server and a report. One of several
@@ -285,10 +295,10 @@ class Target:
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
     ) -> list[Float32s]:
-        """Train the clients as in round `round`, and return their updates.
+        """Train the clients as in round `round`. Returns one update, a vector, for each client.
 
-        They start from `weights`, by default the target's own. Raises `AttackImpossible` if an
-        update is not finite.
+        The clients start from `weights`, by default the target's own. Raises `AttackImpossible` if
+        an update is not finite.
         """
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
@@ -317,7 +327,7 @@ class Target:
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
         """Return the server's view of a round in which client i reports `updates[i]`.
 
-        Another `repeat` draws other noise.
+        Each value of `repeat` draws other noise.
         """
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

@@ -34,9 +34,13 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs that targets of the kind `kind` need.
 
-    It is the number of classes or different tokens, or of numbers or truth values per target.
-    `declared` is the number that the data set states. If it is None, the number is computed from
-    the arrays in `parts`, or is 1 if `kind` is "own".
+    - "numbers" and "bits" (truth values): the number of columns of the arrays in `parts`.
+    - "own": `declared`, or 1 if `declared` is None.
+    - Other kinds: the number of classes or of different tokens. It is `declared` or, if that is
+      None, computed from the arrays in `parts`.
+
+    `declared` is the number that the data set `name` states, or None. Raises `DataInvalid` if the
+    arrays contradict it.
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):

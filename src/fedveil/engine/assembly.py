@@ -95,10 +95,11 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
-    """Return the trainer that `training.engine` selects, with the learning rate of `round`.
+    """Return the trainer that `training.engine` selects, with the learning rate of round `round`.
 
     `shape` is the shape of one example. Under `privacy.unit: example`, the trainer clips each
-    example's gradient to the protection's norm.
+    example's gradient to the protection's clipping norm. Raises `ModelInvalid` if the job's task or
+    data do not allow this.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -184,7 +185,11 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return each client's examples for training, and its held-out examples for tests, if any."""
+    """Return the partition of the training examples, and that of the held-out examples or None.
+
+    The partitions have each client's examples. A client tests the model on its held-out examples,
+    and never trains on them. The second partition is None if the job holds out no examples.
+    """
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -220,7 +225,11 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the object that defines what state the job's clients keep and how they use it."""
+    """Return the object that defines the state of the job's clients.
+
+    The state is what a client saves from one round to the next, such as a control variate or layers
+    of its own.
+    """
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -234,7 +243,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the object that trains clients that keep no state (FedAvg, FedNova, FedCM)."""
+    """Return the object that trains clients without own states (FedAvg, FedNova, FedCM)."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -271,7 +280,7 @@ def make_client_side(
     """Return the job's `ClientSide`, which trains the clients in `data` and makes their answers.
 
     The caller writes each round's global weights into the array `model`. `run` is the run's folder,
-    needed only if clients keep a state. `trainer` replaces the job's trainer.
+    needed only if clients keep a state between rounds. `trainer` replaces the job's trainer.
     """
 
     def trainer_of(round: int) -> Trainer:
@@ -318,7 +327,7 @@ def make_client_sides(
 
 
 def fork_count(job: Job) -> int:
-    """Return the number of worker processes to fork for training a small model in native code.
+    """Return the number of worker processes to fork, in which native code trains a small model.
 
     Returns 0 if this process cannot fork safely, if a round has too few clients for forks to save
     time, or if `simulation.workers` is not auto.
@@ -329,7 +338,10 @@ def fork_count(job: Job) -> int:
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:
-    """Return the number of workers that train clients, or 0 if this process trains them."""
+    """Return the number of workers that train clients, or 0 if this process trains them itself.
+
+    `cores` is the number of cores to use (default: all).
+    """
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # vmap uses all cores, and the grouping of clients must not vary

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the predicted privacy cost of one bit, one parameter, one round and the whole run.
 
-    Under `privacy.unit: example`, omits the costs of bits and parameters. `parameters` is the
+    Under `privacy.unit: example`, the costs of bits and parameters are omitted. `parameters` is the
     model's number of parameters. By default, the model is built to count them.
     """
     return _lines(job, _protection_of(job, parameters))
@@ -35,9 +35,10 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 def solve_job(
     job: Job, target: float, parameters: int | None = None
 ) -> tuple[Solved, Iterator[Line]]:
-    """Find the noise, or another parameter, with which a whole run costs at most epsilon `target`.
+    """Find the parameter value, such as the noise, with which a run costs at most epsilon `target`.
 
-    Also returns the costs of that run. `parameters` is the model's number of parameters.
+    Also returns the costs of that run. `parameters` is the model's number of parameters. By
+    default, the model is built to count them.
     """
     solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)
@@ -65,7 +66,7 @@ def check_limit(
 ) -> None:
     """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`.
 
-    `spending` is the cost of one report, and `cohort` are the clients of the round.
+    `spending` is the cost of one report, and `cohort` are the clients that the round would charge.
     """
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
@@ -84,10 +85,10 @@ def admit(
 ) -> None:
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
-    `spending` is the cost of one report. The account is the one that `privacy.account` names, if
-    any. Raises `LimitReached` if the run or the account would exceed the limit, and `RunStopped` if
-    the account of earlier rounds is missing. A round that is repeated after an interruption is
-    charged again.
+    `privacy.account` names the account. Without it, no account is charged. `spending` is the cost
+    of one report, and `cohort` are the round's clients. A round that is repeated after an
+    interruption is charged again. Raises `LimitReached` if the run or the account would exceed its
+    limit, and `RunStopped` if the account of earlier rounds is missing.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

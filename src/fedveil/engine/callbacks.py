@@ -64,7 +64,7 @@ class Callbacks:
                 callback.begin(run)
 
     def round(self, record: Record) -> str | None:
-        """Call every callback with a round's record. Returns a reason to stop, or None."""
+        """Call every callback with a round's record. Returns the first reason to stop, or None."""
         why = []
         for key, callback in self._all:
             with own_code.told(key, RunStopped, "round"):

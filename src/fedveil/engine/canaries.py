@@ -60,7 +60,7 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """The factor of all canaries' updates: 1 in odd rounds, -1 in even rounds."""
+        """The factor that multiplies all canaries' updates: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
@@ -114,7 +114,10 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor for the canaries and the clients of `carrier`."""
+        """Return an executor that serves the canaries, and passes all other clients to `carrier`.
+
+        Without canaries, returns `carrier`.
+        """
         self.carrier = carrier
         return self if self.clients else carrier
 
@@ -176,7 +179,7 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """Return the number of canaries as an entry for a round's record, or {} if it is 0."""
+        """Return an entry for a round's record: the number of canaries. Empty if there are none."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:

@@ -55,8 +55,8 @@ class Canvass:
     def figures(self, claim: Figure) -> list[Measured]:
         """Return the lower bounds on epsilon, to be compared with the epsilon of `claim`.
 
-        Also returns the largest bound that this number of canaries can show, and the share of coins
-        that were guessed right.
+        The result also has two other metrics: the largest bound that this number of canaries can
+        show, and the share of coins that were guessed right.
         """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
@@ -101,9 +101,9 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Return a lower bound on epsilon, which is high if two rounds have the same noise.
+            """Return a lower bound on epsilon that is large if two rounds have the same noise.
 
-            The bound is above the true epsilon with probability at most `error`.
+            It exceeds the true epsilon with probability at most `error`.
             """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
@@ -134,9 +134,9 @@ class Canvass:
         """Return the lower bound on epsilon that follows from `distance`, to compare with `claim`.
 
         `distance` is a lower bound on how far replacing one client's data moves the mean of a
-        release, in standard deviations of the noise. If it comes from an average, `uncertain` is
-        by how much the average's uncertainty lowered it, otherwise 0. `name` is the name of the
-        bound, and `cases` the number of measurements.
+        release, in standard deviations of the noise. If `distance` comes from an average,
+        `uncertain` is the amount by which the average's uncertainty lowered it, otherwise 0. `name`
+        is the name of the bound, and `cases` the number of measurements.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -37,7 +37,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """Stores each round's reports, to pair them with the reports made `lag` rounds later.
+    """Stores the canaries' reports, to pair each report with the one made `lag` rounds later.
 
     No report is in two pairs.
     """
@@ -85,7 +85,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round, and keep its reports to pair with later rounds' reports."""
+        """End the round, and store its reports, to pair them with reports of later rounds."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -166,8 +166,9 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is what an attacker infers from the report. The canary sent `update` if its coin
-        shows 1, and -`update` otherwise. `unit` is the direction of `update`, of length 1.
+        `reading` is the attacker's estimate of the update, from the report. The canary sent
+        `update` if its coin shows 1, and -`update` otherwise. `unit` is the direction of `update`,
+        a vector of length 1.
         """
         if reading.empty:
             return

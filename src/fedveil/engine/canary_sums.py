@@ -94,10 +94,10 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Scale `difference`, and add its squared length to `noise`.
+        """Scale `difference`, and add its squared length to the measured noise `noise`.
 
-        `difference` is between the sums of two rounds. One client can change it by at most `step`
-        times as much as a single sum. The scaling turns this largest change into 1. If `step` is
+        `difference` is the difference of two rounds' sums. One client can change it by at most
+        `step` times as much as a single sum. After scaling, this largest change is 1. If `step` is
         almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:

@@ -72,9 +72,10 @@ class Candidate:
         `examples` is the number of examples of all clients together. Returns None if the noise is
         not Gaussian.
 
-        With d entries and noise ratio r (standard deviation over sensitivity 2 * clip), the noise
-        of a sum of n updates has length r * 2 * clip * sqrt(d). If every report has its own noise,
-        this is multiplied by sqrt(n). The length of the sum itself is at most n * clip.
+        Let updates have d entries, let n be the number of summed updates, and r the noise ratio:
+        standard deviation over sensitivity 2 * clip. The noise of a sum has length r * 2 * clip *
+        sqrt(d). If every report has its own noise, this is multiplied by sqrt(n). The length of the
+        sum itself is at most n * clip.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release
@@ -102,7 +103,7 @@ def candidates(
     """Yield a `Candidate` for each protection of `names` that can meet epsilon `target`.
 
     `dimension` is the number of entries of an update. `changes` are settings such as "rounds=7"
-    that are also applied to the job. Omits protections that the job's other keys rule out.
+    that are also applied to the job. Protections that the job's other keys rule out are left out.
     """
     for name in names:
         with suppress(*RULED_OUT):

@@ -21,7 +21,7 @@ from fedveil.record.metric_names import CLIENTS, Better
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The clients' held-out examples: `shares` has their indices in `examples`, by client.
+    """The clients' held-out examples. `shares` has each client's indices of them in `examples`.
 
     `examples` also has the examples on which the clients train.
     """
@@ -44,9 +44,11 @@ class ClientTest:
 
     @cached_property
     def _tested(self) -> tuple[Array, Array, Partition]:
-        """The usable held-out examples: inputs of the trained layers, targets, and a partition.
+        """The inputs, targets and partition of all held-out examples that can be used.
 
-        Client c has the rows offsets[c]:offsets[c + 1], where `offsets` is the partition's field.
+        Inputs are those of the trained layers, after any fixed layers. Client c has the rows
+        offsets[c]:offsets[c + 1] of inputs and targets, where `offsets` is a field of the
+        partition.
         """
         shares, examples = self._held.shares, self._held.examples
         rows = shares.indices
@@ -59,11 +61,11 @@ class ClientTest:
         return x[usable], y[usable], shares.only(chosen)
 
     def _scored(self) -> tuple[Scores | None, Int64s]:
-        """Return (scores, offsets) of all usable held-out examples.
+        """Return the scores of all held-out examples that can be used, and offsets.
 
-        Client c has the scores offsets[c]:offsets[c + 1]. Under `privacy.unit: example`, an example
-        for which the model or the task raises an error is not usable. If no example is usable, the
-        scores are None.
+        Client c has the scores offsets[c]:offsets[c + 1]. Under `privacy.unit: example`, examples
+        for which the model or the task raises an error are left out. The scores are None if no
+        example is left.
         """
         x, y, shares = self._tested
         if not len(y):

@@ -27,9 +27,9 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the learning rate of a client's own gradients in `round`.
+    """Return the factor of a client's own gradients in the steps of `round`.
 
-    It is `client_rate`, which FedCM multiplies by `training.own_direction`.
+    It is the learning rate. Under FedCM, it is the learning rate times `training.own_direction`.
     """
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)

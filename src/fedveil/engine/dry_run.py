@@ -48,9 +48,9 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, which `try_out` can train on in place of training examples.
+    """Yield batches of test examples, on which `try_out` trains instead of on training examples.
 
-    Under `privacy.unit: example`, no training example may decide if the run starts.
+    Used under `privacy.unit: example`, where no training example may decide if the run starts.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
@@ -61,10 +61,11 @@ def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
 def try_out(
     job: Job, shape: ModelShape, dataset: Dataset, batches: Iterable[Batch], folder: RunFolder
 ) -> None:
-    """Train on one batch, or on the next one if that fails, and evaluate one batch.
+    """Train on one of `batches`, and evaluate one batch, to find errors in a user's model.
 
-    Raises `ModelInvalid` if all batches fail, and saves the traceback in `folder`. A model that
-    fails on only some clients' data is accepted.
+    If training fails on a batch, the next batch is tried. So a model that fails on only some
+    clients' data is accepted. Raises `ModelInvalid` if all batches or the evaluation fail, and
+    saves the traceback in `folder`.
     """
     model = whole(make_model(job, shape))
     device = torch.device(job.training.device)

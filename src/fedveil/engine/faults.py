@@ -103,10 +103,9 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out in this phase. `phases` maps all names that a plan can
-    contain to phases of the run's protection, or to None. A client whose phase is mapped to None
-    does not drop out.
+    `shares` is the job's fault plan (`simulation.dropouts`): it maps a name to the fraction of the
+    cohort that drops out. `phases` maps each possible name to a phase of the run's protection, or
+    to None. A client drops out in this phase, or not at all if it is None.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -288,8 +288,8 @@ class Federation:
     def _unrepeated(self) -> dict[int, Kind]:
         """The interrupted rounds that are still to be repeated, with the cost of each.
 
-        The ledger does not contain these costs yet. Empty unless the job's randomness is seeded:
-        otherwise `charge_begun` has already charged the rounds.
+        The ledger does not contain these costs yet. The result is empty unless the job's randomness
+        is seeded. With other randomness, `charge_begun` has already charged the rounds.
         """
         if self.job.privacy.randomness != "seeded":
             return {}

@@ -76,7 +76,8 @@ class Run:
     def plot(self, name: str | None = None) -> Any:
         """Return a plotly figure of the metric `name` by round.
 
-        The default is the metric that decides which model is best.
+        By default, it shows the metric that decides which model is best. Raises `InvalidValue` if
+        the run was not started with `fedveil.simulate`.
         """
         if self.presentation is None:
             raise InvalidValue("this run has no plots: start it with fedveil.simulate")

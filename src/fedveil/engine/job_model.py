@@ -105,9 +105,9 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
     """Raise `ModelInvalid` if a model for `shape` would have more than `sent` weights to train.
 
     Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
-    memory for weights, and counts no weights that are fixed or stay with each client. A model from
-    a user's function is checked only if `shape.numbers` is above 2 * `sent`, and if the function
-    can build the model without values (`models.outline`).
+    memory for weights. It does not count weights that are fixed or stay with each client. A model
+    from a user's function is checked only if `shape.numbers` is above 2 * `sent`, and if the
+    function can build the model without values (`models.outline`).
     """
     if job.has_language_model:
         # The last layer has a row of weights for each class.

@@ -101,10 +101,10 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training, from the job's seed.
+    """Return the randomness of training, which comes from the job's seed.
 
-    Under `privacy.unit: example` the drawn batches must stay secret. The result is then derived
-    from the randomness of reports.
+    Under `privacy.unit: example`, it comes from the randomness of reports instead, because the
+    drawn batches must stay secret.
     """
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")

@@ -43,7 +43,8 @@ def next_protection(
     """Return advice on a better protection, or None if the guarantee `promised` is enough.
 
     The advice has the form "SHORT: SENTENCE". `examples` is the number of all clients' training
-    examples, and `shape` the shape of one. Also returns None if no protection can be advised.
+    examples, and `shape` is the shape of one example. Also returns None if no protection can be
+    advised.
     """
     if promised.promise in ("strong", "meaningful"):
         return None
@@ -119,7 +120,10 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return how many clients a round needs so that `candidate.noise` is at most `MOST_NOISE`."""
+    """Return the number of clients that a round needs so that the relative noise is small enough.
+
+    Small enough means that `candidate.noise` is at most `MOST_NOISE`.
+    """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

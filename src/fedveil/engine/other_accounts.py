@@ -63,9 +63,10 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return a report's noise ratio: standard deviation over sensitivity. None if not Gaussian.
+    """Return a report's noise ratio, standard deviation over sensitivity, or None if not Gaussian.
 
-    For several Gaussian releases, it is the ratio of the one release that costs the same in total.
+    If a report has several Gaussian releases, the result is the ratio of one release that costs as
+    much as all of them together.
     """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):

@@ -54,9 +54,9 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The caller must validate the fields: the digest detects damage but is no signature. `every`
-        is the number of rounds between checkpoints. If it is given, raises `RunFolderError` for a
-        folder that has records of more than `every` rounds but no checkpoint.
+        The caller must validate the fields: the file's digest detects damage but is no signature.
+        `every` is the number of rounds between checkpoints. If it is given, raises `RunFolderError`
+        for a folder that has records of more than `every` rounds but no checkpoint.
         """
         found = cls.at(folder.path)
         if found is None and every is not None:
@@ -81,7 +81,10 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if a checkpoint was due: more than `every` rounds have records."""
+    """Raise `RunFolderError` if a checkpoint was due: more than `every` rounds have records.
+
+    Call it for a folder without a checkpoint. `every` is the number of rounds between checkpoints.
+    """
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

@@ -54,7 +54,10 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run, on `dataset` if given. Raises if the job cannot run."""
+    """Return the parts of the job's run. Raises an error if the job cannot run.
+
+    `dataset` replaces the job's data, and `callbacks` come before those that the job names.
+    """
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset
     job = engine.settle(job, dataset)
@@ -95,7 +98,7 @@ _FREE: Any = {"rounds": True, "simulation": {"on"}}
 def run_fingerprint(
     job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
 ) -> str:
-    """Return a digest of job, model and data. A run can be resumed only if the digest is unchanged.
+    """Return a digest of job, model and data. A run can be resumed only with an equal digest.
 
     The number of rounds and the place where clients are trained are not in the digest. `more` are
     further arrays that identify the data. `model` is a digest of the model's tensors.

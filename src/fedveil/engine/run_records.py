@@ -91,12 +91,16 @@ def several_inputs(shape: Shape) -> Iterator[str]:
 
 
 def without_report(record: Record) -> str | None:
-    """Return why a round has no usable report, or None if it has a usable report."""
+    """Return the reason why a round has no usable report, or None if it has one."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return the reason why a run has no result, or None. `stopped` says why it ended early."""
+    """Return the reason why a run has no result, or None if it has one.
+
+    A run has a result if any round has a usable report. `stopped` says why the run ended early, or
+    is None.
+    """
     if any(_usable(record) for record in records):
         return None
     if not records:

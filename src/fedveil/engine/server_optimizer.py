@@ -98,7 +98,10 @@ class ServerOptimizer:
     def _moved(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float, part: slice
     ) -> tuple[npt.NDArray[np.float32], dict[str, Vector]]:
-        """Return slice `part` of the new weights and moments. Raises `RoundVoid` if not finite."""
+        """Return slice `part` of the new weights and moments.
+
+        Raises `RoundVoid` if a weight or a moment is not finite.
+        """
         before = {name: moment[part] for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
             moved, after = self._direction(aggregate[part], share, before)
@@ -150,7 +153,7 @@ class ServerOptimizer:
 
 
 class VariateOptimizer(ServerOptimizer):
-    """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
+    """SCAFFOLD: updates one vector that holds the model and the clients' mean control variate.
 
     A client reports the change of its variate, multiplied by `unit`, the job's learning rate. Let d
     be the mean of these reports, and `share` the number of summed reports divided by the number of
@@ -230,5 +233,5 @@ def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimize
 
 
 def _size(values: npt.NDArray[Any]) -> Any:
-    """Return the largest absolute value, or NaN if any value is NaN."""
+    """Return the largest magnitude among `values`, or NaN if any value is NaN."""
     return np.maximum(values.max(initial=0), -values.min(initial=0))

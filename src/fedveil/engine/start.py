@@ -39,10 +39,10 @@ def start(
     callbacks: Iterable[Callback] = (),
     presentation: Presentation | None = None,
 ) -> Federation:
-    """Return the job's run under `engine`, ready for its next round.
+    """Start or resume the job's run under `engine`. Returns the run, ready for its next round.
 
-    The run's resources are closed with `stack`. `warn` is called with each warning about the run. A
-    job that cannot run leaves no folder.
+    `open_folder` opens the run's folder, after the parts of the run have been checked. When `stack`
+    closes, the run's resources are closed. `warn` is called with each warning about the run.
     """
     began = time.perf_counter()
     parts = assemble(job, engine, dataset, callbacks)

@@ -24,9 +24,10 @@ class Stopping:
     """Decides after each round if the run stops. Stores the best model if the job says so."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
-        """Check the settings. Raises JobError if the metric that they name is not recorded.
+        """Check the settings. Raises `JobError` if the metric that they name is not recorded.
 
-        `tested` says of each metric of the task, except the loss, if higher or lower is better.
+        `tested` says for each metric of the task, except the loss, if higher or lower values are
+        better.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
@@ -61,10 +62,10 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the weights to save at the end of a run, whose last weights are `weights`.
+        """Return the weights to save at the end of a run, and a sentence about them or None.
 
-        Also returns a sentence that names the round of the best model if its weights are returned,
-        otherwise None.
+        `weights` are the last weights. If the job keeps the best model, its weights are returned
+        instead, and the sentence names its round.
         """
         if self._best is None:
             return weights, None
@@ -89,9 +90,9 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the round of the best model so far.
+        """Return the round of the best model so far, or None.
 
-        Returns None if the job saves the last model, or if no model has been tested yet.
+        None means that the job keeps the last model, or that no model has been tested yet.
         """
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None

@@ -32,7 +32,7 @@ _found: dict[tuple[Any, ...], float | None] = {}
 class Solved(NamedTuple):
     """The result of `solve`: the job's keys to set, and the protection with these settings.
 
-    The last key is the parameter whose value was sought.
+    The last key in `keys` is the parameter whose value was sought.
     """
 
     keys: dict[str, Any]
@@ -54,7 +54,7 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job key of the parameter that decides what a report costs, or None."""
+    """Return the job's key for the parameter that decides what a report costs, or None."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
@@ -62,10 +62,11 @@ def key_of_cost(protection: Protection) -> str | None:
 def solve(job: Job, protection: Protection, target: float) -> Solved:
     """Find the value of a parameter at which a run's epsilon is at most, and closest to, `target`.
 
-    The parameter is the one that decides what a report costs, such as the noise. Its value has four
-    significant digits. The cost is the ledger's forecast at the job's delta, for a client that
-    takes part in every round. If the noise needs clients of equal weight, the result sets equal
-    weights. In an adaptive run, `target` is also set as the limit on the total cost.
+    The parameter is the one that decides the cost of a report, such as the noise. Its value has
+    four significant digits. The cost of the run is the ledger's forecast at the job's delta, for a
+    client that takes part in every round. If the noise needs clients of equal weight, the result
+    sets equal weights. In an adaptive run, whose rounds can differ in cost, `target` is also set as
+    the limit on the total cost.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -145,8 +146,8 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
     """Return the value of `key` with the largest epsilon up to the target, or None if none fits.
 
-    `fits(value)` returns two results: True if the value meets the target, and the value's epsilon
-    divided by the target. The search begins at `start`.
+    `fits(value)` returns a bool, True if the value's epsilon is at most the target, and this
+    epsilon divided by the target. The search begins at `start`.
     """
 
     def at(cost: float) -> float:
@@ -187,9 +188,9 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
 
 
 def _crossing(low: float, high: float, below: float, above: float) -> float:
-    """Estimate the value between `low` and `high` at which epsilon meets the target.
+    """Estimate the value between `low` and `high` at which epsilon equals the target.
 
-    `below` and `above` are the epsilons at both ends, divided by the target.
+    `below` and `above` are the epsilons at `low` and `high`, divided by the target.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

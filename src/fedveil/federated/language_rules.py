@@ -17,7 +17,10 @@ def add_language_rules(rules: Rules[JobFields]) -> None:
 
 def _task_fits(job: JobFields) -> str | None:
     """`model: hf:FOLDER` needs `task: next_token`, `sequence_classification`, `instruction` or a
-    task of yours. `sequence_classification` and `instruction` need `model: hf:FOLDER`."""
+    task of yours. `sequence_classification` and `instruction` need `model: hf:FOLDER`.
+
+    Returns an error message, or None.
+    """
     if job.has_language_model == (job.task in LANGUAGE_TASKS) or ":" in job.task:
         return None
     if job.has_language_model:
@@ -29,7 +32,10 @@ def _task_fits(job: JobFields) -> str | None:
 
 def _keys_of_language_models(job: JobFields) -> str | None:
     """`adapter.kind: lora`, `language.config` and `language.prompts` need `model: hf:FOLDER`. lora
-    needs `training.train: all`, and prompts need a task that predicts tokens."""
+    needs `training.train: all`, and prompts need a task that predicts tokens.
+
+    Returns an error message, or None.
+    """
     given = {
         "adapter.kind = lora": job.adapter.kind == "lora",
         "language.config": bool(job.language.config),
@@ -51,6 +57,8 @@ def _keys_of_language_models(job: JobFields) -> str | None:
 def _texts_read(job: JobFields) -> str | None:
     """`data.name: text_folder` needs `data.folder`, the folder of your texts, `model: hf:FOLDER`
     and a task of language models.
+
+    Returns an error message, or None.
     """
     if job.data.name != TEXT_FOLDER:
         return None
@@ -69,7 +77,10 @@ def _texts_read(job: JobFields) -> str | None:
 
 def _recomputed(job: JobFields) -> str | None:
     """`language.recompute: true` is refused under `privacy.unit: example` and `training.engine:
-    vmap`, which compute the gradients of several examples or clients at once."""
+    vmap`, which compute the gradients of several examples or clients at once.
+
+    Returns an error message, or None.
+    """
     batched = job.privacy.unit == "example" or job.training.engine == "vmap"
     if not (job.language.recompute and batched):
         return None

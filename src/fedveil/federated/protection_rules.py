@@ -37,7 +37,10 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 def _no_node_unmasks(job: JobFields) -> str | None:
     """Under secure aggregation, if n clients share secrets with threshold t, the number
     `deployment.clients_per_node` is below t, or below 2t - n with `active_security`, or at most n/5
-    with a sparse masking graph. Else the server and a node's clients could unmask other clients."""
+    with a sparse masking graph. Else the server and a node's clients could unmask other clients.
+
+    Returns an error message, or None.
+    """
     protection, clients = job.protection, job.cohort.per_round
     most = job.deployment.clients_per_node
     if most == 1 or clients is None:
@@ -52,7 +55,10 @@ def _no_node_unmasks(job: JobFields) -> str | None:
 
 
 def _own_position_fits(job: JobFields) -> str | None:
-    """The rules that a protection of yours adds must be met."""
+    """A job must meet the rules that a protection of yours adds.
+
+    Returns an error message, or None.
+    """
     return _said_by_own(job, job.protection.position.rules)
 
 

@@ -6,6 +6,7 @@ from fedveil.errors import nearest
 from fedveil.federated.blocks import IMAGE_FOLDER, JobFields
 from fedveil.federated.language_rules import add_language_rules
 from fedveil.federated.protection_rules import add_rules_of_protections
+from fedveil.federated.training_rules import add_training_rules
 from fedveil.protections.catalog import POSITIONS, fault_phases
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.rules import Rules
@@ -21,8 +22,11 @@ ONE_STEP = {
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
-    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a number
-    of clients."""
+    """`clients.number: null` is allowed only with `data.split: by_client` or `writers`. With other
+    splits, `clients.number` must be a number.
+
+    Returns an error message, or None.
+    """
     if job.clients.number is not None or job.data.by_owner:
         return None
     return (
@@ -33,7 +37,10 @@ def _clients_known(job: JobFields) -> str | None:
 
 @RULES.rule("data.name", "data.split")
 def _owners_known(job: JobFields) -> str | None:
-    """`data.split: by_client` needs data with owners: femnist, shakespeare, or your own data."""
+    """`data.split: by_client` needs data with owners: femnist, shakespeare, or your own data.
+
+    Returns an error message, or None.
+    """
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
     return (
@@ -44,7 +51,10 @@ def _owners_known(job: JobFields) -> str | None:
 
 @RULES.rule("data.name", "data.split")
 def _writers_known(job: JobFields) -> str | None:
-    """`data.split: writers` needs `data.name: mnist`, whose images have known writers."""
+    """`data.split: writers` needs `data.name: mnist`, whose images have known writers.
+
+    Returns an error message, or None.
+    """
     if job.data.split != "writers" or job.data.name == "mnist":
         return None
     return (
@@ -55,7 +65,10 @@ def _writers_known(job: JobFields) -> str | None:
 
 @RULES.rule("data.name", "data.folder")
 def _folder_named(job: JobFields) -> str | None:
-    """`data.name: image_folder` needs `data.folder`, the folder of your images."""
+    """`data.name: image_folder` needs `data.folder`, the folder of your images.
+
+    Returns an error message, or None.
+    """
     if job.data.name != IMAGE_FOLDER or job.data.folder is not None:
         return None
     return (
@@ -67,7 +80,10 @@ def _folder_named(job: JobFields) -> str | None:
 @RULES.rule("training.optimizer", "training.momentum", "training.nesterov")
 def _momentum_is_sgds(job: JobFields) -> str | None:
     """`training.momentum` needs `training.optimizer: sgd`, and must be 0 under other optimisers.
-    `training.nesterov` needs a momentum above 0."""
+    `training.nesterov` needs a momentum above 0.
+
+    Returns an error message, or None.
+    """
     if job.training.nesterov and job.training.momentum == 0:
         return "training.nesterov = true needs a training.momentum above 0"
     if job.training.optimizer == "sgd" or job.training.momentum == 0:
@@ -80,7 +96,11 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
 
 @RULES.rule("rounds", "training")
 def _rate_lasts(job: JobFields) -> str | None:
-    """The last round's rate is at least 1e-30 or comes from your own `training.lr_schedule`."""
+    """The learning rate of the last round must be at least 1e-30, unless `training.lr_schedule`
+    names a function of yours.
+
+    Returns an error message, or None.
+    """
     rate = job.training.planned_rate(job.rounds)
     if rate is None or rate >= 1e-30:
         return None
@@ -92,7 +112,10 @@ def _rate_lasts(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "privacy.unit")
 def _unit_kept(job: JobFields) -> str | None:
-    """`privacy.unit: example` needs a protection that can state its loss for one example."""
+    """`privacy.unit: example` needs a protection that can state its privacy loss for one example.
+
+    Returns an error message, or None.
+    """
     if job.privacy.unit in job.protection.position.units(job.protection.settings):
         return None
     able = [n for n, p in POSITIONS.items() if job.privacy.unit in p.units(p.settings_type())]
@@ -110,7 +133,10 @@ def _one_step_of_examples(job: JobFields) -> str | None:
     """`privacy.unit: example` trains by one step of plain SGD per round, on a batch that is drawn
     with `training.sampling_rate`: `training.epochs` is 1, `optimizer` is sgd, `momentum`,
     `weight_decay` and `proximal` are 0, `gradient_norm` is null and `engine` is auto.
-    `sampling_rate` needs `privacy.unit: example`."""
+    `sampling_rate` needs `privacy.unit: example`.
+
+    Returns an error message, or None.
+    """
     training = job.training
     if job.privacy.unit != "example":
         if training.sampling_rate is None:
@@ -136,7 +162,10 @@ def _one_step_of_examples(job: JobFields) -> str | None:
 
 @RULES.rule("privacy.unit", "audit.canaries")
 def _canaries_are_clients(job: JobFields) -> str | None:
-    """`audit.canaries` needs `privacy.unit: client`: a canary is a whole client."""
+    """`audit.canaries` needs `privacy.unit: client`: a canary is a whole client.
+
+    Returns an error message, or None.
+    """
     if not job.audit.canaries or job.privacy.unit == "client":
         return None
     return (
@@ -149,7 +178,10 @@ def _canaries_are_clients(job: JobFields) -> str | None:
 def _weighs_equally(job: JobFields) -> str | None:
     """`server.weighting: by_size` reveals to the server how much data each client has, and lets a
     client change the sum by more than the sensitivity. It is refused under a protection that
-    perturbs reports, and under central_gaussian and pw_encrypt's `central_eps`."""
+    perturbs reports, and under central_gaussian and pw_encrypt's `central_eps`.
+
+    Returns an error message, or None.
+    """
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
@@ -165,103 +197,16 @@ def _weighs_equally(job: JobFields) -> str | None:
     return f"server.weighting = by_size {why}; under protection.name = {what} only equal is allowed"
 
 
-@RULES.rule("task", "training.class_weights")
-def _classes_weighed(job: JobFields) -> str | None:
-    """`training.class_weights` needs `task: classification` or `sequence_classification`."""
-    classes = job.task in ("classification", "sequence_classification")
-    if job.training.class_weights is None or classes:
-        return None
-    return f"training.class_weights needs task = classification; task = {job.task} has no classes"
-
-
-@RULES.rule("clients.own_layers", "training", "privacy.unit")
-def _state_kept(job: JobFields) -> str | None:
-    """At most one of `clients.own_layers`, `training.algorithm: scaffold`, `feddyn` and `fedcm` may
-    be set, and none together with `training.engine: vmap`, `training.train: head` or
-    `privacy.unit: example`."""
-    ways = ["clients.own_layers"] if job.clients.own_layers else []
-    if job.training.corrects_steps:
-        ways.append(f"training.algorithm = {job.training.algorithm}")
-    refused = {
-        "training.engine = vmap": job.training.engine == "vmap",
-        "training.train = head": job.training.train == "head",
-        "privacy.unit = example": job.privacy.unit == "example",
-    }
-    others = [*ways[1:], *(key for key, chosen in refused.items() if chosen)]
-    return f"{ways[0]} is refused together with {' and '.join(others)}" if ways and others else None
-
-
-@RULES.rule("training.algorithm", "clients.sampling", "protection.name")
-def _state_follows_report(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` and `feddyn` are refused under distributed_dp with
-    `clients.sampling: poisson`, where a client decides in secret whether its report has an update.
-    """
-    why = "poisson with distributed_dp, in which a report may hold no update. Use fixed"
-    refused = f"training.algorithm = {job.training.algorithm} is refused under clients.sampling ="
-    return f"{refused} {why}" if job.training.keeps_mean and job.secret_turns else None
-
-
-@RULES.rule("training.precision", "privacy.unit")
-def _examples_exact(job: JobFields) -> str | None:
-    """`privacy.unit: example` needs `training.precision: float32`."""
-    if job.privacy.unit == "client" or job.training.precision == "float32":
-        return None
-    return (
-        f"training.precision = {job.training.precision} is refused under privacy.unit = example, "
-        "which computes the gradient of each example separately, in float32"
-    )
-
-
-@RULES.rule("training", "server", "privacy.unit")
-def _algorithm_fits(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold`, `fednova` and `fedcm` need `optimizer: sgd`, `momentum` 0
-    and no `gradient_norm`. fednova also needs `normal_steps`, `proximal` 0 and
-    `privacy.unit: client`. `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1.
-    scaffold and feddyn need `server.aggregation: mean`."""
-    training, algorithm = job.training, job.training.algorithm
-    if algorithm == "fedavg":
-        return None
-    needed: dict[str, object] = {}
-    if algorithm in ("scaffold", "fednova", "fedcm"):
-        needed = {"training.optimizer": "sgd", "training.momentum": 0}
-        needed |= {"training.gradient_norm": None}
-    if algorithm == "fednova":
-        needed |= {"training.proximal": 0, "privacy.unit": "client"}
-    if algorithm == "feddyn":
-        needed = {"training.proximal": 0, "server.optimizer": "none", "server.lr": 1}
-    if training.keeps_mean:
-        needed |= {"server.aggregation": "mean"}
-    held = {key: getattr(getattr(job, key.split(".")[0]), key.split(".")[1]) for key in needed}
-    wrong = [
-        f"{key} = {shown(held[key])} is not {shown(value)}"
-        for key, value in needed.items()
-        if held[key] != value
-    ]
-    if algorithm == "fednova" and training.normal_steps is None:
-        wrong.append("training.normal_steps is missing")
-    return f"{', '.join(wrong)}: training.algorithm = {algorithm} needs it" if wrong else None
-
-
-@RULES.rule("protection.name", "training.algorithm")
-def _variates_protected(job: JobFields) -> str | None:
-    """`training.algorithm: scaffold` reports control variates beside the update, in one vector
-    that is protected as a whole. It is refused under signds, rr and oue, which treat all entries
-    alike."""
-    position = job.protection.position
-    if job.training.algorithm != "scaffold" or position.takes_variates:
-        return None
-    able = [name for name, p in POSITIONS.items() if p.takes_variates]
-    return (
-        f"training.algorithm = scaffold is refused under protection.name = {job.protection.name}, "
-        f"which treats all entries of a report alike, but control variates differ from updates: "
-        f"use {' or '.join(able)}, or feddyn or training.proximal, which report only updates"
-    )
+add_training_rules(RULES)
 
 
 @RULES.rule("protection.name", "server.aggregation")
 def _reports_seen(job: JobFields) -> str | None:
     """`server.aggregation: median` and `trimmed_mean` need a protection under which the server sees
-    single reports: not_encrypt or dp_encrypt. `norm_bound` needs not_encrypt."""
+    single reports: not_encrypt or dp_encrypt. `norm_bound` needs not_encrypt.
+
+    Returns an error message, or None.
+    """
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
         return None
@@ -275,7 +220,10 @@ def _reports_seen(job: JobFields) -> str | None:
 
 @RULES.rule("server.aggregation", "server.weighting")
 def _middle_of_equals(job: JobFields) -> str | None:
-    """`server.aggregation: median` and `trimmed_mean` need `server.weighting: equal`."""
+    """`server.aggregation: median` and `trimmed_mean` need `server.weighting: equal`.
+
+    Returns an error message, or None.
+    """
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
         return None
@@ -287,7 +235,11 @@ def _middle_of_equals(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "simulation.dropouts")
 def _phases_known(job: JobFields) -> str | None:
-    """`simulation.dropouts` names phases of the chosen protection, or of a built-in protection."""
+    """The keys of `simulation.dropouts` must be phases of the chosen protection, or of a built-in
+    protection.
+
+    Returns an error message, or None.
+    """
     known = fault_phases(job.protection.position)
     strangers = [
         f"simulation.dropouts.{plain(name)} is not a known key"
@@ -305,7 +257,10 @@ add_language_rules(RULES)
 
 @RULES.rule("clients.number", "deployment.start_clients")
 def _enough_to_start(job: JobFields) -> str | None:
-    """`deployment.start_clients` is at most `clients.number`."""
+    """`deployment.start_clients` must be at most `clients.number`.
+
+    Returns an error message, or None.
+    """
     wanted, number = job.deployment.start_clients, job.clients.number
     if wanted is None or number is None or wanted <= number:
         return None
@@ -314,8 +269,11 @@ def _enough_to_start(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "deployment")
 def _answers_in_time(job: JobFields) -> str | None:
-    """`deployment.answer_after_s` is below `deployment.answer_s`, or below `cipher_time_window` if
-    the protection has that parameter."""
+    """`deployment.answer_after_s` must be below `deployment.answer_s`, or below
+    `cipher_time_window` if the protection has that parameter.
+
+    Returns an error message, or None.
+    """
     after, protection = job.deployment.answer_after_s, job.protection
     own = protection.position.window(protection.settings)
     key, window = own or ("answer_s", job.deployment.answer_s)
@@ -331,7 +289,10 @@ def _answers_in_time(job: JobFields) -> str | None:
 def _cohorts_may_differ(job: JobFields) -> str | None:
     """`clients.sampling: poisson` needs a protection with a single phase, or distributed_dp with
     `privacy.unit: client`. It is refused under pw_encrypt, whose rounds need a cohort of known
-    size."""
+    size.
+
+    Returns an error message, or None.
+    """
     position = job.protection.position
     if job.secret_turns and job.privacy.unit == "example":
         return (
@@ -348,7 +309,10 @@ def _cohorts_may_differ(job: JobFields) -> str | None:
 
 @RULES.rule("clients", "audit.canaries")
 def _canaries_few(job: JobFields) -> str | None:
-    """`audit.canaries` is at most the number of clients that a round draws."""
+    """`audit.canaries` must be at most the number of clients that a round draws.
+
+    Returns an error message, or None.
+    """
     if job.clients.number is None or job.audit.canaries <= job.clients_per_round:
         return None
     return (
@@ -359,7 +323,10 @@ def _canaries_few(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "audit.canaries")
 def _reports_auditable(job: JobFields) -> str | None:
-    """`audit.canaries` needs a protection under which each single report is private."""
+    """`audit.canaries` needs a protection under which each single report is private.
+
+    Returns an error message, or None.
+    """
     if not job.audit.canaries:
         return None
     needed = job.protection.position.unauditable(job.protection.settings)

@@ -22,9 +22,9 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields the index in `messages` and the reply, for each reply that arrives.
+    """Send the messages. Yields a pair (index in `messages`, reply) for each reply that arrives.
 
-    Ends when all replies have arrived or after `timeout_s` seconds. If Flower does not accept a
+    Ends when all replies have arrived, or after `timeout_s` seconds. If Flower does not accept a
     message, its index is yielded first, with None instead of a reply. At most `BATCH` replies are
     in memory at once.
     """

@@ -41,7 +41,7 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        If `train` has not ended after the fraction `_TRAINING` of the fixed time, raises
+        If a time is fixed, and `train` has not ended after the fraction `_TRAINING` of it, raises
         `ClientWithheld` and discards the result.
         """
         if self._seconds is None:

@@ -33,10 +33,10 @@ _ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job, in the file `path`. `spending` is its cost.
+    """Count one more requested report of a job, in the file `path`.
 
-    Raises `ClientWithheld` if `limit` reports have been counted already. Reports with an infinite
-    loss have no guarantee and are not counted.
+    `spending` is the report's cost. A report with an infinite cost has no guarantee and is not
+    counted. Raises `ClientWithheld` if `limit` reports have been counted already.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -60,8 +60,8 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
     """Return the cost of the report that the untrusted message `asked` requests.
 
-    If the cost depends on the number of survivors, the result assumes that nobody drops out. Raises
-    `MessageInvalid` if the message states an invalid cost.
+    If the cost depends on the number of survivors, the result is for a round in which nobody drops
+    out. Raises `MessageInvalid` if the message states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}
     try:

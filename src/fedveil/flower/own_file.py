@@ -30,8 +30,9 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 class OwnFile:
     """A file in a client's state folder. Its digest must be one that `folder.seal` states for it.
 
-    `folder` is the folder of `folder.seal`, by default the file's own. Only one process at a time
-    may write the file. A file is still accepted if the process is killed during a write.
+    `folder` is the folder that contains the file `folder.seal`. The default is the folder of
+    `path`. Only one process at a time may write the file. If a process is killed during a write,
+    the file is still accepted.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -63,15 +64,15 @@ class OwnFile:
         self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
-        """Delete the file and its line in `folder.seal`. It then counts as never written."""
+        """Delete the file and its line in `folder.seal`, so that it counts as never written."""
         self.path.unlink(missing_ok=True)
         self._seals.put(self._name, None)
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of all files in `folder` that are listed in the folder.seal of `seals`.
+    """Return the names of the files in `folder` that `folder.seal` lists, including deleted files.
 
-    Includes deleted files.
+    `seals` is the folder that contains the file `folder.seal`.
     """
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
@@ -86,7 +87,10 @@ class _Seals:
         self._key_file = folder / KEY
 
     def read(self) -> dict[str, tuple[bytes, bytes]]:
-        """Return each file's two accepted digests (before and after a write), by its path."""
+        """Return each file's two accepted digests (before and after its last write), by its path.
+
+        The paths are relative to the folder of `folder.seal`.
+        """
         with alone(self.path):
             return self._read()
 

@@ -59,7 +59,10 @@ def common_record(common: Message) -> ConfigRecord:
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return the records for `client`: its `message`, the `common` fields, and its `own` fields."""
+    """Return the records for `client`, a number: its message, `common` fields and `own` fields.
+
+    `message` is encoded. Only this client gets the `own` fields.
+    """
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -69,7 +72,11 @@ def addressed_records(
 def bundled_records(
     messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
 ) -> RecordDict:
-    """Return one node's records: clients' messages, clients' `own` fields, and `common` fields."""
+    """Return the records for a node with several clients, from each client's encoded message.
+
+    `common` has the fields for all clients, and `own` the fields that only one client gets, by
+    client. Equal messages are included only once.
+    """
     places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
     address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
     records = to_records({str(at): message for message, at in places.items()})

@@ -197,7 +197,13 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Group the finite losses by type and sort them. Also returns ln Pr[no loss is infinite]."""
+    """Group the charges by the type of their loss. Also returns ln Pr[no loss is infinite].
+
+    A charge is a loss and the number of its releases. There is one group for each different loss
+    distribution and for each epsilon, and one for all Gaussian releases together. The groups
+    describe the losses given that all are finite. Their order does not depend on the order of
+    `charges`.
+    """
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()

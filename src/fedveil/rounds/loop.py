@@ -258,7 +258,10 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message with the successive clients that receive this same object."""
+    """Yield each message with the clients that receive it.
+
+    Successive clients in `messages` are grouped if their message is the same object.
+    """
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

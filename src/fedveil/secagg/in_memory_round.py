@@ -152,7 +152,12 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return whole-number vectors, their largest magnitude, and the encoder (None for integers)."""
+    """Return the vectors as whole numbers, the largest magnitude of an entry, and the encoder.
+
+    Integer vectors stay unchanged, and their encoder is None. Real vectors are clipped to `clip`
+    and rounded by the encoder. The largest magnitude is then the largest that the encoder can
+    return.
+    """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

@@ -283,7 +283,10 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Copy `data` with values set by their paths. Also returns a sentence for each unknown key."""
+    """Copy a file's `data`, and set a value at each path in `settings`, such as ("training", "lr").
+
+    `model` defines which keys exist. Returns the copy, and an error message for each unknown path.
+    """
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]

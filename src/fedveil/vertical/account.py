@@ -68,8 +68,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts are read from files instead. The files include everything
-        that was sent after `step`, before an interruption.
+        With fresh randomness, the counts are read from files instead. The files also count what was
+        sent after `step`, before an interruption.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -149,10 +149,12 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Read the saved counts of training examples into `self.train`.
+        """Load into `self.train` the saved number of times that each training example was sent.
 
-        Returns the step of these counts, the last begun step, and the number of begun evaluations.
-        Raises RunFolderError if `done`, the step to resume from, is above 0 and a file is missing.
+        Returns the step up to which these numbers count, the last step that was begun, and the
+        number of evaluations that were begun. Returns zeros, and loads nothing, if a file is
+        missing and `done`, the step to resume from, is 0. Raises `RunFolderError` if a file is
+        missing and `done` is above 0.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -188,7 +190,7 @@ def _fields(names: Iterable[str | int]) -> list[str]:
 def looks_begun(run: Path) -> int:
     """Return the number of evaluations that were begun with fresh randomness in the run's folder.
 
-    Returns 0 if `run` is no run's folder, or the run's randomness comes from a seed.
+    Returns 0 if `run` is no run's folder, or if the run's randomness comes from a seed.
     """
     path = run / _BEGUN
     if not path.exists():
@@ -198,7 +200,7 @@ def looks_begun(run: Path) -> int:
 
 
 def _begun(path: Path) -> tuple[int, int]:
-    """Read the last begun step and the number of begun evaluations."""
+    """Read the file `path`: the last step that was begun, and the number of evaluations begun."""
     noted = read_bytes(path, MOST_KEY_BYTES)
     step, looks = np.frombuffer(noted[:16], "<i8").tolist()
     if noted != _noted(step, looks):
@@ -216,9 +218,10 @@ def ledger_of(
 ) -> Ledger:
     """Return a ledger of the privacy costs of `party`'s examples.
 
-    The ledger has an entry for each training example, by position, and one entry for all held-out
-    examples. Its rounds are numbered from 0. Round n charges every example that was sent more than
-    n times. `label` is the privacy loss of a label under LabelDP, or None without LabelDP.
+    The ledger has an entry for each training example, by position, and one more entry for all
+    held-out examples. Its rounds are numbered from 0. Round n charges every example that was sent
+    more than n times. `label` is the privacy loss of a label under LabelDP, or None without
+    LabelDP.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -249,14 +252,15 @@ def figures(
 ) -> list[Line]:
     """Return lines that state a party's epsilons.
 
-    Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. Outputs of a party's own data
-    that it sends unprotected have one line for each part, with an infinite epsilon. So have the
-    gradients of `unprotected_gradients`. `label`, a label's privacy loss under LabelDP, adds a line
-    for it. A part that examples train has a line with an infinite epsilon, for an example's
-    influence on the later bits of other examples. The last line is the epsilon, at `delta`, of the
-    own reports of the example that costs most, with its label. It is missing if the party sends
-    nothing that is computed from its own data.
+    - Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows
+      differ in two bits), and for all bits of an example that is sent once.
+    - Each part that sends unprotected outputs of the party's own data has a line with an infinite
+      epsilon. So have the gradients of `unprotected_gradients`.
+    - `label`, a label's privacy loss under LabelDP, adds a line.
+    - Each part that examples train has a line with an infinite epsilon, for an example's influence
+      on the later bits of other examples.
+    - The last line is the epsilon, at `delta`, of the own reports of the example that costs most,
+      with its label. It is missing if the party sends nothing that is computed from its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -325,9 +329,11 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
 
 
 def trained_by_examples(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts that are trained on its own columns behind EmbeddingDP.
+    """Return the names of a party's parts behind EmbeddingDP that learn from its own columns.
 
-    Their weights, and so the later bits of all examples, depend on every example of earlier steps.
+    Behind EmbeddingDP means that the part's output, or that of a later part which reads it, is sent
+    as bits. The weights of such a part, and so the later bits of all examples, depend on every
+    example of earlier steps.
     """
     own = of_own_data(split.parts)
     behind = {part.name for part, _ in _private_parts(split, party)}

@@ -22,10 +22,10 @@ _OWN = 1.15
 
 
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
-    """Return the bytes that training on a batch of `rows` examples needs at `parties` together.
+    """Return the bytes of memory that training on `rows` examples needs at all `parties` together.
 
-    The modules of the parties' parts must be on torch's meta device. Returns 0 if the task has no
-    attribute `inputs`.
+    The modules of the parties' parts must be on torch's meta device. Returns 0 if the task does not
+    state the form of its examples (its attribute `inputs`).
     """
     if not hasattr(task, "inputs"):
         return 0

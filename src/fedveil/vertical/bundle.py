@@ -191,10 +191,10 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 
 
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
-    """Encode how often each example was sent. Ids are replaced by their digests.
+    """Encode the number of times that each example was sent. Ids are replaced by their digests.
 
-    Each argument has one entry per subset, such as "train". `times` is how often each of the `ids`
-    was sent. `labelled` is True for training examples, whose labels are charged too.
+    Each argument has one entry per subset, such as "train". `times` has the number for each of the
+    `ids`. `labelled` is True for training examples, whose labels are charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]
@@ -211,12 +211,12 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 
 
 def id_digests(ids: Ids) -> np.ndarray:
-    """Return a digest of each id, one per row."""
+    """Return a digest of each id, [ids, bytes]."""
     return text_digests(ids.astype(np.str_), DIGEST_BYTES)
 
 
 def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
-    """Read the digests of the ids that the bundle at `path` has scored, and how often.
+    """Read the digests of the ids that the bundle at `path` has scored, and how often each was.
 
     The digests are in ascending order. An incomplete digest at the end of the file is ignored.
     """
@@ -284,7 +284,10 @@ def _digest_of(path: Path) -> str:
 
 
 def _check_no_other(path: Path, names: Set[str]) -> None:
-    """Raise BundleInvalid if a file in the bundle at `path`, outside `STATE`, is not in `names`."""
+    """Raise BundleInvalid if the bundle at `path` has a file that is not in `names`.
+
+    Files in the folder `STATE` are allowed.
+    """
     for other in sorted(path.rglob("*")):
         name = other.relative_to(path)
         if name.parts[0] != STATE and name.as_posix() not in names and not other.is_dir():

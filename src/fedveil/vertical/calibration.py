@@ -35,9 +35,9 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
-    """Return the factor and each class's shift with which the logits `outputs` fit `labels` best.
+    """Return the factor and each class's shift that best calibrate the logits `outputs`.
 
-    The scores factor · logits + shifts are calibrated.
+    The calibrated scores are factor * logits + shifts. They are fitted to `labels`.
     """
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     return _fit(scores, labels.reshape(-1).astype(np.int64))

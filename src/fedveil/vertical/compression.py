@@ -102,7 +102,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the rounding errors of a step that has been applied."""
+        """Save the rounding errors of a step that has been applied. `staged` is from `staging`."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1

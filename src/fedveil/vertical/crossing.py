@@ -73,7 +73,10 @@ def check_sizes(split: SplitModel, rows: int) -> None:
 
 
 def abort_message(reason: str, *, at_limit: bool) -> Message:
-    """Return the message that aborts a step. If `at_limit`, the run then ends normally."""
+    """Return the message that aborts a step for the `reason`.
+
+    If `at_limit` is True, a privacy limit is the reason, and the run then ends normally.
+    """
     return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
 
 
@@ -107,7 +110,8 @@ def from_wire(
     """Decode the tensor in a message of an untrusted peer.
 
     Raises ExchangeError unless name, step, micro-batch, type and shape are those of the expected
-    `transfer`, and all values are finite (if `finite`). `rows` is the number of examples.
+    `transfer`. `rows` is the number of examples. If `finite` is True, also raises it for a value
+    that is NaN or infinite. `training` is False for a message of an evaluation.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)

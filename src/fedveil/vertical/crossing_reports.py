@@ -125,7 +125,10 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of the examples numbered `keys`. Draws and saves missing reports."""
+        """Return the reports of the examples with the numbers `keys`, one row each.
+
+        Draws and saves missing reports: `draw` returns those at given positions in `keys`.
+        """
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

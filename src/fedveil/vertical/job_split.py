@@ -23,8 +23,9 @@ from fedveil.vertical.task import Task, build, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
-    """Return the job's task. A resumed run reads the task's own files from the run folder `folder`.
+    """Return the job's task.
 
+    `folder` is the folder of a resumed run, from which the task reads its own files, or None.
     `own_seed` is the party's own seed for initial weights. None means the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
@@ -55,7 +56,8 @@ def make_split(
     """Return the split model: the task's parts with the job's changes.
 
     Modules that the job names, or that depend on a party's data, are built only for the parties in
-    `here` (None: all parties). `own_seed` is for initial weights. None means the job's seed.
+    `here` (None: all parties). `own_seed` is the seed for initial weights. None means the job's
+    seed.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)

@@ -89,8 +89,8 @@ def by_known(
 ) -> Float64s:
     """Return each example's nearness to each class, [examples, classes], given some known labels.
 
-    `windows` have the gradients that the attacker received. `known` are the indices of some
-    examples, and `labels` their labels. A class's centre starts as the mean of the gradients of its
+    `windows` have the gradients that the attacker received. `known` are the indices of the examples
+    whose `labels` the attacker knows. A class's centre starts as the mean of the gradients of its
     known examples. Then it moves to the mean of all gradients that are nearer to it than to other
     centres. A class without a known example never has the best score.
     """
@@ -141,10 +141,10 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn each example's group into a class, a different class for each group.
+    """Turn each example's group into a class, and return the classes. Groups get different classes.
 
-    `labels` are the known labels of the examples `places`. The result agrees with as many of them
-    as possible.
+    `labels` are the known labels of the examples with the indices `places`. The result agrees with
+    as many of them as possible.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
@@ -222,7 +222,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
     The first row is drawn uniformly. Each further row is drawn in proportion to its squared
-    distance to the nearest drawn row. Another `start` draws other rows.
+    distance to the nearest drawn row. Each value of `start` draws other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]

@@ -90,7 +90,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """True once `tell` got the result for the first steps, or if no gradients are watched."""
+        """True if `tell` has got the result for the first steps, or if nothing is watched."""
         return len(self._windows) < self._all or not self._all
 
     @property
@@ -259,7 +259,8 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
     The attacker knows every second label. For each other example, it guesses the label of the known
-    example with the most similar gradient. `looks` has the gradients of each part.
+    example with the most similar gradient. `looks` has one array of gradients for each part.
+    `where` begins the sentence.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]

@@ -98,7 +98,7 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
     """Load the run in `folder`, run an exchange of messages, and return the leader's result.
 
-    `how` takes each party's `PartyRun` and returns its side of the exchange. An example is
+    `how` takes a party's `PartyRun` and returns the party's side of the exchange. An example is
     `PartyRun.evaluate`.
     """
     with ExitStack() as stack:
@@ -112,7 +112,7 @@ def reopened(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> Parties:
-    """Return the parties of the run in a folder. `stack` closes the files that the parties open.
+    """Return the parties of the run in the folder `path`. `stack` closes the parties' files.
 
     `progress` receives each of the leader's records, and `say` each sentence for the user. If
     `encoded` is True, messages are encoded as between machines.
@@ -227,7 +227,7 @@ class Parties:
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
         """Run an exchange of messages from the last saved step. Returns the leader's result.
 
-        `how` takes each party's `PartyRun` and returns its side of the exchange. An example is
+        `how` takes a party's `PartyRun` and returns the party's side of the exchange. An example is
         `PartyRun.evaluate`.
         """
         self._restore(self.last_common_step())
@@ -242,7 +242,10 @@ class Parties:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _bundle(self) -> None:
-        """Complete every party's model bundle. It needs no signatures: one user has all files."""
+        """Complete every party's model bundle, if all parties have one.
+
+        The bundles need no signatures, because one user has all files.
+        """
         contents = {name: run.contents for name, run in self.runs.items()}
         known = {name: found for name, found in contents.items() if found is not None}
         if len(known) < len(contents):

@@ -10,7 +10,8 @@ from fedveil.vertical.split import Part
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the names of the parts whose output is computed from their owner's own columns.
 
-    Inputs from another party do not count, even if they were computed from the owner's data.
+    A part that reads another party's output does not count for this reason, even if that output was
+    computed from the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -40,7 +40,11 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties whose parts can be built on the meta device, and so sized beforehand."""
+    """Return the parties whose parts can be built on torch's meta device.
+
+    On this device tensors have shapes but no values, so the memory of the parts can be computed
+    before any is allocated.
+    """
     if any(part.module is not None for part in job.parts.values()):
         return []
     known: Collection[str] = getattr(task, "by_shape", ())
@@ -48,13 +52,13 @@ def sizable(job: VerticalJob, task: Task) -> list[str]:
 
 
 def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
-    """Build the parts of `parties` on the meta device, which gives shapes without values."""
+    """Return the split model with the parts of `parties` on torch's meta device, without values."""
     with torch.device("meta"):
         return make_split(job, task, parties)
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
-    """Return the bytes needed to train each part of the model whose module is on this machine."""
+    """Return the memory that each part needs for training, for all parts with a module here."""
     having = [part for part in split.parts if part.module is not None]
     learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:
@@ -135,13 +139,16 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """Return the number of values that an optimiser stores for each trained parameter."""
+    """Return the number of values per trained parameter that an optimiser stores between steps."""
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return the number of values that the optimiser stores only while it makes a step."""
+    """Return the number of values that the optimiser stores only during a step.
+
+    `learning` has the number of entries of each trained parameter.
+    """
     decays = isinstance(optimizer, Optimizer) and optimizer.name == "sgd" and optimizer.weight_decay
     return max(learning, default=0) if decays else 0

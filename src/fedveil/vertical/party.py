@@ -142,8 +142,8 @@ class Party:
         """Run only the forward pass on a batch, under the protection of training.
 
         Returns the last part's outputs at the leader, and None at a follower. `number` is the
-        batch's number, and `occasion` identifies the evaluation. Reports that differ in `number` or
-        `occasion` get independent noise. The batch's positions refer to the examples of `subset`.
+        batch's number, and `occasion` the number of the evaluation. Reports that differ in one of
+        them get independent noise. The batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -159,9 +159,9 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is aborted for the `reason`.
+        """Tell every peer except `but` that the step is aborted, and the `reason`.
 
-        `at_limit` is True if a limit of this party ends the run normally.
+        `at_limit` is True if this party's privacy limit ends the run normally.
         """
         for peer in self._peers:
             if peer != but:

@@ -134,7 +134,10 @@ def _check_one_label(setting: Setting, key: str) -> None:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Return the rows with the labels to train on, and a label's privacy loss under LabelDP."""
+    """Return the leader's rows with the labels to train on, and a label's privacy loss.
+
+    The loss is that of LabelDP. Without LabelDP, the labels are the true ones and the loss is None.
+    """
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:
         return rows, None

@@ -74,9 +74,10 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return `path`. Raises an error for an ending not in `endings`, or if the file exists.
+    """Return `path` if a new file can be created there.
 
-    Also raises RunFolderError if the file cannot be created, before anything is charged.
+    Raises InvalidValue if the path has an ending that is not in `endings`. Raises RunFolderError if
+    the file exists or cannot be created, so that nothing is charged in vain.
     """
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
@@ -101,7 +102,8 @@ def told_classes(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's predicted class, and the probabilities of all classes.
 
-    Probabilities are calibrated on the held-out `labels`. Without `names`, classes are numbers.
+    `outputs` are logits [examples, classes]. The probabilities are calibrated on the held-out
+    `labels`. Without `names`, classes are named by their numbers.
     """
     return told_scores(calibrated(outputs, labels), outputs.argmax(axis=1), names)
 
@@ -111,8 +113,8 @@ def told_scores(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's chosen class, and the probabilities of all classes.
 
-    `chosen` has class numbers, and `shares` the probabilities [examples, classes]. Without `names`,
-    class numbers are used.
+    `chosen` has the number of each example's class, and `shares` the probabilities [examples,
+    classes]. Without `names`, classes are named by their numbers.
     """
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]

@@ -120,7 +120,7 @@ def drawn_key(entropy: Entropy) -> bytes:
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
-    """Return the noise key in a leader's folder. A new run draws and saves one.
+    """Return the noise key in a leader's folder. In a new run, draws and saves one.
 
     Raises `RunFolderError` if a started run has lost its key. With noise of several keys, the mean
     over the epochs would reveal what the noise hides.

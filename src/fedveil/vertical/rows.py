@@ -28,10 +28,10 @@ Ids = npt.NDArray[Any]
 
 
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
-    """Return where each party has the common examples in its data, in the leader's order.
+    """Return the positions of the common examples in each party's data, in the leader's order.
 
-    A party without ids has no data, and its parts run on all common examples. If the leader has no
-    ids, the first party with ids determines the order.
+    `ids` has each party's ids. A party without ids has no data, and its parts run on all common
+    examples. If the leader has no ids, the first party with ids determines the order.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -109,7 +109,10 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Update a digest with the column's `name` and its `tensor`'s rows at the positions `at`."""
+    """Update `digest` with a column: its `name`, and the rows of `tensor` at the positions `at`.
+
+    If `at` is None, all rows are used.
+    """
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):

@@ -10,7 +10,10 @@ RULES = Rules[VerticalFields]()
 
 @RULES.rule("optimizer", "parts")
 def _momentum_is_sgds(job: VerticalFields) -> str | None:
-    """`momentum` belongs to `name: sgd`. Under adam and adamw it is 0."""
+    """`momentum` belongs to `name: sgd`. It must be 0 under adam and adamw.
+
+    Returns an error message, or None.
+    """
     own = {f"parts.{name}.optimizer": part.optimizer for name, part in job.parts.items()}
     for place, optimizer in {"optimizer": job.optimizer, **own}.items():
         if optimizer.name not in (None, "sgd") and optimizer.momentum:
@@ -23,7 +26,10 @@ def _momentum_is_sgds(job: VerticalFields) -> str | None:
 
 @RULES.rule("in_flight", "batch_size")
 def _micro_batches_fit(job: VerticalFields) -> str | None:
-    """`in_flight` is at most `batch_size`: a micro-batch has at least one example."""
+    """`in_flight` must be at most `batch_size`: a micro-batch has at least one example.
+
+    Returns an error message, or None.
+    """
     if job.in_flight <= job.batch_size:
         return None
     return (
@@ -34,7 +40,10 @@ def _micro_batches_fit(job: VerticalFields) -> str | None:
 
 @RULES.rule("compression")
 def _some_way_is_compressed(job: VerticalFields) -> str | None:
-    """`compression` sets `forward` or `backward` to true."""
+    """`compression` must set `forward` or `backward` to true.
+
+    Returns an error message, or None.
+    """
     held = job.compression
     if held is None or held.forward or held.backward:
         return None
@@ -43,7 +52,10 @@ def _some_way_is_compressed(job: VerticalFields) -> str | None:
 
 @RULES.rule("privacy", "parts")
 def _reports_are_drawn_once(job: VerticalFields) -> str | None:
-    """`embedding_dp.reuse: true` needs `eps`, because without noise no report is random."""
+    """`embedding_dp.reuse: true` needs `eps`, because without noise no report is random.
+
+    Returns an error message, or None.
+    """
     own = {f"parts.{name}.privacy": part.privacy for name, part in job.parts.items()}
     for place, privacy in {"privacy": job.privacy, **own}.items():
         settings = None if privacy is None else privacy.embedding_dp

@@ -100,7 +100,7 @@ Program: TypeAlias = tuple[Instruction, ...]
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
     """Return each party's instructions for a step of `micros` micro-batches.
 
-    Without `training`, the parts run only forward.
+    If `training` is False, the parts run only forward.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -128,7 +128,10 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return the simulated time of `stage`'s next possible micro-batch, or None if unknown."""
+        """Return the time at which the next micro-batch of `stage` can start, or None if unknown.
+
+        Times are simulated. The time is unknown until all passes that must end before have a time.
+        """
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -187,7 +190,7 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward pass, and the parts whose backward pass, a peer waits for.
+    """Return the parts for whose forward pass, and those for whose backward pass, a peer waits.
 
     This includes the parts of the same owner that must run before such a part.
     """
@@ -293,9 +296,10 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
+    """Return True if the last tensor to `peer` shows that all tensors of this party have arrived.
 
-    If so, the last tensor replaces the message `ready` or `commit` to `peer`.
+    It does if `program` receives all its tensors before it sends this one. The tensor then replaces
+    the message `ready` or `commit` to `peer`.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

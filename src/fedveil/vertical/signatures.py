@@ -68,12 +68,12 @@ class Signatures:
     def check(
         self, manifest: bytes, parties: Collection[str], own: Credentials | None
     ) -> str | None:
-        """Raise BundleInvalid if a required signature of the manifest is missing or invalid.
+        """Check the signatures of a manifest. Returns a sentence on what was not checked, or None.
 
-        With `own` credentials, every party must have signed, with a certificate that names it and
-        comes from an authority that `own` trusts. Without credentials, all parties or none must
-        have signed, and certificates are not checked. Returns a sentence on what was not checked,
-        or None.
+        With `own` credentials, each of the `parties` must have signed, with a certificate that
+        names it and comes from an authority that `own` trusts. Without credentials, all parties or
+        none must have signed, and certificates are not checked. Raises BundleInvalid if a required
+        signature is missing or invalid.
         """
         missing = [party for party in parties if party not in self.by_party]
         if missing and (own is not None or self.by_party):

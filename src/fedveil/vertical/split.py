@@ -76,11 +76,11 @@ class Optimizer:
 class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before the output is sent.
 
-    `eps` is the epsilon if a one-hot row is replaced by another, as in the paper on EmbeddingDP. If
-    one bit is replaced, the epsilon is eps/2. If `eps` is None, the output is quantised without
-    noise, which guarantees nothing. If `gradient` is "none", no gradient is returned. If `reuse` is
-    True, an example's report is saved and sent again in every epoch. The part then learns only in
-    the first epoch.
+    `eps` is EmbeddingDP's parameter: replacing one bit of the output costs epsilon eps/2. Replacing
+    a one-hot row by another changes two bits and costs epsilon eps. If `eps` is None, the output is
+    reduced to bits without noise, which guarantees nothing. If `gradient` is "none", no gradient is
+    returned. If `reuse` is True, an example's first report is saved and sent again in every epoch.
+    The part then learns only in the first epoch.
     """
 
     eps: float | None = None
@@ -145,7 +145,10 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return how the output, or its gradient, is compressed. None for EmbeddingDP's bits."""
+        """Return how the output, or its gradient, is compressed, or None if it is not.
+
+        EmbeddingDP's bits are never compressed.
+        """
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None
@@ -293,7 +296,10 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `source` gets no gradient from `consumer`, because of `gradient = "none"`."""
+    """Return True if `source` gets no gradient from `consumer` because its privacy forbids it.
+
+    This is the setting `gradient = "none"`.
+    """
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

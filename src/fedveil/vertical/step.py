@@ -188,7 +188,10 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message for instruction `place` has it. Returns the other fields."""
+        """Save the loss if the message for instruction `place` has it. Returns all other fields.
+
+        `place` is the instruction's index in the program.
+        """
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -236,9 +239,10 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor that parts read as `source`: a column, or the output of a part.
+        """Return the tensor that parts read as `source`, a column or the name of another part.
 
         This party's parts that read the same output share one tensor, which adds up its gradients.
+        `micro` is the number of the micro-batch.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]

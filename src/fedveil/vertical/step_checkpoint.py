@@ -29,8 +29,8 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` adds up
-    loss, bytes and time over the steps since the last line of that file.
+    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
+    sums of loss, bytes and time over the steps since the last line of that file.
     """
 
     step: int

@@ -251,5 +251,8 @@ class Measured:
 
 
 def aligned_by(wanted: AlignBy | None, task: Task) -> AlignBy:
-    """Return `wanted`. If it is None: digests for a task with `numbered` ids, else intersection."""
+    """Return the method to find common ids: `wanted` or, if that is None, the task's default.
+
+    The default is "digests" if the task has `numbered` ids, else "intersection".
+    """
     return wanted or ("digests" if getattr(task, "numbered", False) else "intersection")

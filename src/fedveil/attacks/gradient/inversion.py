@@ -60,8 +60,8 @@ class View:
     """A report or an aggregate of one round, and the attacker's knowledge about it.
 
     `reading` is the attacker's estimate of the reported update. `clients` are the clients whose
-    examples the attacker seeks, and `known` is its knowledge of their training. `cohort` is the
-    number of clients in the aggregate, or 1 for a report.
+    examples the attacker reconstructs, and `known` is its knowledge of their training. `cohort` is
+    the number of clients in the aggregate, or 1 for a report.
     """
 
     clients: Sequence[int]
@@ -114,7 +114,10 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield views of simulated rounds: reports, or aggregates if a report reveals nothing."""
+        """Yield views of simulated rounds: reports, or aggregates if reports reveal nothing.
+
+        The views do not end.
+        """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -131,10 +134,11 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """Return a view of `aggregate`, in which the attacker seeks the examples of all `clients`.
+        """Return a view of `aggregate`, to reconstruct the examples of all `clients`.
 
         If the clients have different numbers of examples, or together more than `Bounds.at_once`,
-        the attacker seeks only the first client's, as if the aggregate were that client's update.
+        the attacker reconstructs only the first client's examples, as if the aggregate were that
+        client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
@@ -167,12 +171,13 @@ def _what_was_seen(view: View) -> str:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct examples from clients' reports, as many as `effort` allows.
+    """Reconstruct examples from clients' reports. A larger `effort` attacks more examples.
 
     The attacker knows the job, the number of a client's examples, the mean training example and a
-    few test examples. It receives one client's report or, if a report by itself reveals nothing,
-    the cohort's aggregate. From an aggregate it reconstructs the examples of all clients together
-    if they are few enough and all clients have equally many, otherwise those of one client.
+    few test examples. It receives one client's report or, if single reports reveal nothing, the
+    cohort's aggregate. From an aggregate, it reconstructs the examples of all clients together, or
+    only those of the first client if the clients have too many examples or different numbers of
+    examples.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -13,17 +13,18 @@ from fedveil.protections.reading import Reading
 def label_counts(
     reading: Reading, layer: LastLayer, weights: Float32s, count: int, scale: float
 ) -> Int64s:
-    """Estimate how many of a client's `count` examples have each label. Returns counts by class.
+    """Estimate the number of a client's `count` examples with each label. Returns counts by class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). The gradient of a class's row of the last weight, divided by the gradient of
-    the class's bias, is about the layer's mean input for that class. The layer maps it to the
-    class's mean softmax P_c. With the mean errors e, the gradient of the biases, the counts n solve
+    learning" (iLRG). In the last layer, the gradient of class c's weights, divided by the gradient
+    of its bias, is about the mean input that the layer gets from examples of class c. For this
+    input, the layer gives the class's mean softmax P_c. The counts n solve, for the classes' mean
+    errors e (the gradient of the biases),
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 
-    by least squares, with no count below 0. A class whose error is not negative may be absent, and
-    its row says little, so `layer.guesses`, the mean softmax of typical examples, replaces P_c.
+    by least squares, with no count below 0. A class whose error is not negative may be absent. Then
+    `layer.guesses`, the mean softmax of typical examples, replaces P_c.
 
     The equations are those of one step. Over many steps the softmax changes, so the counts are less
     exact. `weights` are the client's starting weights. `scale` is the number of steps times the
@@ -43,7 +44,12 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Estimate, as row c of [classes, classes], the mean softmax of class c's examples."""
+    """Estimate each class's mean softmax over its examples. Returns an array [classes, classes].
+
+    Row c of the result is for the examples with label c. `weights` are the client's starting
+    weights, as one vector. `error` has each class's mean error, which is the gradient of its bias.
+    If a class's error is not negative, its row is `layer.guesses`.
+    """
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)
@@ -55,7 +61,10 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Scale `found` to the sum `count`, and round to integers: up where the fraction is largest."""
+    """Scale `found` to the sum `count`, and round it to integers with the same sum.
+
+    The entries with the largest fractions are rounded up.
+    """
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

@@ -58,11 +58,11 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Estimate each class's error: the mean of softmax minus label over a client's examples.
+    """Estimate each class's error: the mean of softmax minus label over `count` examples.
 
-    `count` is the number of examples. The result is known up to a positive factor. If `reading` has
-    the exact gradient of the last bias, this gradient is the result. Otherwise it is estimated from
-    the last weight's gradient, whose row c is class c's error times the layer's input.
+    The result has one number per class, known up to a common positive factor. If `reading` has the
+    exact gradient of the last bias, this gradient is the result. Otherwise the error is estimated
+    from the last weight's gradient, whose row c is class c's error times the layer's input.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)

@@ -46,7 +46,7 @@ class Found:
 
 
 def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
-    """Minimise an objective by L-BFGS with a line search, from `start`, in at most `iterations`."""
+    """Minimise `objective` by L-BFGS with a line search, in at most `iterations` steps."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.LBFGS(

@@ -15,7 +15,10 @@ from fedveil.privacy.intervals import median, share
 
 
 def paired(originals: Float64s, found: Float64s) -> Float64s:
-    """Return `found` in the order of `originals`, matched by the least total squared error."""
+    """Return `found` in the order of `originals`, matched by the least total squared error.
+
+    Both arrays are [examples, *shape].
+    """
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
     columns: Int64s = linear_sum_assignment(costs)[1]
@@ -23,7 +26,7 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Return how many labels two lists have in common, regardless of order."""
+    """Return the number of labels that two lists have in common, regardless of order."""
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -31,7 +34,10 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Collects the quality of reconstructions, and that of a fixed guess for comparison."""
+    """Collects reconstructions and their quality, and the quality of a fixed guess for comparison.
+
+    The guess is the example `guess` with the label `common`. `right` counts the recovered labels.
+    """
 
     guess: Float64s
     common: int

@@ -100,7 +100,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return SGD's step: a function from `count` weights and gradients to the weights' change."""
+    """Return SGD's step: a function from `count` weights and gradients to the weights' changes."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -121,7 +121,7 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return Adam's step: a function from `count` weights and gradients to the weights' change."""
+    """Return Adam's step: a function from `count` weights and gradients to the weights' changes."""
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

@@ -30,12 +30,12 @@ def calibrated_loss(answers: Answers, references: References) -> Float64s:
 
 
 def lira(answers: Answers, references: References) -> Float64s:
-    """Return how far each example's margin exceeds its mean under models trained without it.
+    """Return how far each example's margin exceeds its mean margin in models trained without it.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI
-    (offline LiRA): the margin ln(p / (1 - p)) of the true class is nearly normal over models
-    trained without the example. The unit is the standard deviation of these margins, one number for
-    all examples.
+    (offline LiRA). The margin, ln(p / (1 - p)) of the true class, is nearly normal over models
+    trained without the example. The score's unit is the standard deviation of these margins, one
+    number for all examples.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
@@ -64,8 +64,8 @@ def rmia(answers: Answers, references: References) -> Float64s:
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). The relative probability is p(true class) under the attacked model, divided by its mean
-    under the references. One example beats another if its relative probability is at least twice as
-    large.
+    under the references. An example beats another if the first's relative probability is at least
+    twice as large as the second's.
     """
     sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
              for member in (True, False)]  # fmt: skip

@@ -17,7 +17,7 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `clients` has that one client, or all clients of the cohort. `reading` is the estimate: `share`
+    `clients` has that one client, or all clients of the cohort. The estimate `reading` is `share`
     times the sum of the updates that these clients sent, plus noise.
     """
 
@@ -29,7 +29,8 @@ class View:
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
     """Return one view for each report or, if single reports reveal nothing, one for their mean.
 
-    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`.
+    `cohort` are the round's clients. Each of them adds its update to its report with probability
+    `turn_rate`.
     """
     if seen.masked:
         summed = [cohort[i] for i in seen.asked]
@@ -39,12 +40,13 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 
 
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
-    """Return each candidate's log-likelihood ratio of "the candidate is one of the view's clients".
+    """Return each candidate's log-likelihood ratio for being one of the view's clients.
 
-    `candidates[i]` is the update that candidate i would have sent. A client adds its update with
-    probability `turn_rate`. The view's estimate is projected on the candidate's update minus the
-    mean update of all other candidates, and the projection is assumed normal. If the estimate has
-    only a direction and no size, the result is the projection in standard deviations.
+    `candidates` is [candidates, parameters]: row i is the update that candidate i would have sent.
+    A client adds its update to its report with probability `turn_rate`. The view's estimate is
+    projected on the candidate's update minus the mean update of all other candidates. This
+    projection is assumed normal. If the estimate has only a direction and no size, the result is
+    the projection in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -69,9 +71,10 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up, over a run's rounds, the evidence that a client of the run is a known candidate.
+    """Adds up a run's evidence that a client of the run is one of some known candidates.
 
-    There is a sum for each pair of one of the `clients` and one of the `candidates`.
+    There is one sum over the rounds for each pair of a client and a candidate. `clients` and
+    `candidates` are their numbers.
     """
 
     def __init__(self, clients: int, candidates: int) -> None:

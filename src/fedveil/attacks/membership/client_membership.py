@@ -130,9 +130,9 @@ def _half(pool: Pool, entropy: Entropy) -> Bools:
 def measured(
     target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Measured], int]:
-    """Play several games (`Game`). Returns the attack's metrics, and the number of rounds per game.
+    """Play several games (`Game`). Returns the attack's metrics, and the rounds of each game.
 
-    `step` is called after each game with the number of finished games and the total.
+    `step` is called after each game with the number of finished games and the number of all games.
     """
     target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))

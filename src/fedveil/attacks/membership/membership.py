@@ -133,7 +133,7 @@ class Case:
         )
 
     def on_model(self) -> list[Measured]:
-        """Return the model's accuracy on members and others, then the metrics of each attack."""
+        """Return the model's accuracy on members and on others, then each attack's metrics."""
         given = answers(self.model, self.pool.x, self.pool.y)
         right = given.truth == given.top[:, 0]
         found = [
@@ -150,9 +150,9 @@ class Case:
         return found
 
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
-        """Return the metrics of the attacks on the reports of at most `most` clients in a round.
+        """Attack the reports of at most `most` clients in a round. Returns (metrics, summed).
 
-        Also returns True if the sum of the reports is attacked, as single reports reveal nothing.
+        `summed` is True if single reports reveal nothing, so that the attack uses their sum.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

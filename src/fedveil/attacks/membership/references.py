@@ -50,10 +50,10 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return each example's mean score, and one standard deviation pooled over all examples.
+        """Return each example's mean score in models trained without it, and a standard deviation.
 
-        `of` computes the scores of all examples from one model's answers. An example's mean is over
-        the models that were not trained on it.
+        `of` computes the scores of all examples from one model's answers. The standard deviation is
+        one number, pooled over all examples.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -100,7 +100,8 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
     """Draw random halves of the examples, as training data for an even number of `models`.
 
-    Returns a mask [models, examples]. Every example is training data of exactly half of the models.
+    Returns a mask [models, examples] that marks each model's training examples. Every example is
+    training data of exactly half of the models.
     """
     if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")
@@ -114,8 +115,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Each reference model is attacked in turn, with the others as references. The attacked model's
-    scores are not used, so the accuracy that is measured on them is unbiased.
+    Each reference model is attacked in turn, with the others as references. Scores of the model
+    that the attack is really on are not used, so its accuracy at this threshold is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

@@ -36,9 +36,9 @@ class ReportScores:
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return the rate at which each example's loss falls along the estimated update.
 
-        The rate is the inner product of the example's negative gradient with the estimate. The
-        estimate is weighted by the reliability of its entries and scaled to norm 1. A report
-        without information scores 0.
+        The estimate's entries are weighted by their reliability, and the result is scaled to norm
+        1. The rate is the inner product of the example's negative gradient with this vector. All
+        rates are 0 if the report reveals nothing.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -49,10 +49,10 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return the fall of each example's loss if the estimated update is applied.
+        """Return by how much each example's loss falls if the estimated update is applied.
 
         `reading` must estimate the update's length as well as its direction. If it estimates
-        nothing, all scores are 0.
+        nothing, all results are 0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -88,12 +88,13 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The attacker's estimates from one round's reports, and the examples that it tests.
+    """The attacker's estimates of one round's updates, and the examples that the attacker tests.
 
-    Examples are given as row numbers. Client i trained on the rows `held[i]`. `strangers[i]` are
-    rows that no client trained on, and that the attacker tests against client i's report. If single
-    reports reveal nothing, `summed` is True: there is one estimate, from the mean of the reports,
-    and all clients count as one.
+    Examples are given as row numbers. `readings[i]` is the estimate of client i's update, from its
+    report. Client i trained on the rows `held[i]`. `strangers[i]` are rows that no client trained
+    on, and that the attacker tests against client i's report. If single reports reveal nothing,
+    `summed` is True: there is one estimate, from the mean of the reports, and all clients count as
+    one.
     """
 
     readings: Sequence[Reading]
@@ -102,10 +103,11 @@ class Round:
     summed: bool = False
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
-        """Return the scores of the examples that clients trained on, and of `self.strangers`.
+        """Return the scores of the examples that clients trained on, and the scores of `strangers`.
 
-        `score` computes the scores of examples from the estimate of an update. An example's mean
-        score under the other clients' reports is subtracted from its score.
+        `score` computes the scores of examples, rows of `x` and `y`, from the estimate of an
+        update. From an example's score, its mean score under the other clients' reports is
+        subtracted.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

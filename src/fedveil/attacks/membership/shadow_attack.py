@@ -19,7 +19,10 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of membership. Rare classes share one classifier."""
+    """Return each example's log-odds of membership.
+
+    Each class has its own classifier. Classes with few examples share one.
+    """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)

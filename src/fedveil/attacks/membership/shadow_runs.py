@@ -43,8 +43,8 @@ class Pool:
     def everything(cls, dataset: Dataset) -> Pool:
         """Return a pool of the training examples, followed by the test examples.
 
-        Test examples are dealt out in turn to the owners of the training examples, if there are
-        any.
+        If the training examples have owners, the test examples are dealt out to these owners in
+        turn.
         """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners
@@ -57,7 +57,7 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """Copy the target with the pool's `rows` as training examples, distributed to clients anew.
+        """Copy the target with other training examples: the pool's `rows`, dealt to clients anew.
 
         `seed` replaces the seed of the job.
         """
@@ -80,7 +80,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of a simulated run: its final model and number of rounds.
+    """Result of a simulated run: its final model, and the number of its rounds.
 
     `clients` are the clients that took part before this model was saved.
     """
@@ -112,11 +112,12 @@ def rehearse(target: Target) -> Rehearsal:
 def play_round(
     target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
 ) -> Round:
-    """Simulate one round of the target's job, and return the attacker's estimates from its reports.
+    """Simulate one round of the job. Returns the attacker's estimates, and examples to test.
 
-    At most `most` clients take part, or more if the protection needs them. The target's training
-    example i is row `rows[i]` of the pool. `strangers` are rows of the pool that no client trains
-    on. Each client is tested with some of the strangers.
+    At most `most` clients take part, or more if the protection needs more. All examples are rows of
+    one pool: the target's training example i is the pool's row `rows[i]`, and `strangers` are rows
+    that no client trains on. Each client's report is tested on the client's own examples and on
+    some of the strangers.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

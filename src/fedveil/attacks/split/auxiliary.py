@@ -63,7 +63,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` reports, whose bits are 1 with probability `seen`."""
+    """Draw the mean of `evidence.reports` reports, whose bits are 1 with probability `seen`.
+
+    If reports have no random bits, returns `seen` itself.
+    """
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -110,7 +113,8 @@ def _trained(
 ) -> nn.Module:
     """Train a dense network to predict the error of `linear`, a map from reports to examples.
 
-    `inputs` are the public examples, and `seen` the expected values of their reports.
+    `inputs`, [n, features], are the public examples, and `seen`, [n, values], the expected values
+    of their reports.
     """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)

@@ -1,6 +1,7 @@
 """Priors: distributions of examples that an attacker assumes before it sees any report.
 
-A prior maps vectors of free numbers, which a search can change, to examples.
+A prior describes an example by a vector of free numbers. A search can set these numbers to any
+values, and the prior maps them to an example.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Reconstruct the inputs of each part that sends its output to another party.
 
-    The inputs must be images, numbers, or numbers and words. The metrics depend on the inputs:
+    The inputs must be images, numbers, or numbers and words. Words are the categories of a table's
+    columns, each of which the part maps to a vector. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
@@ -115,10 +116,10 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The evidence to attack. A key is added to the names of the metrics: "" or ", 10 reports".
+        """The evidence to attack: a mapping from the case's name to the reports of all examples.
 
-        One case has one report of each example. If every report has new noise, another case has
-        several reports of each example.
+        The case "" has one report of each example. If every report has new noise, there is a second
+        case, such as ", 10 reports". The metrics' names contain the case's name.
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -147,7 +148,7 @@ class Aim:
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield the metrics of the reconstruction `found`. Their names begin with `what`."""
+        """Yield metrics of the reconstructed examples `found`. Their names begin with `what`."""
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -202,7 +203,10 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs if words follow them, or None if all inputs are numeric."""
+        """The number of numeric inputs of a part that may also read words (`Deep`), else None.
+
+        The inputs are columns: first the numbers, then the vectors of the words.
+        """
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -223,7 +227,11 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the metric `name`: the median over features of the correlation of truth and found."""
+    """Return the metric `name`: how well the reconstruction `found` correlates with `truth`.
+
+    Both are [examples, *shape]. The metric is the median of the features' correlations. Features
+    that are constant in `truth` are left out.
+    """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
     size, other = real.norm(dim=0), made.norm(dim=0)

@@ -90,7 +90,8 @@ class _Begun:
 
     `windows` has the gradients' directions. Each window covers a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
-    the true label of example i. `added` has two summaries of each example's gradients (`_added`).
+    the true label of example i. `added` has two summaries of each example's gradients (see
+    `_added`).
     """
 
     windows: list[Window]
@@ -116,7 +117,10 @@ class _Follower:
 
     @classmethod
     def of(cls, target: SplitTarget) -> _Follower:
-        """Return the first follower that receives a gradient. If none does, the first follower."""
+        """Return the first follower that receives a gradient, or the first follower if none does.
+
+        Raises `AttackImpossible` if labels are not classes, or if there is no follower.
+        """
         classes, followers = target.task.classes, target.split.followers
         if classes is None:
             raise AttackImpossible(
@@ -173,7 +177,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess the classes by clustering. The labels at indices `known` only name the clusters."""
+        """Guess all classes by clustering. The labels at indices `known` only name the clusters."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -216,10 +220,10 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    `came` has the indices of each step's examples, and `looks` the gradients received in that step.
-    The summary "sum" adds up all steps, so noise that is drawn anew averages out. The summary
-    "change" is the mean over the later steps minus the mean over the earlier steps. Constant noise
-    cancels in it.
+    `came[s]` has the indices of the examples of step s, and `looks[s]` the gradients received in
+    that step. The summary "sum" adds up all steps, so noise that is drawn anew averages out. The
+    summary "change" is the mean over the later half of the steps minus the mean over the earlier
+    half. Constant noise cancels in it.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

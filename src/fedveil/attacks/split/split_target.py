@@ -137,14 +137,17 @@ class SplitTarget:
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
 
-        The target's weights stay unchanged. Another `step` draws other noise. With the initial
-        weights and `step` 1, these are exactly the messages of the run's first step on the same
-        examples.
+        The target's weights stay unchanged. Each value of `step` draws other noise. With the
+        initial weights and `step` 1, these are exactly the messages of the run's first step on the
+        same examples.
         """
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Train copies of the parts for `steps` steps. Yields each step's examples and messages."""
+        """Train copies of the parts for `steps` steps. Yields each step's indices and messages.
+
+        The indices are those of the step's training examples.
+        """
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):
@@ -172,8 +175,8 @@ class SplitTarget:
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
         """Return a part's output as another party receives it: [reports, examples, *output].
 
-        `positions` are those of training examples. Each of the `reports` has new noise, unless the
-        job reuses the first report.
+        `positions` are the indices of training examples. Each of the `reports` reports has new
+        noise, unless the job reuses the first report.
         """
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
@@ -237,7 +240,10 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run a party's side of an exchange. Each message that it sends is also appended to `heard`."""
+    """Run a party's side of an exchange, and append each message that it sends to `heard`.
+
+    An entry of `heard` is the party's name and the message.
+    """
     answer: Message | None = None
     while True:
         try:

@@ -178,7 +178,11 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return for each vector in `sent` the word with the nearest `word` + `position` vector."""
+        """Return, for each vector in `sent`, the word whose vector is nearest.
+
+        A word's vector at a place of the text is its row of `word` plus the place's row of
+        `position`. `sent` is [texts, length, values], and the result [texts, length].
+        """
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -188,9 +192,11 @@ class _Cut:
     def likelihood(
         self, sent: Float64s, reports: int, word: Float64s, position: Float64s, blur: float = 0.0
     ) -> Float64s:
-        """Return ln Pr[reports | word], [texts, length, words]. `sent` sums up `reports` reports.
+        """Return ln Pr[reports | word] for each token, up to a constant: [texts, length, words].
 
-        `blur` is the standard deviation of the errors in the tables `word` and `position`.
+        `sent`, [texts, length, values], is the sum of `reports` reports of each token. `word` and
+        `position` are the tables of vectors that the attacker has. `blur` is the standard deviation
+        of the errors in these tables.
         """
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
@@ -214,11 +220,12 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """The messages that the follower received for some examples: reports and gradients.
+    """The messages that the follower received for some texts: reports and gradients.
 
-    `first` is the first report of each token's vector, and `together` the sum of all its reports.
-    `returned` has the gradients that the follower received, and its own outputs to which they
-    belong, or is None if it received none. `truth` are the tokens, and `following` the next ones.
+    `first` has one report of each token's vector, [texts, length, values], and `together` the sum
+    of all reports of it. `returned` has the gradients that the follower received, and the
+    follower's outputs to which these gradients belong. It is None if the follower received no
+    gradients. `truth` are the tokens, and `following` the tokens that follow them.
     """
 
     first: Float64s

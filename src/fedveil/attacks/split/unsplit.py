@@ -49,11 +49,12 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Find inputs and a model part that fit the reports in `evidence`, optimising each in turn.
+    """Find inputs and a model part that fit the reports in `evidence`, optimising both in turn.
 
     The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
-    part of the right architecture with different initial weights for each number. The best of
-    `starts` parts is improved for `rounds` rounds. `tell` is called in every round.
+    part of the right architecture. Its initial weights are different for each number. The best of
+    `starts` parts is improved for `rounds` rounds. `tell` is called in every round with the rounds
+    done and their total.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -122,7 +123,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of a blind guess. It guesses the mean for numbers, and 1/2 for bits."""
+    """Return the misfit of a blind guess: the mean of all numbers, or probability 1/2 per bit."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

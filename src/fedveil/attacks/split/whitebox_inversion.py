@@ -35,8 +35,9 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    `bottom` maps examples to outputs. Without evidence the result is the prior's most likely
-    examples. `tell` is called after each of the `steps` steps of Adam.
+    `bottom` maps examples to outputs. If the reports reveal nothing, the result is the prior's most
+    likely examples. `tell` is called after each of the `steps` steps of Adam with the steps done
+    and their total.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():
@@ -56,9 +57,9 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the learning rate by a cosine schedule from `lr` to 0.
+    """Set the learning rate of `optimizer` by a cosine schedule that falls from `lr` to 0.
 
-    `share` is the share of the schedule's steps that are done, from 0 to 1.
+    `share` is the part of the schedule that is done, from 0 to 1.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2

@@ -113,7 +113,10 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return weights [rows, features] and biases. Activations are at most about `whisper`."""
+        """Return the layer's weights [rows, features] and biases [rows].
+
+        The layer's activations are at most about `whisper`.
+        """
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]

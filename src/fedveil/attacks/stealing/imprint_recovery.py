@@ -30,14 +30,15 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return enough cells (for `Imprint.of`) to recover more than half of the examples."""
+    """Return a number of cells (for `Imprint.of`) that reveals more than half of the examples."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """Return candidate examples, possibly none, from a reported update of the imprint's model.
+    """Return candidates for the clients' examples, from a reported update of the imprint's model.
 
-    `prior` is the distribution of public examples.
+    The result is [candidates, features], possibly empty. `prior` is the distribution of public
+    examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))
@@ -124,8 +125,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples i that can lie in cell `cells[i]`.
 
-    `noise` is the standard deviation of the noise in an example's entries. With a negative `noise`,
-    the mask marks only the examples that certainly lie in their cell.
+    `noise` is the standard deviation of the noise in each entry of the examples. If it is passed
+    with a minus sign, the mask marks only the examples that certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

@@ -66,7 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of originals above their nearest candidates. None without images to show."""
+        """Return a PNG of originals above their nearest candidates, or None without images."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -125,7 +125,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round. Returns the result, and the target with the attack's model.
+    """Attack one round. Returns the result, and a copy of the target with the attack's model.
 
     The clients get a model that begins with an `Imprint` of this `form`. It sorts examples into
     cells by statistics of their features. The first simulated round uses one statistic, the mean.

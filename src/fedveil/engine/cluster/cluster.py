@@ -68,7 +68,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
-        """Return finished calls: at least one, unless none finishes within `timeout_s` seconds."""
+        """Wait until one of `calls` has ended. Returns calls that have ended.
+
+        The result is empty if none has ended after `timeout_s` seconds (None: no limit).
+        """
 
     @abstractmethod
     def close(self) -> None:

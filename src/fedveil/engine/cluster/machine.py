@@ -41,8 +41,8 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state, the machine must share the run's folder `run`. `proof` is then a random text that the
-    folder's file PROOF also has, so that the machine recognises the folder.
+    state between rounds, the machine must share the run's folder `run`. `proof` is then a random
+    text that the file PROOF in this folder also has, by which the machine recognises the folder.
     """
 
     job: Job
@@ -106,9 +106,9 @@ class Played:
 
     `half` contains the sum of the reports of `clients`, or is None. Row i of `columns` has four
     numbers about clients[i]: the report's size in bytes, and the seconds of training, protection
-    and aggregation. `others` are the answers of all other clients. `took_s` is the machine's time
-    in seconds. `fixed` is True if the machine must restart its worker processes before it can train
-    other clients.
+    and aggregation. `others` are the answers of all other clients. `took_s` is the time that the
+    machine needed, in seconds. If `fixed` is True, the machine must restart its worker processes
+    before it can train other clients.
     """
 
     clients: Sequence[ClientId] = ()
@@ -159,7 +159,7 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Run one phase of a round for this machine's clients, on the server's vector `model`."""
+        """Run one phase of a round for this machine's clients. The server sent them `model`."""
         began = time.perf_counter()
         if work.leaving:
             self._shards.drop(work.leaving)
@@ -176,7 +176,7 @@ class Machine:
         return played
 
     def pulse(self) -> None:
-        """Return at once. A call that returns shows that the process still runs."""
+        """Do nothing. If a call of this method returns, the machine's process still runs."""
 
     def close(self) -> None:
         if self._executor is not None:

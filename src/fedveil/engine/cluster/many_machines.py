@@ -39,7 +39,9 @@ class _Used:
 class ManyMachines(Executor):
     """An executor whose clients are on the machines of a cluster.
 
-    `least` is the smallest number of clients that are trained together. `event` logs a line.
+    `members` are these machines, and `data` the examples of all clients. `setup` is what each
+    machine needs at its start. `least` is the smallest number of clients that are trained together.
+    `event` logs a line.
     """
 
     def __init__(
@@ -151,10 +153,10 @@ class ManyMachines(Executor):
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
-        """Remove a lost machine. Returns the `clients` that can train on another machine.
+        """Remove a lost machine. Returns the `clients` that another machine can train again.
 
-        The result is empty if reports were sent one by one (`fold` is False) and use the operating
-        system's randomness: they cannot be repeated.
+        The result is all of them or none. It is none if reports were sent one by one (`fold` is
+        False) and use the operating system's randomness, because such reports cannot be repeated.
         """
         self._members.lose(machine)
         self._homeless = True
@@ -246,7 +248,8 @@ class ManyMachines(Executor):
     ) -> Iterator[tuple[Member, list[ClientId]]]:
         """Assign clients to machines as in `shares`. Yields each machine with its new clients.
 
-        New clients are those whose examples the machine lacks. The caller must send the examples.
+        New clients are those whose examples the machine does not have. The caller must send it
+        these examples.
         """
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]

@@ -102,13 +102,16 @@ class Membership:
         self._started = True
 
     def changed(self) -> bool:
-        """Look for new machines. Returns True if this call has added machines to the run."""
+        """Look for new machines. Returns True if at least one machine has joined the run."""
         if time.monotonic() - self._looked > _LOOK_S:
             self._look()
         return self._welcome(0.0)
 
     def wait(self, calls: Mapping[Call, Member]) -> Sequence[Call]:
-        """Return the calls that have ended: at least one. Calls of an unresponsive machine fail."""
+        """Wait until calls have ended, and return them: at least one.
+
+        `calls` has each call with its machine. Calls of a machine that does not respond fail.
+        """
         while not (ended := self._cluster.wait(list(calls), _PULSE_S)):
             for member in dict.fromkeys(calls.values()):
                 self._feel(member)

@@ -24,9 +24,9 @@ GROWTH = 1.05
 class Expected(Generic[M]):
     """Predicts the training times of clients from those of earlier rounds.
 
-    A client's time is the product of three numbers: the client's number of examples, the client's
-    own factor, and the pace of its machine. A pace is the median, over the machine's clients, of
-    the seconds per example. `examples` returns a client's number of examples.
+    A client's time is the product of three numbers: the client's number of examples, a factor of
+    the client, and the pace of its machine. The pace is in seconds per example. It is the median
+    over the machine's clients. `examples` returns a client's number of examples.
     """
 
     def __init__(self, examples: Callable[[ClientId], int]) -> None:
@@ -35,7 +35,7 @@ class Expected(Generic[M]):
         self._factor: dict[ClientId, float] = {}
 
     def learn(self, machine: M, seconds: Mapping[ClientId, float]) -> None:
-        """Update the expected times by the seconds that clients took on a machine in a round."""
+        """Update the expected times with `seconds`, the clients' times on `machine` in a round."""
         each = {client: took / self._examples(client) for client, took in seconds.items()}
         pace = median(each.values())
         self._pace[machine] = min(pace, GROWTH * self._pace.get(machine, pace))
@@ -44,13 +44,16 @@ class Expected(Generic[M]):
             self._factor[client] = min(factor, GROWTH * self._factor.get(client, factor))
 
     def length(self, client: ClientId) -> float:
-        """Return the client's expected time on the fastest machine, in an arbitrary unit."""
+        """Return the client's expected time on the fastest machine.
+
+        The unit is the same for all clients, but unknown.
+        """
         return self._factor.get(client, 1.0) * self._examples(client)
 
     def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
-        """Return each machine's speed, in cores of the fastest machine.
+        """Return each machine's speed: its number of cores times the speed of one of its cores.
 
-        `cores` has each machine's own number of cores.
+        A core of the fastest machine has speed 1. `cores` has the number of cores of each machine.
         """
         usual = median(self._pace.values()) if self._pace else 1.0
         paces = {machine: self._pace.get(machine, usual) for machine in cores}
@@ -73,11 +76,12 @@ def placed(
     """Assign each group in `work` to a machine. Returns each machine's groups, in order of `work`.
 
     `home(group)` is the machine that has the group's examples, or None. A group is assigned to its
-    home if the home's assigned work then takes at most (1 + `slack`) · T. Otherwise it is assigned
-    to the machine that is free first. T is the time in which all machines together can train all
-    groups, or the time of the longest group on one core if that is longer. `seconds(client)` is a
-    client's expected time on a core of the fastest machine. `speeds` are the machines' speeds, in
-    cores of the fastest machine.
+    home if the home then needs at most (1 + `slack`) * T for all its groups. Otherwise it is
+    assigned to the machine that is free first. T is the time in which all machines together can
+    train all groups, or the time of the longest group on one core if that is longer.
+    `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds` has
+    each machine's speed: its number of cores times the speed of one core, where a core of the
+    fastest machine has speed 1.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

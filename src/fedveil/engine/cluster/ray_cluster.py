@@ -127,10 +127,10 @@ class _PiecewiseMachine(Machine):
     def piecewise(
         self, method: str, returns: int, dtype: str, packed: int, *pieces: bytes
     ) -> list[bytes]:
-        """Call `method` with an array of `dtype` as its last argument. Returns the pickled result.
+        """Call `method` with an array as its last argument. Returns the pickled result, in pieces.
 
-        The first `packed` of the `pieces` are a pickle of the other arguments, and the rest are the
-        bytes of the array. The result is cut into `returns` pieces.
+        The first `packed` of the `pieces` are a pickle of the other arguments. The rest are the
+        bytes of the array, whose type is `dtype`. The result is cut into `returns` pieces.
         """
         from ray import cloudpickle
 

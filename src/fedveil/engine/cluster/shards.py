@@ -88,7 +88,7 @@ class Shards:
 
     @property
     def x(self) -> Array:
-        """The inputs of some examples. Use only their type and the shape of one example."""
+        """The inputs of some of the examples. Use only their type and the shape of one example."""
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:
@@ -111,7 +111,10 @@ class Shards:
         return ClientData.of(as_floats(x), y, entropy, usable)
 
     def as_arrays(self, clients: int) -> ClientsData:
-        """Return all clients' examples as one x and one y. The client ids are 0..`clients` - 1."""
+        """Return all clients' examples as one x and one y.
+
+        The client ids in the result are 0 to `clients` - 1.
+        """
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:
             sizes[client + 1] = self.examples(client)

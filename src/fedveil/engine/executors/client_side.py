@@ -149,7 +149,8 @@ class Training(ABC):
 class LocalTraining(Training):
     """Trains each client on its own examples.
 
-    `scale` maps a client's number of examples to the factor that multiplies its update.
+    If `scale` is given, it maps a client's number of examples to a factor by which the client's
+    update is multiplied.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class ClientSide:
     ) -> Iterator[tuple[ClientId, Answer | None]]:
         """Yield each client in `asked` with its training's result, or None if it does not train.
 
-        An update is valid until the next client is requested.
+        The result is `Trained` or `Failed`. Its update is valid until the next client is requested.
         """
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
@@ -261,7 +262,7 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer to `message`. `trained` is training's result or None."""
+        """Return a client's answer to `message`. `trained` is its training's result, or None."""
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:

@@ -94,9 +94,9 @@ class ClientStates:
         self._listed = -1
 
     def _rounds(self, client: ClientId, round: int) -> list[int]:
-        """Return the rounds for which the folder had a state of the client early in `round`.
+        """Return the rounds for which the folder had a state of the client at the start of `round`.
 
-        Reading a large folder is slow, so it is read only once per round. Afterwards, other
+        Reading a large folder is slow, so it is read only once per round. During the round, other
         processes add only states of `round` itself, which are not needed.
         """
         if self._listed != round:

@@ -13,7 +13,10 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """Holds for each thread the warnings of the client that the thread now trains, or None."""
+    """Holds, for each thread, the `Effort` of the client that it trains now, or None.
+
+    The client's warnings are added to the list `effort.warnings`.
+    """
 
     effort: Effort | None = None
 

@@ -31,7 +31,7 @@ _SCARCE = 1 << 28
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A report that waits for the second thread: `make` computes it, `future` will hold it."""
+    """A report that the second thread shall make: `make` computes it, and `future` will hold it."""
 
     make: Callable[[], Answer]
     future: Future[Answer]

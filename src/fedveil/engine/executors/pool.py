@@ -57,7 +57,7 @@ _MAX_CHUNK = 8
 
 @dataclass
 class InSlot(Answer):
-    """A report that the worker wrote to bytes `begin` to `end` of its slot of shared memory."""
+    """A report that a worker wrote into its shared memory, at the bytes `begin` to `end`."""
 
     begin: int
     end: int
@@ -283,9 +283,9 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send each worker the common message and return True, if all clients get the same one.
+        """Send all workers the message of all clients, and return True, if they get the same one.
 
-        Otherwise sends nothing and returns False.
+        Otherwise sends nothing, and returns False.
         """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):

@@ -43,14 +43,14 @@ class Way(Protocol):
     def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
     ) -> Float32s:
-        """Return the client's update, which has the length of `sent`, the vector from the server.
+        """Return the client's update, a vector as long as `sent`, the vector that the server sent.
 
         `change` is the change of the weights after `steps` local steps at learning rate `rate`.
         `kept` is the client's state, or None before its first report.
         """
 
     def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
-        """Return the client's new state after its report. `kept` is its old state, None at first.
+        """Return the client's new state after its report. `kept` is the old state, None at first.
 
         `carried` is the update in the report after the protection's clipping, without noise.
         `change` is the change of the weights by training.
@@ -59,7 +59,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """Keeps some layers at the client. `own` is the mask of their entries in the weights.
+    """Keeps some layers at the client. The mask `own` marks the entries of these layers.
 
     `initial` are all weights before the first round, from which these layers start.
     """

@@ -27,7 +27,10 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread with a `ClientSide`. `mine` are the waiting clients that only this thread serves."""
+    """A thread with a `ClientSide`. `mine` are the clients that wait for this thread.
+
+    Only this thread can serve them.
+    """
 
     side: ClientSide
     folding: Folding

@@ -41,7 +41,7 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
 
 
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
-    """Return the finite metrics of a reply, or none if the client's weight is invalid.
+    """Return the finite metrics of a reply, or no metrics if the client's weight is invalid.
 
     The weight is the metric `weight_key`, or 1 without it. It must be in (0, `MOST_WEIGHT`].
     """

@@ -193,8 +193,9 @@ class _Answer:
     ) -> tuple[ClientRound, Message, MetricRecord]:
         """Charge the report, train, and make the report.
 
-        Returns the client's side of the protection, the report, and the metrics sent in clear.
-        `kept` is the client's state from the round's previous phase. `time` limits the training.
+        Returns the client's side of the protection, the report, and the metrics that are sent in
+        clear. `kept` is the client's state from the round's previous phase. `time` limits the
+        training.
         """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
@@ -278,7 +279,10 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state of the round's previous phase, or None. Raises if the offer changed."""
+        """Return the client's state from the round's previous phase, or None if there is none.
+
+        Raises `_Refused` if the offer has changed since then.
+        """
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -333,14 +337,21 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return all metrics in `names`, NaN for a missing one. So every reply has the same metrics."""
+    """Return all metrics in `names`, with NaN for a missing one.
+
+    So all clients' replies have the same metrics.
+    """
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Return the metrics that the client reveals in reply to evaluation messages and queries."""
+    """Return the metrics that the client reveals in reply to an evaluation message or a query.
+
+    `pins` are the client's own demands. The metrics are recorded in the client's account as sent in
+    clear. A metric that the app does not return is NaN.
+    """
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])

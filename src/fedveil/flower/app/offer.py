@@ -1,4 +1,8 @@
-"""The server's offer to a round's clients: the terms from which both sides make the protection."""
+"""The server's offer to the clients of a round: the settings under which they shall report.
+
+The settings are the protection, its parameters, and what is sent beside the update. From them, the
+server and each client make the same protection. A client may refuse the offer.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension
 
 @dataclass(frozen=True)
 class Offer:
-    """The terms of a round, equal for all of its clients.
+    """The settings of a round, equal for all of its clients.
 
-    `weight_key` names the metric in an app's reply that is the client's number of examples.
+    `weight_key` names the metric in an app's reply that states the client's number of examples.
     `dimension` is the number of entries of the update. `clients` is the largest number of clients
     that the round can ask.
     """
@@ -84,7 +88,7 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of the Flower run with number `run` and of this offer's terms."""
+        """Return a digest of this offer's settings and of the number `run` of the Flower run."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 

@@ -129,7 +129,10 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """Validate the settings and return them. An error puts `prefix` before each invalid key."""
+    """Validate the settings in `keys`, and return them.
+
+    An error message puts `prefix` before each invalid key. Raises `JobError` for invalid settings.
+    """
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):

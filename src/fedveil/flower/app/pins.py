@@ -28,7 +28,7 @@ _RUN = "the run configuration"
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands from one source: `source` names it, and `options` are the settings it demands."""
+    """The demands of one source. `source` names it, and `options` are the demanded settings."""
 
     source: str
     options: Options
@@ -87,8 +87,8 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client's epsilon limits may rely on noise that the server adds.
 
-    They may if a pin (one source of demands) demands a guarantee that relies on the server.
-    `limited` are the pins with an epsilon limit. If any of these is the client's own (`is_own`),
+    They may if a pin (the demands of one source) demands a guarantee that relies on the server.
+    `limited` are the pins with an epsilon limit. If any of them is the client's own (`is_own`),
     only own pins can demand such a guarantee, because the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
@@ -113,7 +113,7 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
     """Return the metrics that may be sent in clear: those that every `reveal` setting names.
 
-    The result is empty if no pin (the demands from one source) has that setting.
+    Each pin (the demands of one source) can have this setting. The result is empty if none has it.
     """
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
@@ -130,7 +130,10 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the largest `answer_after_s` that server (`asked`) or client (`pins`) sets, if any."""
+    """Return the largest `answer_after_s` in the server's settings `asked` and in `pins`, or None.
+
+    It is the time in seconds from a request to its answer. `pins` are the client's demands.
+    """
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -19,9 +19,10 @@ _LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
-    """A strategy's ledger file: the number of started rounds, the ledger, the protection's state.
+    """The content of a strategy's ledger file.
 
-    The state is None before the first round has ended.
+    `rounds` is the number of started rounds. `state` is the protection's state, or None before the
+    first round has ended.
     """
 
     rounds: int

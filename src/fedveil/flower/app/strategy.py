@@ -312,8 +312,8 @@ class ProtectedStrategy(Strategy):
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
         """Return True if the round has enough clients.
 
-        Otherwise, `record` says why the round is void. Raises `InvalidValue` instead if no earlier
-        round of this process has used a report.
+        Otherwise, writes the reason to `record` and returns False. Raises `InvalidValue` instead if
+        no earlier round of this process has used a report.
         """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
@@ -362,7 +362,7 @@ class ProtectedStrategy(Strategy):
 
 
 class Averaged(NamedTuple):
-    """The averaged reply for the inner strategy, and the arrays before the round.
+    """The averaged reply for the inner strategy, and the arrays `before` the round.
 
     `kept` are the names of the arrays that stay with the clients.
     """

@@ -21,7 +21,7 @@ class AppFailed(Exception):
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """Return the content of the app's reply to `message`.
+    """Return the content of the app's reply to `message`. `call_next` calls the app.
 
     If the app exceeds the limit of `time`, raises `ClientWithheld` and discards the app's changes
     to the state in `context`.

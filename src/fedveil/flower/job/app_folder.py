@@ -93,9 +93,12 @@ def own_roster(
 
     The keys in the app's folder are not used: they come from the server, which could replace them
     by its own keys and then read every update. If the protection needs no keys, the result is
-    empty. Raises `DeploymentError` if it needs keys and there is no `roster`. Also raises it if
-    keys are not needed but the operator gave `roster` or `identity`, the file of this client's key:
-    the server could have removed active security.
+    empty.
+
+    `identity` is the file with this client's private key. Raises `DeploymentError` if the
+    protection needs keys and there is no `roster`. Also raises it if the protection needs no keys
+    but the operator gave `roster` or `identity`, because the server could have removed active
+    security.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

@@ -61,10 +61,11 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples: from the function named `function`, or from `shared` if None.
+    """Return the client's examples, from the user's function that `function` names.
 
-    `form` describes a valid training record. If it is given, the training records that the function
-    returns are checked one by one, and all other data is ignored.
+    If `function` is None, returns `shared()`, the examples of all clients. `form` describes a valid
+    training record. If it is given, the training records that the function returns are checked one
+    by one, and all other data is ignored.
     """
     if function is None:
         return shared()
@@ -77,7 +78,8 @@ def example_count(
 ) -> int:
     """Return the number of a client's examples, which come from `function` or `shared`.
 
-    Under `privacy.unit: example`, counts the records that `function` returns without reading them.
+    `own_data` describes these arguments. Under `privacy.unit: example`, the records that `function`
+    returns are counted but not read.
     """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
@@ -134,7 +136,11 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Train on a client's examples (`own_data`). Returns its update and number of examples."""
+        """Train on the client's examples, and return its update and its number of examples.
+
+        `function` names the user's function that returns the examples. If it is None, they are the
+        client's part of the job's data set (see `own_data`).
+        """
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -194,7 +200,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the inputs of the client's examples. Raises an error if they do not fit `shape`."""
+    """Return the inputs of the examples in `data`. Raises an error if they do not fit `shape`."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

@@ -71,7 +71,7 @@ def _app_name(name: str) -> str:
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return {path: source text} of the modules or packages that contain functions in `names`."""
+    """Return the source text, by path, of the modules or packages with the functions in `names`."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

@@ -35,8 +35,8 @@ def telling_form(shape: ModelShape) -> Message:
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
     """Return the form of examples that the server's message `common` states.
 
-    The form is (shape of a target, True if targets are integers, True if examples are integers).
-    It is ((), False, False) if the message does not state it.
+    The result is the shape of a target, True if targets are integers, and True if examples are
+    integers. It is ((), False, False) if the message does not state the form.
     """
     if _TARGETS not in common:
         return (), False, False

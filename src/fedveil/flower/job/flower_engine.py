@@ -36,7 +36,10 @@ _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named`, or one named after the job, so that a restart finds it."""
+    """Return the run's folder: `named` or, by default, a folder named after the job.
+
+    The default is the same after a restart of the server.
+    """
     if named:
         return Path(str(named))
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")

@@ -70,7 +70,7 @@ class GridExecutor(Executor):
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Start a round once enough clients are connected. Raises `RunStopped` at a timeout."""
+        """Start a round once enough clients are connected. Raises `RunStopped` if too few come."""
         if not self._started:
             self._started = True
             self._gather(context.round)

@@ -153,7 +153,10 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return `answer()` or, for an error, a fixed word. The error's text can contain data."""
+    """Return `answer()` or, if it raises an error, a fixed word.
+
+    The error's text may contain data, so it is only logged.
+    """
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -175,7 +178,10 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
 
 
 def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
-    """Return the encoded numbers of the node's clients, and their example counts if revealed."""
+    """Return an encoded message with the numbers of the clients `members` of this node.
+
+    If the job says that clients reveal it, the message also has each client's number of examples.
+    """
     clients, counts = [member.client for member in members], list[int]()
     for member in members:
         _check_own_job(files, member)
@@ -264,9 +270,9 @@ def _trained(
 ) -> Reply:
     """Charge a report, train the client, and return its answer with the report.
 
-    `asked` is the client's own message from the server, and `common` has the fields for all
-    clients. `half` returns the client's side of the protection for its number of examples and the
-    weights that the server sent. `time` limits the training.
+    `asked` is the server's message to this client, and `common` has the fields for all clients.
+    `half` returns the client's side of the protection, from its number of examples and the weights
+    that the server sent. `time` limits the training.
     """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:

@@ -62,11 +62,11 @@ class Member:
     """A client's identity on its SuperNode, from the node configuration.
 
     `client` is its number in the job. `data` names the user's function that returns its examples.
-    Without it, the client has its part of the job's data set. `seeded` is True if its reports use
-    the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
-    `identity` is the file with its private key, and `roster` the file with every client's public
-    key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
-    if any. `training`, if given, trains in another process.
+    If it is None, the client has its part of the job's data set. `seeded` is True if the client's
+    reports use the job's seed. `keys` and `accounts` are the folders of the client's keys and of
+    its accounts. `identity` is the file with its private key, and `roster` the file with every
+    client's public key. `job` is the operator's copy of the job. `owner` holds the demands of the
+    site's owner, if any. `training`, if given, trains in another process.
     """
 
     client: ClientId

@@ -83,7 +83,7 @@ class Members:
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
 
-        Returns how many are connected.
+        Returns the number of these clients that are connected.
         """
         end = time.monotonic() + limit_s
         self.look()

@@ -59,9 +59,9 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield each state file's client and round.
+        """Yield the client and the round of each state file, including files that are missing.
 
-        Includes files that are listed in `folder.seal` but missing.
+        Missing files are those that `folder.seal` lists but the folder does not have.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
@@ -84,8 +84,8 @@ class _OwnStates(ClientStates):
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
     """Return the client's saved states in this run.
 
-    `common` is the server's message to all clients. It names the run and the last round whose sum
-    contains the client's report. States of later rounds are deleted.
+    `common` has the server's fields for this message. They name the run, and the last round whose
+    sum contains the client's report. States of later rounds are deleted.
     """
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):

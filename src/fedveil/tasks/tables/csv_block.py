@@ -27,11 +27,12 @@ Asked: TypeAlias = tuple[str, str]
 
 
 class CsvBlock(Piece):
-    """Rows of a CSV file, whose cells are located but not yet read.
+    """Rows of a CSV file, whose cells are located but not yet converted.
 
-    `cells` has the positions in `block` at which each cell of the columns `names` begins and ends
-    (`native_cells`). `asked` lists the conversions that have been needed since `prepare`, as pairs
-    (key of `_READERS`, column). `places` are the rows' line numbers, which the caller sets.
+    `cells`, [columns, rows, 2], has the positions in `block` at which each cell of the columns
+    `names` begins and ends. `asked` lists the conversions that callers have needed since the last
+    call of `prepare`. Each is a pair: a key of `_READERS` that names the conversion, and a column.
+    `places` are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"

@@ -46,10 +46,10 @@ def is_application(message: Message, attempt: int) -> bool:
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Find the common examples of all parties by `held`, the digests of their ids.
+    """Find the common examples of all parties by `held`, the digests of each party's ids.
 
-    Returns where each party has the common examples in its data, and a sentence on each follower
-    whose examples differ from the leader's. The sentences name the `subset`.
+    Returns the positions of the common examples in each party's data, and a sentence on each
+    follower whose examples differ from the leader's. The sentences name the `subset`.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
@@ -64,12 +64,12 @@ def align_found(
     """Find the common examples of all parties, given which of the leader's ids each follower has.
 
     `found[follower]` has the position of each of the leader's ids among the follower's examples, or
-    -1 for an id that the follower lacks. `sizes` has each party's number of examples. A party with
-    0 examples has no data, and its parts run on all common examples. If the leader has 0 examples,
-    at most one follower may have examples.
+    -1 for an id that the follower does not have. `sizes` has each party's number of examples. A
+    party with 0 examples has no data, and its parts run on all common examples. If the leader has 0
+    examples, at most one follower may have examples.
 
-    Returns where each party has the common examples in its data, and a sentence on each follower
-    whose examples differ from the leader's. The sentences name the `subset`.
+    Returns the positions of the common examples in each party's data, and a sentence on each
+    follower whose examples differ from the leader's. The sentences name the `subset`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

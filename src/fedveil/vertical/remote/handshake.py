@@ -352,7 +352,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence for each peer: how many ids, which may be guesses, it has sent."""
+    """Yield a log sentence for each peer: the number of ids, possibly guesses, that it has sent."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -378,8 +378,8 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    The leader has `leads` ids. `exchanged` is the record of an intersection, or None. With it, the
-    leader must prove that it sent the ids of these rows. Raises `MessageInvalid` if it does not.
+    `leads` is the leader's number of ids. With `exchanged`, the record of an intersection, `agreed`
+    must prove that the leader sent the ids of these rows. Raises `MessageInvalid` if it does not.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

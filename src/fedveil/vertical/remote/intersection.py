@@ -107,9 +107,10 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find the leader's ids among each follower's ids. Raises Unfit for an invalid answer.
+    """Find the leader's ids among each follower's ids, by exchanging blinded ids.
 
     `counts` has each follower's stated number of ids. Answers must repeat the number `attempt`.
+    Raises Unfit for an invalid answer.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -126,9 +127,10 @@ def follow(
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side of the exchange of blinded ids.
 
-    Returns the leader's last message, and the exchanges by subset. A subset is missing if one side
-    has no ids or the leader breaks off. `leads` has the leader's stated numbers of ids. `first` is
-    the leader's first message. Raises `MessageInvalid` for an invalid message of the leader.
+    Returns the leader's last message, and a record of the exchange for each subset. A subset has no
+    record if one side has no ids, or if the leader breaks off. `leads` has the leader's stated
+    numbers of ids. `first` is the leader's first message. Raises `MessageInvalid` for an invalid
+    message of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -220,7 +222,7 @@ class _Table:
 
 
 def _found(points: Points, among: Points) -> tuple[Positions, bool]:
-    """Return each point's position in `among`, or -1, and True if `among` has a point twice."""
+    """Return each point's position in `among`, or -1, and True if `among` has some point twice."""
     for keys_of in (_beginnings, row_values):
         keys = keys_of(among)
         order = np.argsort(keys, kind="stable")

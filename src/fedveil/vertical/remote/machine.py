@@ -313,7 +313,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. Then log the states of peers' logs.
+        """Wait until all parties have written their files. Then log the last hash of peers' logs.
 
         A party that restarts before it has written its files still needs this party.
         """

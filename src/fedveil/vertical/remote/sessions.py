@@ -112,7 +112,7 @@ def lead(
 
 
 class StartOver(PeerRestarted):
-    """Raised when the leader begins a new handshake. `begin` is the leader's message."""
+    """Raised when the leader begins a new handshake. `begin` is its first message."""
 
     def __init__(self, begin: Message) -> None:
         self.begin = begin
@@ -140,7 +140,10 @@ class Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part, as a follower, in all of the leader's sessions with the trained model."""
+    """Take part, as a follower, in all of the leader's sessions with the trained model.
+
+    Never returns. Reports lost links and invalid messages, and then waits for the next session.
+    """
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)

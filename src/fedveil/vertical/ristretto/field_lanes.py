@@ -188,7 +188,10 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Compile `write` to a function whose arguments are the memory and `count` integers."""
+    """Return a compiled function that runs the instructions that `write` generates.
+
+    Its arguments are the memory and `count` integers.
+    """
 
     @intrinsic
     def operation(typing: Any, *arguments: Any) -> Any:

@@ -159,7 +159,10 @@ def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -
 
 
 def raised(points: Points, scalar: bytes) -> Points | None:
-    """Return each point times the scalar. None if a point is invalid or the identity element."""
+    """Return each point times the scalar, or None if a point is invalid or the identity element.
+
+    Points are rows of 32 bytes.
+    """
     words, count = _padded(points), len(points)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(len(words), np.uint64)
     _scale(_memory(scalar), words, out, invalid)
@@ -169,7 +172,7 @@ def raised(points: Points, scalar: bytes) -> Points | None:
 
 
 def hashed(hashes: Points, scalar: bytes) -> Points:
-    """Map each row of 64 bytes to a point, and return the points times the scalar."""
+    """Map each row of 64 bytes, a hash, to a point. Returns the points times the scalar."""
     words = _padded(hashes)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(0, np.uint64)
     _scale(_memory(scalar), words, out, invalid)
@@ -177,7 +180,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points that add up to Σ weights[i] points[i]. None if any point is invalid."""
+    """Return eight points that add up to Σ weights[i] points[i], or None if a point is invalid."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15

@@ -103,7 +103,10 @@ def _native(count: int) -> Any:
 
 @cache
 def group() -> Any:
-    """Import rbcl, the library of ristretto255, and delete the temporary file that rbcl leaves."""
+    """Import rbcl, the library of ristretto255, and return it.
+
+    rbcl leaves a temporary file, which is deleted. Raises MissingExtra if rbcl is not installed.
+    """
     try:
         import rbcl
     except ImportError:

@@ -106,7 +106,7 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate: [] if it is weak, None without TLS."""
+        """Return the names in the client's certificate: none if it is weak, or None without TLS."""
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -52,7 +52,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side of the alignment. Returns the common rows' positions in its file.
+    """Run the leader's side of the alignment. Returns the positions of common rows in its file.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -103,7 +103,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side of the alignment. Returns the common rows' positions in its file.
+    """Run a follower's side of the alignment. Returns the positions of common rows in its file.
 
     `begin` is the leader's first message, if it was already received.
     """
@@ -164,7 +164,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Count `many` more ids sent by `party`. Raises MessageInvalid above `scorer.most_ids`."""
+    """Count `many` more ids from `party`. Raises MessageInvalid above `scorer.most_ids` ids."""
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

@@ -58,7 +58,10 @@ class ScoredExamples:
         self._scored = looked_up(self._own, self._known, self._counts)
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask: True where one more send of the example stays within the privacy limit."""
+        """Return a mask of the `positions`: True if the example may be sent once more.
+
+        It may be sent if its privacy cost then stays within the party's limit.
+        """
         if not self._sends:
             return np.ones(len(positions), bool)
         times, has_label = self._sent(self._own[positions])
@@ -131,10 +134,10 @@ class ScoredExamples:
 
 
 def _sent_before(bundle: RunFolder) -> tuple[_Sent, _Sent]:
-    """Read from a bundle how often the run sent each example's values to other parties.
+    """Read from a bundle the number of times that the run sent each example to other parties.
 
-    Returns two pairs, of the training examples and of the held-out examples. A pair has the ids'
-    digests in ascending order, and the counts.
+    Returns two pairs, one of the training examples and one of the held-out examples. A pair has the
+    ids' digests in ascending order, and the numbers.
     """
     path = bundle.path / SENT
     with intact(path):
@@ -151,7 +154,7 @@ def _sent_before(bundle: RunFolder) -> tuple[_Sent, _Sent]:
 def _counts(
     keys: _Keys, known: _Keys, times: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Look up the count of each key, and return the counts and a mask of the keys in `known`.
+    """Return the count of each key, and a mask of the keys that are in `known`.
 
     `known` is in ascending order, and has the counts `times`. A key that is not in it has the count
     0. The mask has 1 or 0.

@@ -45,8 +45,8 @@ class PredictionService:
     """Answers HTTP requests with scores, which it gets from `source`.
 
     At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. If
-    a client has asked for more, all its further requests are refused. If only its requests with
-    unknown ids were refused, a refusal would tell the client that an id is unknown.
+    it has asked for more, all its further requests are refused. If only its requests with unknown
+    ids were refused, a refusal would reveal that an id is unknown.
     """
 
     def __init__(
