@@ -157,7 +157,7 @@ def test_an_attack_that_guesses_without_protection_measures_nothing() -> None:
     assert verdict(501, 500, 499).answer == "says nothing"
     assert verdict(620, 500, 499).answer == "agrees"
     assert verdict(900, 500, 499).answer == "differs"
-    # What a model at chance level leaks does not count, and one other is no curve.
+    # The leakage of a model at chance level does not count, and one other model is no curve.
     few = verdict(620, 300, 500, 499, noisy=(CHANCE, 0.5, 0.8))
     assert (few.answer, few.ours) == ("agrees", "0.620, (0.300), 0.500, 0.499")
     assert verdict(620, 300, 500, 499, noisy=(0.5, 0.5, 0.8)).answer == "differs"
