@@ -277,6 +277,26 @@ def test_saturated_scores_move_nothing_as_in_torch(loss: str, optimizer: str) ->
     np.testing.assert_allclose(found, wanted, atol=1e-9)
 
 
+@given(chains(), st.sampled_from([30.0, 300.0, 3e3]), st.integers(2, 7))
+@settings(max_examples=25)
+def test_saturated_scores_of_any_model_move_it_as_in_torch(
+    made: tuple[nn.Module, tuple[int, ...]], factor: float, batch_size: int
+) -> None:
+    """An update is a difference of weights, so it errs by some units in their last place."""
+    model, shape = made
+    last = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
+    with torch.no_grad():
+        for weights in last.parameters():
+            weights.mul_(factor)
+    (client,) = signed(clients(shape, 5, (7,)))
+    chosen = plan(lr=0.01, epochs=1, batch_size=batch_size)
+    found = train(compiled(model, chosen), model, [client])[0]
+    wanted = by_loop(model, chosen, [client])[0]
+    largest = np.abs(Layout(model).vector()).max()
+    error = 2e-4 * np.abs(wanted).max() + 4 * np.finfo(np.float32).eps * largest
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=error)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_nobody_else_decides_about_a_clients_bytes(momentum: float) -> None:
     torch.manual_seed(0)
