@@ -140,9 +140,11 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer for `model`, with the arguments of `of`.
+        """Return a trainer that trains `model` by `plan`, on examples of `shape`.
 
-        Raises `NotServedError` with the reason if native code cannot train the model.
+        Without a shape, only `plan` and the kinds of layers are checked. `more` are further
+        arguments for the constructor of the class, after `layers`. Raises `NotServedError` with the
+        reason if native code cannot train the model.
         """
         need(HAVE_NUMBA, "numba is not installed or is turned off")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
@@ -175,7 +177,10 @@ class CompiledTrainer:
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for examples of `shape`. Returns False if it does not support them."""
+        """Compile the native code that trains the model on examples of `shape`.
+
+        Returns False, and compiles nothing, if native code does not support examples of this shape.
+        """
         model = self._compiled_for(tuple(shape))
         if model is not None:
             sizes = {_OF_CLASSES: (1,), _OF_NUMBERS: (1, model.scores), _OF_TOKENS: (1, *shape)}

@@ -35,7 +35,7 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy, for each token id, the row of the weight with this number to the token's output.
+    """Write each token's vector to its output: row t of the layer's weight for the token id t.
 
     The arguments are those of every operation, see `native.OPERATION`.
     """

@@ -52,10 +52,12 @@ def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) ->
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy the gradient of the sum that `join` computed to the gradient of the connection's input.
+    """Begin the gradient of a residual connection's input, in the backward pass of `join`.
 
-    `branch_back` adds the rest of this gradient later. The arguments are those of every operation,
-    see `native.OPERATION`.
+    `join` added this input to the output of the layers within the connection. So the gradient of
+    their sum is one part of the input's gradient, and this function copies it there. `branch_back`
+    later adds the other part, which comes through the layers. The arguments are those of every
+    operation, see `native.OPERATION`.
     """
     _add(m, op, True, False)
 

@@ -125,9 +125,13 @@ def _current_folder_importable() -> Iterator[None]:
 def _apart(
     name: str, result: Any, targets: Targets, *, tested: bool
 ) -> tuple[list[tuple[Any, Any]], dict[str, Any]]:
-    """Split the result of the user's function into raw training records and the remaining entries.
+    """Split `result`, which the user's function returned, into training records and the rest.
 
-    The records are pairs (x, y). A Dataset's test examples are read only if `tested` is True.
+    Returns a list and a mapping. The list has pairs (x, y): the inputs and the targets of many
+    records, not yet read. It has a pair for each client if the data are given by client, otherwise
+    one pair. The mapping has the rest: x_test, y_test, client_ids and classes. It lacks x_test and
+    y_test if `tested` is False, unless the function returned them as arrays. `targets` is the kind
+    of the targets, such as "class". `name` is the function's name, for error messages.
     """
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)

@@ -79,7 +79,12 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises if `records` have another best round."""
+        """Load the best model from `state`, the part of a checkpoint that the method `state` made.
+
+        `records` are the run's records up to the checkpoint, and name the round of the best model.
+        `dimension` is the number of the model's weights. Raises `InvalidValue` or `MessageInvalid`
+        if `state` has the model of another round, or is malformed.
+        """
         best = self.best_round(records)
         if best is None:
             only_fields(state)

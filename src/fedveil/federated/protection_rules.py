@@ -35,11 +35,12 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 
 
 def _no_node_unmasks(job: JobFields) -> str | None:
-    """Under secure aggregation, if n clients share secrets with threshold t, the number
-    `deployment.clients_per_node` is below t, or below 2t - n with `active_security`, or at most n/5
-    with a sparse masking graph. Else the server and a node's clients could unmask other clients.
+    """Under secure aggregation, `deployment.clients_per_node` has an upper limit. So the server and
+    the clients of one node cannot together unmask other clients. If n clients of a round share
+    secrets with threshold t, the number is below t. With `active_security`, it is below 2t - n.
+    With a sparse masking graph, it is at most n/5 instead.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     protection, clients = job.protection, job.cohort.per_round
     most = job.deployment.clients_per_node

@@ -163,12 +163,21 @@ class Link:
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return the fields `session`, `known` and `arrived` of this side's `Greeting`."""
+        """Return the fields `session`, `known` and `arrived` of this party's `Greeting`.
+
+        They are the identity of this party's process, that of the last process of the peer that
+        this party has met, and the number of messages received from that process.
+        """
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Register a stream to the process that sent a `Greeting`. Returns the stream's number."""
+        """Register a new stream to the peer. Returns the stream's number.
+
+        The arguments are from the peer's `Greeting` on this stream. `session` identifies the peer's
+        process. `known` identifies the last process of this party that the peer has met, and
+        `arrived` is the number of messages that the peer has received from that process.
+        """
         with self._lock:
             if session != self._peer_session:
                 if self._peer_session:

@@ -288,11 +288,12 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise for clients' vectors that are sums of clipped contributions, one per example.
+    """Adds a share of the noise to each client's vector x, so that the sum of vectors is private.
 
-    A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
-    `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
-    N`, where z is x / step with entries limited to 2^24 in absolute value, and N is the noise of
+    A client computes x from its examples. Each example contributes one clipped vector to x, and x
+    itself is not clipped. A contribution moves x by a vector of whole multiples of `step`, whose L2
+    norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z + N`, where z is x
+    / step with entries limited to 2^24 in absolute value, and N is the noise of
     `DistributedGaussian`.
 
     Privacy: if one contribution to one vector is replaced, the sum of m shares has at most the

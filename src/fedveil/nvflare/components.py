@@ -123,11 +123,12 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     """Lets only the report of an admitted training task leave the site."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the report of an admitted task in place of its result.
+        """Return what leaves the site instead of the executor's result, `shareable`.
 
-        Returns the site's answer if the task is a message of secure aggregation without training.
-        Raises `ContentBlockedException` if the task was not admitted, or if its report has already
-        left.
+        For an admitted training task, this is the protected report. Secure aggregation also has
+        tasks that only carry one of its messages and request no training. For such a task, it is
+        the site's answer. Raises `ContentBlockedException` if the task was not admitted, or if its
+        report has already left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)

@@ -133,10 +133,13 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters, and a digest of its weights.
+    """Return the model in the folder `path`, without adapters, and a digest of its weights.
 
-    Consecutive calls with equal arguments return the same model. `stamp` describes the folder's
-    files, so a changed file is loaded again.
+    `classes` is the number of classes of a classifier, or None for a model that predicts the next
+    token. `own_config` is a configuration as JSON. If it is not empty, it replaces the folder's
+    configuration, and all weights are random. New weights are drawn from `seed`. Consecutive calls
+    with equal arguments return the same model. `stamp` describes the folder's files, so a changed
+    file is loaded again.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"

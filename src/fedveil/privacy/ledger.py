@@ -168,7 +168,11 @@ class Ledger:
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return, for each round, the charges of its report with the largest epsilon at `delta`."""
+        """Return the charges, over all rounds so far, of a client that took part in every round.
+
+        If the clients of a round were charged differently, the report with the largest epsilon at
+        `delta` counts.
+        """
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
@@ -186,8 +190,9 @@ class Ledger:
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return the epsilons per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
 
-        The last two are for a client drawn in every round, and for the one drawn most often. Each
-        is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
+        The first three are for the costliest round. `run_every_round` is for a client drawn in
+        every round of the run, `run_most_drawn` for the client drawn most often. All are stated at
+        `delta`. An epsilon that is not larger at delta = 0 is stated at delta = 0 instead.
         """
         return {
             "per_bit": _stated(lambda d: self.epsilon("bit", d), delta),

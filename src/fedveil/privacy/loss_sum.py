@@ -106,7 +106,11 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if e^(tilt * step), a tilt's factor from one grid point to the next, is too large."""
+    """Raised by `Tilted.on_grid` if `tilt` * `step` is too large.
+
+    A tilt multiplies the mass at each loss by e^(tilt * loss). So the factors at two neighbouring
+    points of the grid, whose losses differ by `step`, have the ratio e^(tilt * step).
+    """
 
 
 Part: TypeAlias = tuple[Tilted, int]

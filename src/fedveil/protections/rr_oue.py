@@ -224,7 +224,10 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The server's part in a round. Each value of `fidelity` has its own subclass."""
+    """The server's part in a round. The setting `fidelity` chooses the subclass.
+
+    It is `UnaryServerRound` for per_client, and `UnaryCohortRound` for aggregate.
+    """
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -298,7 +301,12 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts the clients in each state of each parameter, and draws the sum of their reports."""
+    """The server's part in a round with `fidelity: aggregate`, which is for simulations only.
+
+    A client sends the state of each parameter (its rounded value) without noise. For each
+    parameter, this class counts the clients in each state. From these counts it draws the sum of
+    all clients' noisy reports at once.
+    """
 
     sums = ("_cohort", "_key")
     packed = "states"

@@ -185,7 +185,11 @@ class SiteReports:
         self._account.disclose(replace(released, what=what, spending=(), in_clear=(_LATE,)))
 
     def log(self, text: str) -> None:
-        """Write a line to the site's log for the framework, such as NVFlare."""
+        """Write `text` as one line to a log of the site.
+
+        The site has a separate log for each framework, such as NVFlare, that requests reports. The
+        line goes to the log of the framework that these reports are for.
+        """
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 

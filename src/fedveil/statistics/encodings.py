@@ -1,8 +1,9 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
-An excluded row, such as one with a missing value, has the zero vector, except in `Below`. `half` is
-half the largest distance between the vectors of two possible rows, excluded or not. The noise of a
-sum is proportional to `half`. The `centre` is public. Every row's vector is within √2 · half of it.
+An excluded row, such as one with a missing value, has the zero vector. (Only `Below` puts such a
+row into its cell with some probability.) `half` is half the largest distance between the vectors of
+two possible rows, excluded or not. The noise of a sum is proportional to `half`. The `centre` is
+public. Every row's vector is within √2 · half of it.
 
     one-hot, 1 cell     half 1/2, centre 1/2
     one-hot, k cells    half 1/√2, centre 1/k in every entry
@@ -13,16 +14,20 @@ sum is proportional to `half`. The `centre` is public. Every row's vector is wit
 Subtracting 1 from the squares makes the longest vectors shorter. Without it, a correlation's vector
 could be √5 away from this centre, which is more than √2 · half = 2.
 
-Proof for the correlation; mean and variance are special cases. With u = |x - x'| and s = |y - y'|,
-x + x' is at most 2 - u and y + y' at most 2 - s in magnitude. The squared distance is then at most
+Proof for the correlation; mean and variance are special cases. Two rows have the scaled numbers (x,
+y) and (x', y'). With u = |x - x'| and s = |y - y'|, x + x' is at most 2 - u and y + y' at most 2 -
+s in magnitude. The squared distance of the vectors is then at most
 
-    h(u, s) = g(u) + g(s) + (u + s - us)²,    g(u) = u² (1 + (2 - u)²).
+    h(u, s) = g(u) + g(s) + (u + s - us)²,    g(u) = u² (1 + (2 - u)²),    0 <= u, s <= 2.
 
 h rises in u if s <= 1, because g rises on [0, 2], and in s if u <= 1. With u = 1 + a and s = 1 + v
-above 1, h rises in u too: g'(u) = 2 (1 - a + 2a³) outweighs the other term, -2v (1 - av). So h is
-largest at an end, h(2, s) = 7 + (s - 1)⁴ <= 8. The vectors' own squared lengths are at most 2, 2
-and 4. Rows of different groups share no nonzero entry, so they are no further apart than rows of
-one group.
+above 1, h rises in u too: g'(u) = 2 (1 - a + 2a³) outweighs the other term, -2v (1 - av). So the
+largest value of h has u = 2 or s = 2. By symmetry, let u = 2: h(2, s) = 7 + (s - 1)⁴ <= 8.
+
+The squared length of a vector is at most 2 for a mean, 2 for a variance and 4 for a correlation.
+`Grouped` gives the rows of each group their own entries of a longer vector, and zeros elsewhere. So
+the squared distance of two rows of different groups is the sum of their squared lengths, which is
+at most (2 · half)².
 """
 
 from __future__ import annotations
@@ -47,8 +52,9 @@ class Rows:
     `values`, [rows, width], has the vectors. For one-hot codes, `values` is None, and `cells[i]` is
     the index of the 1 in the vector of row i, or -1 if the vector is zero. This index is called the
     row's cell. `moved` marks rows whose value was moved into the question's range. `lost` marks
-    rows that are excluded because a value is missing or has no cell. `spare[i]` is the cell that
-    row i gets if it is excluded, and is -1 if `spare` is None.
+    rows that are excluded because a value is missing or has no cell. If row i is excluded, for this
+    or any other reason, its cell is `spare[i]`. If `spare` is None, every excluded row has the zero
+    vector.
     """
 
     width: int

@@ -130,10 +130,10 @@ def ratio(
 ) -> Estimate:
     """Return the estimate of the statistic `shape`, which divides sums by other sums.
 
-    `present` returns the number of rows, given the values of `sums`. If this number or that of
-    `shape.divisor` is too noisy, the interval is the whole possible range, and the estimate its
-    middle. Otherwise the interval extends `z` standard deviations to each side. `label` says what
-    is estimated.
+    `present` returns the number of rows, given the values of `sums`. The statistic divides by this
+    number, and by the number that `shape.divisor` returns. If the noise makes one of these numbers
+    too uncertain, the interval is the whole possible range, and the estimate its middle. Otherwise
+    the interval extends `z` standard deviations to each side. `label` says what is estimated.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)

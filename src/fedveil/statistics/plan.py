@@ -4,17 +4,17 @@
     count           one cell (a cell is an entry that counts rows)
     histogram       one-hot cells
     contingency     one-hot cells of two columns
-    mean, variance, correlation     powers of scaled numbers; under rr and oue one-hot cells of
-                    numbers that are drawn as -1 or 1
+    mean, variance, correlation     powers of numbers scaled to [-1, 1]; under rr and oue: one-hot
+                    cells that say how often a scaled number was rounded at random to 1, not to -1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
                     under rr and oue: whether a value is below an edge, another edge in each round
     heavy_hitters   one-hot prefixes, new ones in every round
 
-Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
-by half the largest distance between two of its values, and multiplied by w_i, where w_i² is its
-share of all weights and Σ w_i² = 1. So two vectors are at most 2 apart. A question with a larger
-weight gets less noise. A part that does not depend on earlier rounds is asked in every round, and
-its answers are averaged.
+Under a protection that sums vectors, the parts of all questions form one vector. The section of the
+vector for part i is scaled so that the sections of two clients (under `unit: row`, of two rows) are
+at most 2 w_i apart. Here, w_i² is the part's share of all questions' weights, and Σ w_i² = 1. So
+the whole vectors are at most 2 apart. A question with a larger weight gets less noise. A part that
+does not depend on earlier rounds is asked in every round, and its answers are averaged.
 
 Under rr and oue each part is asked of different clients, with the whole epsilon.
 """

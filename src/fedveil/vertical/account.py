@@ -4,9 +4,10 @@ Under EmbeddingDP an example is charged each time it is sent, but under `reuse` 
 that is repeated with fresh randomness after a crash is charged again. With randomness from the
 job's seed, a repetition sends the same bits and costs nothing.
 
-A charge covers an example's own bits. The later bits of other examples also depend on the example
-if it trained their part. No charge covers these, and the account states an infinite epsilon for
-each such part.
+A charge covers only the bits that are computed from the example itself. If the part of the model
+that computes the bits is trained, the example also changes the part's weights. The bits that this
+part later sends for other examples then depend on the example too. No charge covers this influence,
+so the account states an infinite epsilon for each trained part.
 """
 
 from __future__ import annotations

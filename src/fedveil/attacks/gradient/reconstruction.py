@@ -66,8 +66,9 @@ class Search:
 class Reconstruction:
     """Reconstructed examples and labels, and how close their update is to the observed one.
 
-    `by` is the `distance` of the search that found them, and `value` the smallest value that it
-    found. If no search ran, `by` is "guess" and `value` is infinite.
+    A search found the examples. `by` is its kind of distance, "squared" or "cosine". `value` is the
+    smallest value of the function that it minimised. If no search ran, the examples are a guess,
+    `by` is "guess" and `value` is infinite.
     """
 
     examples: Float64s
@@ -85,11 +86,13 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct the examples behind an observed update.
 
-    The `searches` minimise the distance between the examples' update and the observed one, from
-    starts drawn with `draw`. They run in order until one finds a value below its `explains`.
-    Searches by squared distance are skipped if `reading.scaled` is False. The last search that ran
-    gives the result. If none ran, or `reading` reveals nothing, the result is `known.prior` for
-    each example. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
+    `reading` is the attacker's estimate of the update. Each of the `searches` minimises a function
+    that is small if the examples' update is close to this estimate. A search starts from examples
+    drawn with `draw`. The searches run in order. If one finds a value below its `explains`, no
+    further search runs. The last search that ran gives the result. If no search ran, or `reading`
+    reveals nothing, the result is `known.prior` for each example. Searches by squared distance are
+    skipped if `reading.scaled` is False: the estimate then has only the update's direction, not its
+    length. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
     "joint" to search for labels and examples together first (Zhu et al.).
     """
     if not (reading.weight * reading.estimate**2).any():

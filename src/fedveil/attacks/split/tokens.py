@@ -40,10 +40,14 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens from the vectors and the gradients that a follower receives.
 
-    The follower has the leader's tokenizer and current vectors of words and positions. In metrics
-    with "own copy" (after training), it has the initial vectors instead, computed from the job's
-    seed. In "known text", it has the text of equally many other examples instead. "With habits", it
-    also counts the words and the pairs of words in held-out text.
+    The finding has a metric for each variant of the attack. In all variants, the follower has the
+    leader's tokenizer. The name of a variant says what else it has:
+
+    - "own copy" (only after training): the vectors of words and positions before training, which
+      the follower computes from the job's seed.
+    - "known text": the text of equally many other examples, whose vectors it has received too.
+    - Any other name: the leader's current vectors of words and positions.
+    - "with habits": in addition, the counts of words and pairs of words in held-out text.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)

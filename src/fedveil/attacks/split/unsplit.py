@@ -123,7 +123,12 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of a blind guess: the mean of all numbers, or probability 1/2 per bit."""
+    """Return how badly a blind guess fits the reports in `evidence`, averaged over the examples.
+
+    The guess is the same for every entry of every report. If the reports are unprotected numbers,
+    it is the mean of all these numbers. If they are bits, it is that each bit is 1 with probability
+    1/2.
+    """
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -89,7 +89,11 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """The number of cells (intervals) per statistic, including the one that stays empty."""
+        """The number of cells of each statistic.
+
+        The cells are the intervals into which the statistic's range is divided. The last cell, in
+        which no example falls, is counted too.
+        """
         return int(self.edges.shape[1]) - 1
 
     @property

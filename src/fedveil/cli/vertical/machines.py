@@ -149,8 +149,10 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` names the command for the followers. `own` is the leader's side of the exchange with
-    them. None means the usual side for `purpose`.
+    The leader waits for the followers at the address `listen`, and `patience` is the number of
+    seconds that it waits for one that is not connected. `purpose`, such as "evaluate", tells them
+    what to do. `own` is the leader's side of the exchange of messages. None means the side that is
+    defined for `purpose`, such as `PartyRun.evaluate`. Returns the ended session, with its result.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine

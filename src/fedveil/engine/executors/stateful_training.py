@@ -123,10 +123,11 @@ class Scaffold:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
+    """Keeps the client's state of FedDyn: -`alpha` times the sum of its reported updates.
 
-    Each change is added as it is in the report, after clipping, so the server's state stays the
-    mean of the clients' states. `trainable` is False for buffers, which are not in the sum.
+    In every local step, the client subtracts its state from the gradient. The sum contains each
+    update as the protection clipped it, without noise. So the server's state stays the mean of the
+    clients' states. `trainable` is False for buffers, which are not in the sum.
     """
 
     trainable: Bools

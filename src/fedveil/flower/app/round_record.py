@@ -1,4 +1,8 @@
-"""A protected strategy's record of a round."""
+"""The outcome of one round of a `ProtectedStrategy`, for its user and for the log.
+
+It contains the numbers of clients, reports and failures, the reason if the round has no aggregate,
+and the metrics.
+"""
 
 from __future__ import annotations
 

@@ -151,7 +151,8 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        A call by a strategy that wraps this one is refused unless `wrapped` is True.
+        Another strategy that wraps this one may call this method only if this strategy was created
+        with `wrapped=True`. Otherwise the call raises `InvalidValue`.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)

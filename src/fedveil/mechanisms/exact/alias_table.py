@@ -267,8 +267,10 @@ def _pick_from_numpy(
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
     """Write to out[i] a symbol of one distribution, chosen by the random 32-bit word words[i].
 
-    `entries` is the distribution's table, and `bits` and `first_symbol` are as in `_pick`. Returns
-    True if a draw needs more bits than its word has.
+    `entries` is the distribution's table. The top `bits` bits of a word choose a column of the
+    table. The word's other bits are compared with the upper bits of the column's threshold. If they
+    are equal, the draw needs more bits, and out[i] is not final. Returns True if there is such a
+    draw. Symbols are numbered from `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

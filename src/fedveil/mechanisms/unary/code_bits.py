@@ -1,8 +1,13 @@
 """Perturbed one-hot codes, packed as bits.
 
-A code has 2 cells + 1 bits. Its bit k stands for the state k - cells. There are no gaps between the
-codes. A byte's lowest bit comes first. A single 1 follows the last code, and zeros fill the last
-byte. So the bytes determine the number of bits, and codes can be packed in only one way.
+Every parameter has a state, its value rounded to a whole number from -cells to cells. The setting
+`cells` decides how finely values are rounded. A code has 2 cells + 1 bits, one for each possible
+state: bit k stands for the state k - cells. Before the code is perturbed, only the bit of the
+parameter's own state is 1.
+
+There are no gaps between the codes. A byte's lowest bit comes first. A single 1 follows the last
+code, and zeros fill the last byte. So the bytes determine the number of bits, and codes can be
+packed in only one way.
 """
 
 from __future__ import annotations
@@ -79,7 +84,8 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
     """Overwrite one bit in the packed code of each parameter: the bit of the parameter's own state.
 
-    Parameter i is in the state states[i]. Its new bit is bit i of `own`.
+    Parameter i is in the state states[i], a whole number from -`cells` to `cells`. In its code, bit
+    `cells` + states[i] stands for this state. The function sets this bit to bit i of `own`.
     """
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]

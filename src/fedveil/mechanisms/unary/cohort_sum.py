@@ -38,7 +38,11 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count a client, whose parameters are rounded to `states`, from -cells to cells."""
+        """Count one more client.
+
+        `states` has the client's state for each parameter: the parameter's value, rounded to a
+        whole number from -cells to cells. `cells` is the number given to the constructor.
+        """
         self._claim(1)
         _count(self._counts, states, self._cells)
 

@@ -27,7 +27,11 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of the states 1..cells, which is cells (cells + 1) / 2."""
+    """Return the largest S, the sum of those states -cells..cells whose bits are 1 in a code.
+
+    S is largest if the bits of all positive states are 1. It is then 1 + 2 + ... + cells = cells
+    (cells + 1) / 2.
+    """
     return cells * (cells + 1) // 2
 
 

@@ -187,7 +187,12 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return the `Account` of `line`. Raises RunFolderError if `charges` give another epsilon."""
+    """Return the `Account` that `line` states, after comparing its epsilon with `charges`.
+
+    `party` is a party's run, `name` the party's name, and `line` one line of the party's account.
+    `charges` are the privacy charges that follow from the job. Raises RunFolderError if the epsilon
+    of these charges differs from that of `line`.
+    """
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

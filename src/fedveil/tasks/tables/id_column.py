@@ -65,7 +65,11 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Report ids that occur twice. `places` has the line numbers of each piece's rows."""
+        """Report the ids that occur twice in the table.
+
+        The table was added in pieces. `places` has an array for each piece, in the order of `add`:
+        the line numbers of the piece's rows.
+        """
         if self._name is None or not self._ids:
             return
         ids = self.array()

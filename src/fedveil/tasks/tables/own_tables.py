@@ -276,7 +276,11 @@ class _Held:
         }
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return the columns to read. `known` has the saved kind of content of number columns."""
+        """Return the columns to read, and how to read them.
+
+        `known` says for columns of numbers which kind of content they have, such as "date". It
+        comes from the encoding that an earlier run saved, and is empty for a new run.
+        """
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)

@@ -50,10 +50,11 @@ Counts = Mapping[Set, int]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The leader's result of the exchange, and the values from which it computes its proofs.
+    """The leader's result of the exchange: which of its ids each follower has.
 
-    `places[subset][follower]` has, for each of the leader's ids, its position in the follower's
-    drawn order, or -1 if the follower does not have the id.
+    Each follower sends its ids in an order that it draws. `places[subset][follower]` has, for each
+    of the leader's ids, its position in this order, or -1 if the follower does not have the id. The
+    other fields have the values from which `proof` computes the leader's proof for a follower.
     """
 
     places: Mapping[Set, Mapping[str, Positions]]

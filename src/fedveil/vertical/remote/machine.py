@@ -216,10 +216,14 @@ class Machine:
         say: Callable[[str], None] | None = None,
         credentials: Credentials | None = None,
     ) -> Session:
-        """Restore the agreed step, and run the session until all parties have ended it.
+        """Run one session with the other parties, such as training, until all have ended it.
 
-        `own` is this party's side of the exchange of messages. None means the usual side for the
-        agreed purpose, such as `PartyRun.train`. After training, `credentials` sign the bundle.
+        `agreement` says what the parties agreed on: the session's purpose, and the step after which
+        it starts. This party first loads its checkpoint of that step. `channels` has a channel to
+        each other party. `progress` is called with each of the party's records, `say` with each
+        sentence for its user. `own` is this party's side of the exchange of messages. None means
+        the usual side for the agreed purpose, such as `PartyRun.train`. `credentials` sign the
+        model bundle after training. Returns the session's result, and the lines of the account.
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
