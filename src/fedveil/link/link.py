@@ -55,7 +55,8 @@ class Link:
     first while the peer has not acknowledged `OUTBOX_BYTES` of earlier ones. `send` and `receive`
     raise LinkLost if they wait for `patience_s` seconds without a stream, or for twice as long on
     an open stream without progress. After the peer's process was replaced, `send` and `receive`
-    raise PeerRestarted until this party calls `begin`. Only one thread may send and receive.
+    raise PeerRestarted until this party calls `begin` or `await_another`. Only one thread may send
+    and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
