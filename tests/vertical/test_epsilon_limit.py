@@ -73,12 +73,8 @@ def test_the_run_ends_before_the_step_that_would_pass_it(
     said: list[str] = []
     run = train(job(max_epsilon=most), tmp_path / "run", say=said.append)
     for party in ("bank", "shop"):
-        assert run.figures[party][
-            -1
-        ].what == f"an example's own reports in the run, sent {allowed} times" or (
-            allowed == 1
-            and run.figures[party][-1].what == "an example's own reports in the run, sent once"
-        )
+        often = "once" if allowed == 1 else f"{allowed} times"
+        assert run.figures[party][-1].what == f"an example's own reports in the run, sent {often}"
         assert run.figures[party][-1].epsilon <= most
         events = (tmp_path / "run" / party / "events.log").read_text()
         assert f"finished after step {steps}: step {steps + 1} would bring an example" in events

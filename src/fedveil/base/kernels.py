@@ -113,9 +113,9 @@ def with_jitted_names(loop: Any) -> Any:
     """Prepare `loop`, a Python function, for compilation with other functions of its module.
 
     The global names of functions that `loop` calls then refer to their compiled versions, if any.
-    Renames `loop` and returns it. The new name ends with a hash of all files in its folder, because
-    numba's cache would notice a change only in the function's own file, and of the processor.
-    Different processors that share a cache would otherwise overwrite each other's code.
+    Renames `loop` and returns it. The new name ends with a hash of the processor and of all files
+    in the loop's folder. Without it, processors that share numba's cache would overwrite each
+    other's code, and the cache would notice a change only in the loop's own file.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

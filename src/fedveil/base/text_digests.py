@@ -97,9 +97,9 @@ def text_digests(
     The digests have `digest_bytes` bytes, a multiple of 8. `key` is BLAKE2b's key.
     """
     width = texts.dtype.itemsize // 4
-    # After a key's own block, an empty text without a prefix adds no block of its own.
-    others = prefix or not key
-    if HAVE_NUMBA and others and len(texts) >= _FEW and len(prefix) + width <= _BLOCK:
+    # Native code hashes a block for each text. An empty text after a key, without prefix, has none.
+    has_block = prefix or not key
+    if HAVE_NUMBA and has_block and len(texts) >= _FEW and len(prefix) + width <= _BLOCK:
         letters = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), width)
         if letters.max() < 128:
             return _native(letters, digest_bytes, key, prefix)

@@ -147,8 +147,10 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
         ])  # fmt: skip
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
                "epsilon", "sent per step"]  # fmt: skip
-    note = "On the held-out examples. Epsilon is the largest in any party's account, "
-    "for an example's own reports."
+    note = (
+        "On the held-out examples. Epsilon is the largest in any party's account, for an example's "
+        "own reports."
+    )
     yield Section(f"Every step{of}", [*learning(leaders)])
     yield Section(f"At the end{of}", [Table(columns, rows, note)])
     if len(runs) > 1:

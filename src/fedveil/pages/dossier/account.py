@@ -27,7 +27,7 @@ from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, UNPROTECTED
+from fedveil.record.account_lines import ACCOUNTS, OWN_REPORTS, UNPROTECTED
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
@@ -38,7 +38,7 @@ from fedveil.record.started_rounds import Attempts
 _BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
 _LABEL = "an example's label, in all epochs"
 #: Runs of earlier versions name the example, not its reports.
-_SENT = re.compile(r"an example(?:'s own reports)? in the run, sent (?:once|(\d+) times)")
+_SENT = re.compile(rf"(?:{OWN_REPORTS}|an example) in the run, sent (?:once|(\d+) times)")
 #: The client that stands for one that takes part in every round.
 _CLIENT = 0
 #: Relative difference of an account's epsilon from the one that follows from its charges.
