@@ -44,6 +44,16 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
+def test_a_weight_that_was_fixed_in_the_head_stays_fixed() -> None:
+    model = Named()
+    model.head.bias.requires_grad_(False)
+    head = only_head(model).get_submodule("head")
+    assert {name: p.requires_grad for name, p in head.named_parameters()} == {
+        "weight": True,
+        "bias": False,
+    }
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.bool_])
 def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> None:
     x = np.arange(12).reshape(2, 6).astype(kind)
