@@ -137,14 +137,17 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 >= 0 as an integer, which grows with the float."""
+    """Return the bits of a float32 >= 0 as an integer. A larger float gives a larger integer."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Do what `_add_below` does, and return its result. Two threads share a long vector."""
+    """Do what `_add_below` does, with the same arguments and result.
+
+    Two threads share a long vector.
+    """
 
     def add(part: slice) -> tuple[slice, bool]:
         return part, _add_below(units[part], vector[part], factor, limit)
