@@ -222,7 +222,8 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
     The first row is drawn uniformly. Each further row is drawn in proportion to its squared
-    distance to the nearest drawn row. Each value of `start` draws other rows.
+    distance to the nearest drawn row. `seed` and `start` determine the draws: other starts give
+    other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]

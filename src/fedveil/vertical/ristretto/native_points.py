@@ -114,7 +114,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
     """Multiply the points of the rows of `words` by a scalar, and write the results to `out`.
 
-    `s` is the `_memory` of the scalar. `_points` describes the rows and `invalid`.
+    `s` is memory that `_memory` made for the scalar. `_points` describes the rows and `invalid`.
     """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
@@ -132,6 +132,7 @@ def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -
     """Write eight points to `out` that add up to Σ d_i P_i, for points P_i in the rows of `words`.
 
     Row i of `digits` has d_i, in digits of 4 bits. `invalid[i]` is nonzero if row i is no point.
+    `s` is the memory in which the sum is computed.
     """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)

@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 class Together:
-    """Computes scores with all parties of a saved model in this process."""
+    """Computes scores with all parties of a saved model, whose bundles are all on this machine."""
 
     is_connected = True
 
@@ -159,7 +159,7 @@ class Apart:
 
 
 def follow(scorer: Scorer, meeting: Meeting) -> None:
-    """Run a follower's side of one scoring session."""
+    """Run a follower's side of one scoring session with the leader at the address in `meeting`."""
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
