@@ -83,7 +83,10 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 
 
 def sample(curve: Curve, look: Look) -> str:
-    """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend."""
+    """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend.
+
+    `look` has the curve's colour, marker and line style.
+    """
     mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
     return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
 

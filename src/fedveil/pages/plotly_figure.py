@@ -83,7 +83,7 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
 def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
     """Return plotly's settings for the area between a curve's finite values of `low` and `high`.
 
-    `number` is the curve's number in the plot.
+    `number` is the curve's number in the plot, and `look` has its colour.
     """
     points = [
         (x, low, high)

@@ -64,7 +64,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
     """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`.
+    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`,
+    for which `adaptive` is explained.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon

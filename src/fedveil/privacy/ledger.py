@@ -209,7 +209,7 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """Return the `figures` as they would be after `record_many`, without recording anything."""
+        """Return the `figures` as they would be after `record_many` with these arguments."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
@@ -239,11 +239,11 @@ class Ledger:
     def _join(
         self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
     ) -> None:
-        """Add `charges` to all earlier charges of the clients `members` in one round.
+        """Add `charges` to those of the clients `members` in one round, and update `groups`.
 
-        `groups` maps each kind (an index of `_kinds`) to the clients with these charges, and is
-        changed. If `another` is True, `charges` are for one more report of each client. Otherwise
-        they are for the report that was charged before, and counts of equal losses are added.
+        `groups` maps each combination of charges (an index of `_kinds`) to the clients that have
+        it. If `another` is True, `charges` are for one more report of each client. Otherwise they
+        are for the report that was charged before, and counts of equal losses are added.
         """
         joined = []
         for kind, others in list(groups.items()):

@@ -157,7 +157,7 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the noised update, and its likelihood given any clipped update."""
+        """Return the noised update in `report`, and its likelihood given any clipped update."""
         output = self._form.read(report).astype(np.float64) * self._form.step
 
         def log_likelihood(update: Update) -> float:

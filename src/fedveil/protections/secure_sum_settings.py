@@ -69,7 +69,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets, if a round has `clients`."""
+        """Return how many clients share secrets, at most, in a round of `clients` clients."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:

@@ -195,7 +195,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """A context that turns system errors, such as a full disk, into a `RunFolderError`."""
+    """A context that turns system errors about `path`, such as a full disk, to `RunFolderError`."""
     try:
         yield
     except OSError as error:

@@ -189,7 +189,10 @@ class Client:
         return keys.seal(keys.seal_key(self._channels[peer], *ends), *ends, dealt)
 
     def _unseal(self, dealer: int, box: bytes) -> bytes | None:
-        """Return the two shares in `box`, or None if they are not valid shares of this dealer."""
+        """Decrypt the two shares that the client `dealer` has encrypted in `box`.
+
+        Returns None if they are not valid shares of this dealer.
+        """
         ends = (self._view, dealer, self.client)
         dealt = keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
         if dealt is None or not shamir.in_field(shamir.decode_shares(dealt)).all():
@@ -246,7 +249,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save the shares in `sealed`. Returns the clients whose shares are invalid."""
+        """Decrypt and save the shares in `sealed`, by dealer. Returns dealers of invalid shares."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]

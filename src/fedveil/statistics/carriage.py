@@ -224,7 +224,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of vectors whose sum `reports` reports hold.
+        """Return how many vectors are added up in the sum of `reports` reports.
 
         Under rr and oue, a report is a sum of `rows` one-hot codes. Otherwise it is one vector.
         """

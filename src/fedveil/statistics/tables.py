@@ -35,8 +35,8 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    A cell in a column of numbers may hold no finite number. Such a cell is an error. But if `apart`
-    is True, it counts as missing, so that no row decides if the other rows can be read.
+    In a column of numbers, a cell that is no finite number is an error. If `apart` is True, it
+    counts as missing instead, so that a single row cannot make all other rows unreadable.
     """
 
     #: The file, or the function that returned the columns, for messages.

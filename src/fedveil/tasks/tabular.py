@@ -41,7 +41,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 class Tabular(ByLabel):
     """One of scikit-learn's tables. The leader has the first half of the features, `bank` the rest.
 
-    The targets of diabetes are scaled to mean 0 and variance 1 over the training rows.
+    The targets of the table `diabetes` are scaled to mean 0 and variance 1 over the training rows.
     """
 
     leader = "leader"

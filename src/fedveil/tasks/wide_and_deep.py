@@ -185,5 +185,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each of several stacked tables. Table i has `counts[i]` rows."""
+    """Return each table's first row, if several tables with `counts[i]` rows are stacked."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -111,8 +111,9 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
-    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. If there are more
-    than two groups, `seed` determines their initial centres.
+    `windows` have the gradients of consecutive steps. Returns the group of each of the `examples`
+    examples, from 0 to `classes` - 1. If there are more than two groups, `seed` determines their
+    initial centres.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]

@@ -159,7 +159,10 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return, for each forward or backward pass of a part, the passes that must end before it."""
+    """Return, for each forward or backward pass of a part, the passes that must end before it.
+
+    If `training` is False, there are only forward passes.
+    """
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts

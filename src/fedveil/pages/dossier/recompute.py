@@ -163,7 +163,10 @@ def verdict(stated: float, epsilon: float, error: float) -> str:
 
 
 def main(files: list[str]) -> int:
-    """Compare each account's stated epsilon with the recomputed one. Return the exit code."""
+    """Compare the stated with the recomputed epsilon of each account in `files`.
+
+    Returns the exit code.
+    """
     wrong = False
     for file in files:
         try:

@@ -52,9 +52,10 @@ def _run(s: Array, program: Array) -> None:
 
 @compiled()
 def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
-    """Read a number of 255 bits from each of eight rows into an element of the memory `s`.
+    """Read eight numbers of 255 bits from `words` into the element `element` of the memory `s`.
 
-    A number has four words of 64 bits, from `column` on. The last bit of the fourth is ignored.
+    Each of the eight rows from `row` on has a number in four words of 64 bits, from `column` on.
+    The last bit of the fourth word is ignored.
     """
     for lane in range(LANES):
         a, b = words[row + lane, column], words[row + lane, column + 1]

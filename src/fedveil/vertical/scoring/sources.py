@@ -200,7 +200,7 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return the file of each party in `parties`, from texts `PARTY=FILE`.
+    """Return the file of each party in `parties`, from the texts `PARTY=FILE` in `data`.
 
     With one party, a text may be `FILE`. Raises InvalidValue if a party has no file or several.
     """
