@@ -9,7 +9,10 @@ from nvflare.apis.signal import Signal
 
 
 class PhaseExecutor(Executor):  # type: ignore[misc]
-    """Executes `fedveil_phase`, a task without training. List this class in a job's `executors`."""
+    """Runs the NVFlare task `fedveil_phase`, for which no client trains.
+
+    The task carries a message of secure aggregation. List this class in a job's `executors`.
+    """
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal

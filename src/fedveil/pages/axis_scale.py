@@ -109,7 +109,7 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the size of the labels' unit, such as 1e6 for MB. `most` is the largest value."""
+    """Return the unit of the labels of `axis`, such as 1e6 for MB. `most` is the largest value."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)

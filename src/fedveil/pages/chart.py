@@ -83,7 +83,10 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 
 
 def sample(curve: Curve, look: Look) -> str:
-    """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend."""
+    """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend.
+
+    `look` has the curve's colour, marker and line style.
+    """
     mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
     return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
 
@@ -123,7 +126,10 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield every n-th label of the x axis, with n chosen so that they fit in `width` units."""
+    """Yield every n-th of the labels `ticks` of the x axis, as (value, text in SVG).
+
+    n is the least number with which these labels fit into `width` units.
+    """
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
     every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
@@ -136,7 +142,10 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG of a curve. A point between two gaps gets a marker, as it has no line."""
+    """Return the SVG of a curve. A point between two gaps gets a marker, as it has no line.
+
+    `x` and `y` are the scales of the axes, and `frame` is the area in which the curve is drawn.
+    """
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -186,7 +195,11 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield each gapless stretch of a curve, as the coordinates of its points in the plot."""
+    """Yield each gapless stretch of a curve, as the coordinates of its points in the plot.
+
+    `xs` and `ys` are the values of the points, and `x` and `y` the scales of the axes. `frame` is
+    the area in which the curve is drawn.
+    """
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:
@@ -237,9 +250,9 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float], axis: Axis) -> list[float | None]:
-    """Round values to six digits. Infinities and NaN become None.
+    """Round values for the page's data to six digits. Infinities and NaN become None.
 
-    An epsilon is rounded up to the five digits that the page shows of it.
+    An epsilon is instead rounded up to five digits.
     """
     rounded = _up if axis.unit == "epsilon" else "{:.6g}".format
     return [float(rounded(value)) if math.isfinite(value) else None for value in values]

@@ -102,7 +102,10 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Return how a sentence "An attacker could ..." ends, for the metric `figure` of a finding."""
+    """Return the end of a sentence that begins with "An attacker could".
+
+    The sentence states the result of `finding` for the metric `figure`.
+    """
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)
@@ -117,7 +120,10 @@ def could(finding: Finding, figure: Measured) -> str:
 
 
 def shown(figure: Measured, value: float) -> str:
-    """Format a metric's value or bound. A fraction becomes a percentage, and NaN becomes "-"."""
+    """Format `value`, which is the value or a bound of the metric `figure`.
+
+    A fraction becomes a percentage, and NaN becomes "-".
+    """
     if math.isnan(value):
         return "-"
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon

@@ -103,7 +103,10 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return a text about the best attacker, such as "is right at most 73.2% of the time"."""
+    """Return a text about the best attacker against the guarantee `figure`.
+
+    An example is "is right at most 73.2% of the time".
+    """
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"

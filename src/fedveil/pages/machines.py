@@ -14,7 +14,8 @@ from fedveil.record.recorder import Record
 class MachineTotals:
     """One machine's totals over the rounds for which it was ready.
 
-    It worked in `busy_s` of the `wall_s` seconds in which any machine of the cluster worked.
+    The machine worked in `busy_s` of the `wall_s` seconds in which any machine of the cluster
+    worked.
     """
 
     clients: int = 0
@@ -23,7 +24,7 @@ class MachineTotals:
 
     @property
     def idle(self) -> float:
-        """The share of time in which the machine waited for others."""
+        """The share of time in which the machine waited for other machines."""
         return 1 - self.busy_s / self.wall_s if self.wall_s else 0.0
 
     def __str__(self) -> str:

@@ -34,7 +34,8 @@ def in_notebook() -> bool:
 class LiveView:
     """Displays a run's progress. Call it with each round's record, and call `warn` with a warning.
 
-    `show` displays HTML in place of the previous HTML.
+    The argument `show` is a function that displays HTML in place of the previous HTML. By default,
+    the notebook displays it.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:

@@ -81,7 +81,10 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
-    """Return plotly's settings for the area between a curve's finite values of `low` and `high`."""
+    """Return plotly's settings for the area between a curve's finite values of `low` and `high`.
+
+    `number` is the curve's number in the plot, and `look` has its colour.
+    """
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -116,7 +119,10 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return an axis's tick settings. A short axis of integers has ticks only at integers."""
+    """Return the tick settings of an axis that shows the values `points`.
+
+    A short axis of integers has ticks only at integers.
+    """
     if axis.names:
         names = [escape(name) for name in axis.names]
         return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}

@@ -140,7 +140,10 @@ def read_party(run: ReadRun, folder: Path) -> ReadRun:
 
 
 def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
-    """Read the records of a run or party in `path`. Error messages name `run`, the run's folder."""
+    """Read the records in `path`, the folder of a run or of one party of a run.
+
+    `job` has the run's settings. Error messages name `run`, the run's folder.
+    """
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()

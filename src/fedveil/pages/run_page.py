@@ -198,7 +198,10 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield sentences about what the job leaves unprotected, and what the protection relies on."""
+    """Yield sentences about what the job leaves unprotected, and what the protection relies on.
+
+    `last` has the latest values of the run's metrics.
+    """
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -268,7 +271,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    If `concluded` is True, the page begins with the conclusions, so they are left out here.
+    `concluded` is True if the page shows the conclusions elsewhere. The section then omits them.
     """
     parts: list[Part] = []
     for finding in run.findings:
@@ -307,7 +310,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield a section with the command that repeats the run, with the job, and with the events."""
+    """Yield a section with the job, the run's events, and `command`, which repeats the run."""
     yield Section(
         "Repeat this run",
         [

@@ -49,8 +49,8 @@ def vertical_ending(
 ) -> Ending:
     """Return the quality, privacy guarantee and next step of a vertical run.
 
-    `accounts` are the lines of all parties' epsilons. `apart` is True if the parties are on
-    different machines.
+    `leader` has the leader's records. `accounts` are the lines of all parties' epsilons. `apart` is
+    True if the parties are on different machines.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -73,9 +73,9 @@ def vertical_ending(
 
 
 def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
-    """Return the guarantee and the next step of a party that sends no protected tensor itself.
+    """Return two cards for a party without an account: the privacy guarantee, and the next step.
 
-    Such a party, usually the leader, has no account of its own.
+    Such a party, usually the leader, sends no protected tensor.
     """
     promise = Fact(
         _PROMISED,
@@ -105,17 +105,20 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the account line with the largest epsilon, or None if there are no lines.
+    """Return the account line with the largest epsilon, or None if there is none.
 
-    Lines about an example's influence on the reports of others do not count: `_uncovered` names
-    them beside the epsilon of the example's own reports.
+    Lines about one example's influence on the reports of other examples are ignored.
     """
     own = (line for line in accounts if influenced_part(line.what) is None)
     return max(own, key=lambda line: line.epsilon, default=None)
 
 
 def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence about the influence that no epsilon covers, empty if there is none."""
+    """Return a sentence about one example's influence on the reports of other examples.
+
+    The sentence names the parts that have such a line in `accounts`, because no epsilon covers this
+    influence. Returns "" if there is no such part.
+    """
     found = (influenced_part(line.what) for line in accounts)
     parts = list(dict.fromkeys(part for part in found if part is not None))
     return f" No epsilon covers {influence(listed(parts))}." if parts else ""
@@ -219,9 +222,10 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _fell(run: ReadRun, last: Record) -> str:
-    """Say how far the AUC fell, if the model had learnt and is now useless. Otherwise return "".
+    """Return a clause that says how far the AUC fell, if training has ruined a useful model.
 
-    The returned sentence has no full stop.
+    The clause has no full stop. Returns "" if the model never learnt, or is still useful. `last`
+    has the run's latest metrics.
     """
     rounds, aucs = run.figures("auc")
     highest = best(aucs, "higher") if aucs else math.nan
@@ -232,7 +236,10 @@ def _fell(run: ReadRun, last: Record) -> str:
 
 
 def _steadier(run: ReadRun, job: str) -> str:
-    """Return advice on how to prevent one client's diverging training from ruining the model."""
+    """Return advice on how to prevent one client's diverging training from ruining the model.
+
+    `job` is the path of the run's job file.
+    """
     slower = "A smaller training.lr makes training more stable"
     training = run.job["training"]
     bounded = training["gradient_norm"] is not None or run.job["privacy"]["unit"] == "example"
@@ -255,12 +262,15 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _again(run: ReadRun, job: str) -> str:
-    """Return the command that repeats `job`. For a deployed job, it writes a new Flower app."""
+    """Return the command that repeats a simulated run, or that writes a deployed run's app again.
+
+    `job` is the path of the run's job file.
+    """
     return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return lines that say how to start the job's Flower app, or [] for a simulated job."""
+    """Return a line that says how to start the app of a deployed run, or [] for a simulated run."""
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
@@ -273,7 +283,10 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Return a sentence with the command of an attack that fits the job, or else of an audit."""
+    """Return a sentence with a command that attacks the run, or audits if no attack fits the job.
+
+    `folder` is the path of the run's folder.
+    """
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -288,7 +301,10 @@ def _trial(job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return a sentence with the command that deploys `job`, or "" if that is not possible."""
+    """Return a sentence with the command that deploys a run's job, or "" if that is impossible.
+
+    `job` is the path of the run's job file.
+    """
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):

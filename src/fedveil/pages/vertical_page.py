@@ -134,7 +134,10 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the loss and the held-out metrics over the steps, a curve for each run."""
+    """Yield plots of the loss and of each held-out metric over the steps, with a curve per run.
+
+    `leaders` has the records of each run's leader, by the run's name.
+    """
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot(

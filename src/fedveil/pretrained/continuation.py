@@ -10,7 +10,10 @@ from fedveil.pretrained.token_rows import TokenRows
 
 @torch.no_grad()
 def continued(model: nn.Module, rows: TokenRows, prompt: str, tokens: int) -> str:
-    """Return the text of up to `tokens` tokens that follow `prompt`, until the model ends it."""
+    """Return the text with which the model continues `prompt`: at most `tokens` tokens.
+
+    The text ends earlier if the model outputs an end token. `rows` has the model's tokeniser.
+    """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

@@ -71,7 +71,10 @@ class LanguageModel(nn.Module):
         return scores
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move only this model to a device, not the other models that share its base weights."""
+        """Apply `fn`, which moves tensors to a device, to this model only.
+
+        Other models that share its base weights keep their own tensors.
+        """
         own: dict[int, nn.Parameter] = {}
         for module in self.modules():
             for name, shared in module._parameters.items():
@@ -164,7 +167,11 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load a model of class `maker`. Unless `whole`, files may lack the last layer's weights."""
+    """Load the model in `folder` as a `transformers` class `maker`, with the config `settings`.
+
+    If `whole` is False, the files may lack the weights of the last layer. `attention` has further
+    arguments that choose the implementation of attention.
+    """
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,

@@ -45,7 +45,11 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder PATH for a `name` hf:PATH. Raises `ModelInvalid` if it is unusable."""
+        """Return the model folder at PATH, for a `name` of the form hf:PATH.
+
+        `own_config` replaces the folder's configuration, if given. Raises `ModelInvalid` if the
+        folder cannot be used.
+        """
         path = from_home(name.removeprefix(PREFIX))
         if not path.is_dir():
             raise ModelInvalid(

@@ -1,9 +1,9 @@
 """Tries to refute a privacy claim by telling apart a mechanism's outputs for two inputs.
 
 The audit chooses an event by one half of the outputs, and counts it in the other half.
-Clopper-Pearson bounds on the counts give a lower bound on epsilon. It is wrong with probability at
-most 1 - confidence, whatever the mechanism is. A bound above the claim refutes the claim. A bound
-below the claim proves nothing.
+Clopper-Pearson bounds on the counts give a lower bound on epsilon. This bound is wrong with
+probability at most 1 - confidence, whatever the mechanism is. A bound above the claim refutes the
+claim. A bound below the claim proves nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ def of_scores(
 
 
 def _reachable(trials: int, confidence: float, delta: float) -> float:
-    """Return the largest lower bound on epsilon that `trials` outputs per input can show."""
+    """Return the largest lower bound on epsilon at `delta` that an audit can show.
+
+    The audit has `trials` outputs for each input. Its bound has the given `confidence`.
+    """
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
     return max(0.0, float(most[0]))
@@ -195,10 +198,11 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return a lower bound on epsilon at `delta`, from outputs for two inputs (`ahead`, `back`).
+    """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
 
-    The first `learn` outputs of each side have trained the `scorers` and are not used again. The
-    bound is wrong with probability at most 1 - `confidence`.
+    `ahead` has the outputs for the first input, and `back` those for the second. The first `learn`
+    outputs of each have trained the `scorers` and are not used again. The bound is wrong with
+    probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -250,9 +254,9 @@ def _choose(
 def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
     """Return a lower bound on epsilon at `delta`, log((p - delta) / q), from counts of an event.
 
-    The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. The
-    first probability is at least p, and the second at most q (Clopper-Pearson). Each bound is wrong
-    with probability at most `error`.
+    The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. Its
+    probability is at least p for the first input, and at most q for the second (Clopper-Pearson).
+    The bounds p and q are each wrong with probability at most `error`.
     """
     from scipy.special import betaincinv  # a third of a second to import
 

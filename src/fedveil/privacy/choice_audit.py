@@ -57,8 +57,8 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which `claim` would probably not be refuted.
 
-        It does not depend on the hits. It is infinite if even a truthful report in every choice
-        would not refute the claim. `chance` and `error` are as in `lower_bound`.
+        The result does not depend on the hits. It is infinite if even a truthful report in every
+        choice would not refute the claim. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -75,7 +75,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on Pr[truth] from `hits`. It fails with probability <= `error`."""
+        """Return a lower bound on Pr[truth] from `hits`, wrong with probability <= `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -84,7 +84,10 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return eps -> Pr[two independent choices are truthful]. `chance` gives it for one choice."""
+    """Return the function eps -> Pr[two independent choices are truthful].
+
+    `chance` is the function eps -> Pr[one choice is truthful].
+    """
     return lambda eps: chance(eps) ** 2
 
 

@@ -122,7 +122,10 @@ class Counts(Tally):
             raise MessageInvalid("clients have not paid what its rounds cost")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest composed epsilon of any client at `delta`, or an upper bound on it."""
+        """Return the largest composed epsilon of any client at `delta`, or an upper bound on it.
+
+        `kinds[i]` has the charges of a report of kind i.
+        """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
             histories = histories.max(axis=0, keepdims=True)
@@ -153,7 +156,7 @@ class Sums(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest sum of epsilons of any client.
 
-        Returns infinity if the deltas of a client add up to more than `delta`.
+        Returns infinity if the deltas of a client add up to more than `delta`. `kinds` is not used.
         """
         if (self._columns[1] > delta).any():
             return math.inf

@@ -64,7 +64,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
     """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`.
+    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`,
+    for which `adaptive` is explained.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -98,7 +99,10 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response with this epsilon. Their joint loss is binomial."""
+    """`count` releases of randomised response, each with the epsilon `epsilon`.
+
+    Their joint loss has a binomial distribution.
+    """
 
     epsilon: float
     count: int
@@ -126,7 +130,11 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together: as revealing as a draw from N(0, 1) or N(√`square`, 1)."""
+    """All Gaussian releases together.
+
+    For two neighbouring inputs, they reveal as much as one draw from N(0, 1) for the first input
+    and from N(√`square`, 1) for the second.
+    """
 
     square: float
     count: int = 1
@@ -269,7 +277,10 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the sum of all losses as a tilted distribution, and its tilt (at most `tilt`)."""
+    """Return the sum of the losses in `groups` as a tilted distribution, and its tilt.
+
+    The tilt is `tilt`, or a smaller one if `tilt` is too steep.
+    """
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -306,7 +317,10 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the least epsilon by the Rényi bound at `delta`, and tilts for `_total` to try."""
+    """Return the least epsilon by the Rényi bound at `delta`, for the losses in `groups`.
+
+    Also returns tilts for `_total` to try.
+    """
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

@@ -53,7 +53,10 @@ def moved(clip: float, step: float, dimension: int) -> float:
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return a smaller clip, at which each contribution moves the rounded sum by at most `clip`."""
+    """Return a smaller clip, at which each contribution moves the rounded sum by at most `clip`.
+
+    `dimension` is the number of entries of the sum.
+    """
     # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
     # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53
     # times the sum of their magnitudes. Two sums of up to 2^18 contributions are therefore wrong by

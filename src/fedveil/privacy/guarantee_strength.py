@@ -39,7 +39,7 @@ _MOST_TOLD = 1 / 1000
 def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
     """Return the probability that the best attacker errs about which of two inputs was used.
 
-    It is (1 - delta) / (1 + e^epsilon). Both inputs are equally likely.
+    The probability is (1 - delta) / (1 + e^epsilon). Both inputs are equally likely.
 
         >>> from fedveil.privacy import attacker_wrong
         >>> round(attacker_wrong(2.0, 1e-5), 4)

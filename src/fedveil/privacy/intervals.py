@@ -19,9 +19,10 @@ _FEW = 10
 def share(
     name: str, hits: int, cases: int, *, guess: float = np.nan, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
+    """Return the metric `name`, which is `hits` / `cases`, with the Clopper-Pearson interval.
 
-    The interval is right with probability at least `confidence`. `guess` is the chance level.
+    The interval covers the true share with probability at least `confidence`. `guess` is the chance
+    level.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
@@ -38,10 +39,11 @@ def median(
     guess: float = np.nan,
     confidence: float = CONFIDENCE,
 ) -> Measured:
-    """Return the median of `values` as a metric, with an exact interval between two of the values.
+    """Return the metric `name`, the median of `values`, with an exact confidence interval.
 
-    The interval is valid for every distribution. It is NaN if there are too few values. `guess` is
-    the chance level.
+    The interval lies between two of the values, and is valid for every distribution. It covers the
+    true median with probability at least `confidence`. It is NaN if there are too few values.
+    `guess` is the chance level.
     """
     # The interval goes from the k-th smallest of the n values to the k-th largest, with the
     # greatest k that `confidence` allows. It misses the true median only if fewer than k values are
@@ -61,10 +63,11 @@ def median(
 def area(
     name: str, members: Float64s, others: Float64s, *, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the area under the ROC curve as a metric.
+    """Return the metric `name`, the area under the ROC curve of an attacker's scores.
 
     It is the probability that a random score of `members` is above a random one of `others`. Ties
-    count half. The interval is DeLong's (1988), on the scale of log-odds.
+    count half. The interval is DeLong's (1988), on the scale of log-odds, with the given
+    `confidence`.
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
     # or if there are fewer than 10 members or others. The interval is then the exact one for as
@@ -89,7 +92,7 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that random scores would rank all members as high as these scores do.
+    """Return the probability that random scores rank all members as high as the given scores do.
 
     It is C(m + k, m) / C(m + n, m), if k of n others reach the lowest score of m members.
     """

@@ -102,7 +102,7 @@ class Ledger:
         clients: Iterable[int] | Array,
         ahead: bool = False,
     ) -> None:
-        """Charge each of `clients` for one more report in `round`, which costs all of `spendings`.
+        """Charge each of `clients` for one more report in `round`, which costs all `spendings`.
 
         This closes all earlier rounds: nothing more can be recorded in them. If `ahead` is True,
         earlier rounds stay open, so that interrupted ones can be repeated and charged again.
@@ -177,10 +177,10 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return the combinations of charges of a client that took part in every round so far.
+        """Return (combination of charges, number of rounds) pairs for a client in every round.
 
-        Each comes with its number of rounds. If the clients of a round were charged differently,
-        the costliest report counts.
+        If the clients of a round were charged differently, the report with the largest epsilon at
+        `delta` counts.
         """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
@@ -209,7 +209,7 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """Return the `figures` as they would be after `record_many`, without recording anything."""
+        """Return the `figures` as they would be after `record_many` with these arguments."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
@@ -239,11 +239,11 @@ class Ledger:
     def _join(
         self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
     ) -> None:
-        """Add `charges` to all earlier charges of the clients `members` in one round.
+        """Add `charges` to those of the clients `members` in one round, and update `groups`.
 
-        `groups` maps each kind (an index of `_kinds`) to the clients with these charges, and is
-        changed. If `another` is True, `charges` are for one more report of each client. Otherwise
-        they are for the report that was charged before, and counts of equal losses are added.
+        `groups` maps each combination of charges (an index of `_kinds`) to the clients that have
+        it. If `another` is True, `charges` are for one more report of each client. Otherwise they
+        are for the report that was charged before, and counts of equal losses are added.
         """
         joined = []
         for kind, others in list(groups.items()):
@@ -348,7 +348,7 @@ def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return `spendings` as merged (loss, count) pairs. `bare` keeps only epsilon and delta."""
+    """Merge `spendings` to (loss, count) pairs. If `bare`, a loss is only epsilon and delta."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)

@@ -162,7 +162,10 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss given only by the distribution of `release`. Its `epsilon` is infinite."""
+        """Return the privacy loss of `release`, for the replacement of one unit of data `per`.
+
+        The loss has only the release's distribution. Its `epsilon` is infinite.
+        """
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

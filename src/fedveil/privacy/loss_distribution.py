@@ -36,10 +36,10 @@ _VANISHED = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """A distribution of privacy losses on a grid.
+    """A distribution of privacy losses on a grid, which dominates a release.
 
-    It dominates a release: it never understates a loss. `masses[k]` is the probability of the loss
-    `step * (low + k)`, and `infinite` that of an infinite loss. The constructors round losses up.
+    So it never understates a loss of the release. The loss `step * (low + k)` has the probability
+    `masses[k]`, and an infinite loss the probability `infinite`. The constructors round losses up.
 
         >>> from fedveil.privacy import LossDistribution
         >>> flip = LossDistribution.from_laws([[0.75, 0.25], [0.25, 0.75]])  # a row for each input
@@ -169,9 +169,10 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows, and the largest RMS loss of row 0.
+    """Return the largest finite loss between two rows of `table`, and the largest RMS loss.
 
-    The RMS loss is that of row 0 against any other row, over outputs drawn from row 0.
+    A row is the output distribution of one input. The RMS loss is that of row 0 against another
+    row, over outputs drawn from row 0. The largest such loss over all other rows is returned.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

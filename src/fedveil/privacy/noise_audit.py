@@ -88,7 +88,7 @@ class MeasuredNoise:
         return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
 
     def sigma(self, error: float) -> float:
-        """Return an upper bound on the noise's sigma. It fails with probability at most `error`."""
+        """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
         return _most(self.squares, self.releases * self.entries, error)
 
 

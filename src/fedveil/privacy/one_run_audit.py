@@ -232,7 +232,8 @@ def alone(
 ) -> Alone:
     """Guess for every canary whether it is in the run, and compute a lower bound on epsilon.
 
-    The bound is valid only if the canaries' outcomes are independent.
+    The arguments are those of `audit_run`. The bound is valid only if the canaries' outcomes are
+    independent.
     """
     m, delta = len(scores), claim.delta
 
@@ -273,6 +274,7 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
     """Return how many of the `canaries` to guess, for the largest expected lower bound on epsilon.
 
     The number is best if the true epsilon equals the claim. It depends on no coin and no score.
+    `gaussian` is True if the run has Gaussian noise. `confidence` is that of the bound.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
@@ -315,11 +317,11 @@ def expected_share(mu: float, share: float) -> float:
 
 
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
-    """Return True if the guesses about `m` canaries refute a hypothesis about Gaussian noise.
+    """Return True if right guesses about canaries refute a hypothesis about Gaussian noise.
 
-    The hypothesis says that replacing a canary is no easier to detect than telling N(0, 1) from
-    N(`mu`, 1). A true hypothesis is refuted with probability at most `error` (Mahloujifar, Melis
-    and Chaudhuri, 2024, algorithm 3).
+    `right` of `guesses` guesses were right, out of `m` canaries. The hypothesis says that replacing
+    a canary is no easier to detect than telling N(0, 1) from N(`mu`, 1). A true hypothesis is
+    refuted with probability at most `error` (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).
     """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m

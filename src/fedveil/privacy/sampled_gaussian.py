@@ -113,12 +113,12 @@ def sampled_release(ratio: float, rate: float) -> Release:
 def sampled_loss(
     epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
 ) -> PrivacyLoss:
-    """Return the privacy loss for one example of a batch sampled at `rate`.
+    """Return the privacy loss of a noisy sum over a batch sampled at `rate`, for one example.
 
     Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
     epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is as in
-    `SampledGaussian`. If `SampledGaussian` cannot compute the ratio, the result is the loss without
-    sampling.
+    `SampledGaussian`, and `per` names the unit of data. If `SampledGaussian` cannot compute the
+    ratio, the result is the loss without sampling.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta
@@ -138,8 +138,8 @@ def sampled_loss(
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:
     """Return the least noise ratio at which `rounds` rounds together cost at most (epsilon, delta).
 
-    The ratio is as in `SampledGaussian`. The result is too large by at most 0.01%. Raises
-    `InvalidValue` if no ratio up to 10^6 is large enough.
+    Each round samples its batch at `rate`. The ratio is as in `SampledGaussian`. The result is too
+    large by at most 0.01%. Raises `InvalidValue` if no ratio up to 10^6 is large enough.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)
@@ -178,8 +178,9 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
     """Return the loss ln P(x) / Q(x) of each output x, for the worst pair of distributions.
 
-    P is N(`shift`, 1) with probability `rate`, and otherwise N(0, 1). Q is the same with -`shift`.
-    `shift` is the norm of the one contribution that differs. It and x are in units of sigma.
+    P is N(`shift`, 1) with probability `rate`, and otherwise N(0, 1). Q is N(-`shift`, 1) with
+    probability `rate`, and otherwise N(0, 1). `shift` is the norm of the one contribution that
+    differs. `shift` and x are in units of sigma.
     """
     taken = math.log(rate) - shift**2 / 2
     left = math.log1p(-rate) if rate < 1 else -math.inf
@@ -190,7 +191,7 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
     """Return an upper bound on delta at each of `epsilons`, rounding errors included.
 
-    `shift` is the norm of a contribution in units of sigma.
+    `shift` is the norm of a contribution in units of sigma, and `rate` the sampling rate.
     """
     # Let m = shift, x the output along the contribution, q = rate and h = epsilon / 2. The event
     # with the largest difference is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Cohort:
-    """The number of `clients` in a job, and of clients `per_round`. None means unknown."""
+    """The number of clients in a job (`clients`) and in a round (`per_round`). None if unknown."""
 
     clients: int | None
     per_round: int | None

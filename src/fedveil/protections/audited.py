@@ -58,5 +58,8 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's noisy sum as a vector of the space that `domain()` returns."""
+        """Return the noisy sum of a round as a vector of the space that `domain()` returns.
+
+        `aggregate` is the round's result.
+        """
         return aggregate.reports * aggregate.update.astype(np.float64)

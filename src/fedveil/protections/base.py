@@ -105,7 +105,7 @@ class JobContext:
 def origin_of(sent: Update, dimension: int) -> bytes:
     """Return a digest of the vector `sent`, which the server sends to clients for training.
 
-    It is empty if `sent` has only `dimension` entries: the weights of the model.
+    The digest is empty if `sent` has no entries besides the model's `dimension` weights.
     """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
@@ -142,7 +142,8 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        `sent` begins with the model's `dimension` weights. `summed` is as in `RoundContext`.
+        `sent` begins with the model's `dimension` weights. `cohort` has the round's clients, and
+        `state` is the protection's state. `summed` is as in `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -301,9 +302,10 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return, by name, numbers of `state` for the round's record, such as the clip.
+        """Return numbers of `state` for the round's record, such as the clip, by name.
 
-        A name that another figure of the record has, such as a metric, stops the run with an error.
+        If the record already has a figure of the same name, such as a metric, the run stops with an
+        error.
         """
         return {}
 

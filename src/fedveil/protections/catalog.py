@@ -46,9 +46,12 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 def fault_phases(protection: type[Protection]) -> dict[str, str | None]:
     """Map the phase names of all protections to phases of `protection`.
 
-    So a plan of simulated faults can name the phases of any protection. A phase that `protection`
-    has is mapped to itself. Any other phase belongs to another protection. It is mapped to the
-    training phase of `protection`, or to None if the other protection trains before this phase.
+    So a plan of simulated faults may name a phase of any protection:
+
+    - A phase of `protection` is mapped to itself.
+    - A phase of another protection, up to that protection's training phase, is mapped to the
+      training phase of `protection`.
+    - A later phase of another protection is mapped to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), protection):

@@ -155,7 +155,10 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: one clipped update plus noise, with a fixed and with a moving clip."""
+        """Yield audit cases with epsilons of about `eps`, with a fixed and with a moving clip.
+
+        In each case, the mechanism adds noise to one clipped update.
+        """
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -183,7 +186,7 @@ class CentralGaussian(Clipped):
         return CentralGaussianClientRound(self, context)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the client's exact clipped update, which the server sees."""
+        """Return the client's exact clipped update, which the server sees in `report`."""
         multiples, clip, told = self.read(report), self.clipping, context.state
         estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 

@@ -124,7 +124,10 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the noisy mean of the results of `joint`."""
+        """Return the mean update, given `mean`, the noisy mean of the results of `joint`.
+
+        `state` has the clip of the round.
+        """
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
@@ -136,7 +139,11 @@ class Clipping:
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the round's aggregate: the mean update, and the next clip as the new state."""
+        """Return the round's aggregate: the mean update, and the next clip as the new state.
+
+        `mean` is the noisy mean of the results of `joint`, over `reports` clients. `state` has the
+        clip of the round.
+        """
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

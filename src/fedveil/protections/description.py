@@ -121,7 +121,8 @@ class Description(Audited):
     def most_per_operator(cls, settings: Any, clients: int) -> int | None:
         """Return how many of a round's `clients` one organisation may run, or None for any number.
 
-        With more clients, it could unmask other clients' reports, together with the server.
+        With more clients, this organisation and the server together could unmask the reports of
+        other clients.
         """
         return None
 

@@ -116,7 +116,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     def dishonest(self, clients: int) -> int:
         """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        All of these may be among the clients that share secrets, because the server chooses those.
+        All of them may share secrets, because the server chooses the clients that share secrets.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
@@ -280,7 +280,10 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: noisy sums of an update and three zero updates."""
+        """Yield audit cases with epsilons of about `eps`.
+
+        The outputs are noisy sums of one update and three zero updates.
+        """
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -325,10 +328,11 @@ class DistributedDP(Clipped, SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the noisy sum divided by the expected number of updates in it.
+        """Return the mean update of a round from `total`, the noisy sum of the survivors' vectors.
 
-        With secret turns, each survivor decides in secret, at random, if it adds its update. Raises
-        `ImpossibleSum` if an entry of the sum is out of range.
+        The divisor is the expected number of updates in the sum. With secret turns, it is below
+        `survivors`, because each survivor decides in secret, at random, if it adds its update.
+        Raises `ImpossibleSum` if an entry of the sum is out of range.
         """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
@@ -351,7 +355,7 @@ class DistributedDP(Clipped, SecureSum):
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.
 
-        It is the space of rotated vectors. If vectors are not rotated, or if the clip changes
+        This is the space of rotated vectors. If vectors are not rotated, or if the clip changes
         between rounds, it is the space of updates.
         """
         signs, noise = self.signs(round), self.noise

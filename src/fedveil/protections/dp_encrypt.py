@@ -127,7 +127,10 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: opposite updates, and opposite examples in a sampled batch."""
+        """Yield audit cases with epsilons of about `eps`.
+
+        One has two opposite updates. The other has two opposite examples in a sampled batch.
+        """
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
             "gaussian, an update", gaussian.privatize, 4 * update, -4 * update, gaussian.loss
@@ -154,7 +157,7 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the noised update, and its likelihood given any clipped update."""
+        """Return the noised update in `report`, and its likelihood given any clipped update."""
         output = self._form.read(report).astype(np.float64) * self._form.step
 
         def log_likelihood(update: Update) -> float:
@@ -226,7 +229,7 @@ class _Form(Protocol):
         """Return an untrusted report's values in multiples of the step. Checks every field."""
 
     def fold(self, message: Message, into: Sum) -> None:
-        """Add an untrusted report to the sum `into`. Raises an error if a field is invalid."""
+        """Add the untrusted report `message` to the sum `into`, or raise an error if invalid."""
 
     def empty_sum(self) -> Sum:
         """Return an empty running sum of reports."""

@@ -38,7 +38,10 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add `weight * vector`. If a term is NaN or too large, adds none and raises ValueError."""
+        """Add `weight * vector`.
+
+        If a term is NaN or too large, adds nothing and raises ValueError.
+        """
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
@@ -137,14 +140,17 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 >= 0 as an integer, which grows with the float."""
+    """Return the bits of a float32 >= 0 as an integer. A larger float gives a larger integer."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Do what `_add_below` does, and return its result. Two threads share a long vector."""
+    """Do what `_add_below` does, with the same arguments and result.
+
+    Two threads share a long vector.
+    """
 
     def add(part: slice) -> tuple[slice, bool]:
         return part, _add_below(units[part], vector[part], factor, limit)
@@ -171,9 +177,10 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units`, unless an entry of `vector` reaches a bound in magnitude.
+    """Add `factor * vector` to `units`, unless an entry of `vector` is too large in magnitude.
 
-    `limit` is the bound's bit pattern. Returns False, and adds nothing, if the bound is reached.
+    An entry is too large if the bits of its magnitude, as an integer, are at least `limit` (see
+    `_pattern`). Returns False, and adds nothing, if there is such an entry.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

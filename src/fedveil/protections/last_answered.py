@@ -6,7 +6,7 @@ from fedveil.errors import AnsweredBefore
 
 
 class Answered:
-    """Remembers the last round for which a client sent its update. A client sends one per round.
+    """Remembers the last round for which a client sent its update. A round gets only one update.
 
     This class stores the round's number in memory. Where a server can restart a round, use a
     subclass that stores it in a file.

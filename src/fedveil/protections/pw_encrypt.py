@@ -84,7 +84,8 @@ class PWEncryptSettings(SecureSumSettings):
     ) -> CentralNoise | None:
         """Return the noise that the server adds to sums in multiples of `step`.
 
-        Returns None without `central_eps`. `apart` bounds the L2 distance of any two updates.
+        The sums have `dimension` entries. `apart` is an upper bound on the L2 distance of any two
+        updates. Returns None if `central_eps` is not set.
         """
         if self.central_eps is None:
             return None
@@ -224,9 +225,11 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, in [-clip, clip]. With `central_eps`, the sum is noised first.
+        """Return the weighted mean of the updates, in [-clip, clip].
 
-        Raises `ImpossibleSum` if the weights or an entry are out of range.
+        `total` is the sum of the survivors' vectors: updates times weights, then the weights. With
+        `central_eps`, noise is added to the sum first. Raises `ImpossibleSum` if the weights or an
+        entry are out of range.
         """
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
@@ -243,7 +246,7 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """Return the sum `total` with central noise.
+        """Return the sum `total` with the server's noise for the round.
 
         Nothing else about `total` is released, not even an error if an entry overflows.
         """

@@ -88,7 +88,7 @@ class MiddleSum:
         self._rows: list[npt.NDArray[Any]] = []
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None:
-        """Add a report.
+        """Add the report `vector`.
 
         Raises `ValueError`, and adds nothing, if an entry is NaN or too large, or if `weight` is
         not 1: all reports have equal weights.

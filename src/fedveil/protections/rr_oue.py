@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: a report of one parameter, once as bits and once as a sum."""
+        """Yield audit cases with epsilons of about `eps`: a parameter as bits, and as a sum."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -201,7 +201,7 @@ class Unary(Protection):
         """Return an estimate of the update from one report, and the report's likelihood.
 
         With `fidelity: aggregate`, `report` has the rounded values themselves, so the estimate has
-        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` > 127.
+        no noise. If `report` has sums and `cells` > 127, the likelihood is too costly and is None.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)

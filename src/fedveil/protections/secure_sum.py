@@ -79,7 +79,7 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's term of the sum. Raises `ClientWithheld` if it cannot make one.
+        """Return the client's term of the sum for `update`, or raise `ClientWithheld`.
 
         `told` are untrusted fields of the server's request. Honest servers send `words(state)`.
         """

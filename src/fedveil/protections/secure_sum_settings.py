@@ -69,7 +69,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets, if a round has `clients`."""
+        """Return how many clients share secrets, at most, in a round of `clients` clients."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
@@ -115,9 +115,10 @@ class SecureSumSettings(Settings):
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of `clients` may collude with the server and unmask no other client.
+        """Return the largest number of colluding clients that cannot unmask another client.
 
-        Returns None if more clients share secrets than secure aggregation supports.
+        They collude with the server, in a round of `clients` clients. Returns None if more clients
+        share secrets than secure aggregation supports.
         """
         sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
         if sharing > MAX_CLIENTS:

@@ -135,7 +135,10 @@ class SignDSProtection(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: randomised response to a bit, and selections from two updates."""
+        """Yield audit cases with the epsilon `eps`: randomised response to a bit, and selections.
+
+        The selections are from two opposite updates.
+        """
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
         yield Case("randomised response, a bit", response.perturb, *bits, response.loss)

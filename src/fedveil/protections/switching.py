@@ -22,7 +22,10 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return, as "key=value", the non-default settings in block `switch` that `other` has too."""
+    """Return a block's changed settings that the protection `other` has too, as "key=value".
+
+    `switch` is a job's block `protection`. A setting is changed if it differs from its default.
+    """
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

@@ -20,12 +20,18 @@ _INFLUENCE = "an example's influence on the later reports of others, through the
 
 
 def influence(part: str) -> str:
-    """Return the text of a line about what an example changes in the weights of `part`."""
+    """Return the description of an account line about an example's influence on other reports.
+
+    The influence arises because examples train the weights of `part`.
+    """
     return f"{_INFLUENCE}{part}"
 
 
 def influenced_part(what: str) -> str | None:
-    """Return the part that a line of `influence` is about, or None for any other line."""
+    """Return the part in a description from `influence`, or None for another description.
+
+    `what` is the description of an account line.
+    """
     return what.removeprefix(_INFLUENCE) if what.startswith(_INFLUENCE) else None
 
 

@@ -15,14 +15,18 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began" if `done` is 0, else such as "went on after round 3"."""
+    """Return a phrase for the log: "began" if `done` is 0, else such as "went on after round 3".
+
+    `unit` names what is counted, such as "round".
+    """
     return f"went on after {unit} {done}" if done else "began"
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
-    """Log the versions of libraries, the seconds since `began`, and `lines`.
+    """Log the versions of libraries, the seconds since `began`, and then each of `lines`.
 
-    `began` is a value of `time.perf_counter`. `what` describes the work of this process.
+    `event` writes a line to the log. `began` is a value of `time.perf_counter`. `what` describes
+    the work of this process.
     """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
@@ -37,8 +41,8 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(note: Callable[[], str], *ends: type[FedveilError]) -> Iterator[None]:
     """A context that adds the text `note()`, on how to resume a run, to errors raised in its block.
 
-    The errors are KeyboardInterrupt and all of the types `ends` (default: all errors of fedveil),
-    except ModelInvalid.
+    It adds the text to KeyboardInterrupt and to errors of the types `ends` (default: all errors of
+    fedveil). It never adds the text to ModelInvalid.
     """
     kinds: tuple[type[BaseException], ...] = (*(ends or (FedveilError,)), KeyboardInterrupt)
     try:

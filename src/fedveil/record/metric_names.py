@@ -18,7 +18,7 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Map each metric except the loss to "higher" or "lower", whichever is better."""
+    """Map each metric in `record` except the loss to "higher" or "lower", whichever is better."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 

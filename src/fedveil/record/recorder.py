@@ -125,7 +125,10 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics, and check that `digest` is their SHA-256."""
+        """Read the first `size` bytes of the metrics in `folder`, and check their SHA-256.
+
+        Raises `RunFolderError` if the SHA-256 is not `digest`.
+        """
         path = folder.path / METRICS
         if size == 0:
             return cls()

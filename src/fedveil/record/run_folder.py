@@ -76,7 +76,7 @@ class RunFolder:
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder, which this folder's lock protects too. Do not close the subfolder."""
+        """Return the subfolder `name`, which this folder's lock protects too. Do not close it."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -96,7 +96,10 @@ class RunFolder:
                 RUNS.rmdir()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
-        """Replace the file `name` atomically: a reader sees either its old or its new content."""
+        """Replace the content of file `name` by `data`, atomically.
+
+        A reader of the file sees either its old or its new content.
+        """
         target = self.path / name
         with explained(self.path):
             if target.parent != self.path:
@@ -192,7 +195,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """A context that turns system errors, such as a full disk, into a `RunFolderError`."""
+    """A context that turns system errors about `path`, such as a full disk, to `RunFolderError`."""
     try:
         yield
     except OSError as error:

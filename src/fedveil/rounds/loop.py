@@ -72,16 +72,20 @@ class Carrier(ABC):
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages` and yield the answers. An answer is valid until the next is requested."""
+        """Send the messages of a round's `phase`, and yield the clients' answers.
+
+        An answer is valid until the next one is requested.
+        """
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Send `messages` and yield the answers. Can add up reports before the server gets them.
+        """Send the messages of a round's `phase`, and yield the clients' answers.
 
-        A report that the carrier has added to a sum is yielded as `Folded`, without its data. After
-        the last answer, `server` has these sums. By default, this method is the same as `ask`. A
-        carrier overrides it if reports can be added up where they are made, as in a worker process.
+        A carrier may override this method to add up reports where they are made, as in a worker
+        process. It yields a report that is already in a sum as `Folded`, without its data. After
+        the last answer, it merges these sums into `server`. By default, this method does the same
+        as `ask`.
         """
         return self.ask(phase, messages)
 

@@ -78,7 +78,7 @@ class Client:
 
         If the message asks for the masked vector, the answer has `vector`, which is masked in
         place. `origin` is a digest of the public values from which the vector was computed, such as
-        the model. It must be equal for all clients.
+        the model. This digest must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -95,9 +95,9 @@ class Client:
     def keep(self) -> Message:
         """Return the secret state with which another process can answer the next message.
 
-        It is empty if this client answers nothing more. A caller that stores the state must use it
-        only once. Otherwise a server could ask one copy of the client for a share of a peer's seed,
-        and another copy for a share of the peer's key.
+        The state is empty if this client answers nothing more. A caller that stores the state must
+        use it only once. Otherwise a server could ask one copy of the client for a share of a
+        peer's seed, and another copy for a share of the peer's key.
         """
         if self._state.phase is None:
             return {}
@@ -189,7 +189,10 @@ class Client:
         return keys.seal(keys.seal_key(self._channels[peer], *ends), *ends, dealt)
 
     def _unseal(self, dealer: int, box: bytes) -> bytes | None:
-        """Return the two shares in `box`, or None if they are not valid shares of this dealer."""
+        """Decrypt the two shares that the client `dealer` has encrypted in `box`.
+
+        Returns None if they are not valid shares of this dealer.
+        """
         ends = (self._view, dealer, self.client)
         dealt = keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
         if dealt is None or not shamir.in_field(shamir.decode_shares(dealt)).all():
@@ -246,7 +249,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save the shares in `sealed`. Returns the clients whose shares are invalid."""
+        """Decrypt and save the shares in `sealed`, by dealer. Returns dealers of invalid shares."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]
@@ -309,8 +312,9 @@ class Client:
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
         """Raise an error unless `threshold` survivors signed the text that this client signed.
 
-        The text includes the keys that this client made for this attempt at the round. So
-        signatures from another attempt at the same round are not valid.
+        `message` has the signatures. The signed text includes the keys that this client made for
+        this attempt at the round. So signatures from another attempt at the same round are not
+        valid.
         """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")

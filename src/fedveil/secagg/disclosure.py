@@ -191,7 +191,8 @@ class Disclosure:
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
         """Return the row of `dealer`'s share among the shares that `holder` disclosed.
 
-        `index` caches the rows for each neighbourhood number, without regard to refused shares.
+        `index` is a cache: for each neighbourhood, the row of each dealer if no share is refused.
+        Missing entries are added. The result takes the shares that `holder` refused into account.
         """
         number = self._graph.numbers[holder]
         if number not in index:

@@ -37,7 +37,10 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector clipped, scaled and randomly rounded to whole numbers."""
+        """Return the vector clipped, scaled and randomly rounded to whole numbers.
+
+        `entropy` decides the rounding. If `out` is given, the result is written to it.
+        """
         vector = finite_vector("vector", vector)
         if vector.dtype not in (np.float32, np.float64):  # float16, which numba lacks
             vector = vector.astype(np.float64)
@@ -65,9 +68,10 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Write each entry to `out`: clipped, times largest / clip, and rounded up or down at random.
+    """Write the entries of `part` to `out`: clipped, scaled, and rounded up or down at random.
 
-    The probability of rounding up is the fractional part of the scaled entry. `words` are random.
+    An entry is clipped to [-clip, clip] and multiplied by largest / clip. The probability of
+    rounding up is the fractional part of the result. `words` has 64 random bits for each entry.
     """
     scale = largest / clip
     for i in range(len(part)):

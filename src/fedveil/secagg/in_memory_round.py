@@ -60,10 +60,11 @@ def run_round(
 
     A client in `drop[phase]` answers nothing from that phase on. `threshold` is the number of
     shares that reconstruct a secret, from 1 to the number of clients. With `neighbours` (each
-    client's number of neighbours in a sparse graph), it is at most neighbours + 1. Real vectors are
-    clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
-    entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's
-    randomness. Raises `RoundVoid` if too few clients are left.
+    client's number of neighbours in a sparse graph), it is at most neighbours + 1. With
+    `active_security`, clients sign their messages. Real vectors are clipped to `clip` (default: the
+    largest magnitude among them) and rounded to `bits` bits per entry. Integer vectors are summed
+    unchanged. `entropy` defaults to the operating system's randomness. Raises `RoundVoid` if too
+    few clients are left.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round
@@ -155,8 +156,8 @@ def _whole_numbers(
     """Return the vectors as whole numbers, the largest magnitude of an entry, and the encoder.
 
     Integer vectors stay unchanged, and their encoder is None. Real vectors are clipped to `clip`
-    and rounded by the encoder. The largest magnitude is then the largest that the encoder can
-    return.
+    and rounded to `bits` bits by the encoder, with randomness from `entropy`. The largest magnitude
+    is then the largest that the encoder can return.
     """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:

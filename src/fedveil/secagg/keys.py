@@ -104,7 +104,7 @@ def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> 
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Decrypt `sealed`, which `seal` returned for these arguments. Returns None for other bytes."""
+    """Decrypt `sealed`, or return None if it is not a result of `seal` for the same arguments."""
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:

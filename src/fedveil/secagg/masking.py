@@ -73,7 +73,10 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add the mask of each seed to a vector in place, or subtract it if its flag is False."""
+    """Add the mask of each seed to `vector` in place, or subtract it.
+
+    `seeds` has pairs of a seed and a flag. The mask is subtracted if the flag is False.
+    """
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
     per_block = _BLOCK_BYTES // vector.itemsize

@@ -113,12 +113,18 @@ def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
-    """Read {client: bytes} from two untrusted fields: clients in `ids`, their bytes in `name`."""
+    """Read a mapping of clients to byte strings from two fields of an untrusted message.
+
+    The field `ids` has the clients, and the field `name` their strings of `size` bytes.
+    """
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """Return {client: bytes} as two message fields: clients in `ids`, their bytes in `name`."""
+    """Return `table`, a mapping of clients to strings of `size` bytes, as two message fields.
+
+    The field `ids` has the clients, and the field `name` their strings.
+    """
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -36,7 +36,7 @@ class Server:
     when `advance` closes a phase has dropped out. If too few remain, `advance` raises `RoundVoid`
     and the sum is never unmasked. `entropy` draws the sparse graph. It also draws the clients that
     continue, if more than `terms.sharing` clients answer at first. `origin` is a digest of the data
-    that the vectors were made from. It must be equal on server and clients.
+    that the vectors were made from. This digest must be equal on server and clients.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms

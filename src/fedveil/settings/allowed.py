@@ -166,7 +166,7 @@ def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
-    """Convert pydantic's errors to one sentence for each wrong key, by the key's path."""
+    """Convert pydantic's errors about `model` to a sentence per wrong key, by the key's path."""
     found: dict[Path, str] = {}
     for item in error.errors(include_url=False):
         path, sentence = _sentence(model, item["loc"], item["input"])
@@ -177,7 +177,10 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """Return the sentence about an unknown key of `block`, a class inside the job class `root`."""
+    """Return the error sentence about the unknown key at `path`, which has the value `value`.
+
+    The key is in `block`, a class inside the job class `root`.
+    """
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"

@@ -11,7 +11,10 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each key that differs: its dotted path below `place`, and both values as YAML."""
+    """Yield (path, this value, that value) for each key in which `these` and `those` differ.
+
+    Paths are dotted and begin with `place`. Values are written as YAML.
+    """
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

@@ -38,7 +38,10 @@ Device = Annotated[str, text("cuda:N", r"cuda:[0-9]+", "cpu", "cuda")]
 
 
 class Under:
-    """Marks a key that has an effect only while the key `key` of its block has one of `values`."""
+    """Marks a key of a block that has an effect only while another key has a certain value.
+
+    The other key is `key` of the same block, and must have one of `values`.
+    """
 
     def __init__(self, key: str, *values: str) -> None:
         self.key, self.values = key, values

@@ -169,7 +169,7 @@ def read(
 
 
 def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
-    """Return the mapping in a YAML text. Raises JobError that names `source`."""
+    """Return the mapping in a YAML text ({} if empty), or raise JobError that names `source`."""
     data = _parse(text, source, most_values)
     if data is None:
         return {}
@@ -182,7 +182,7 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE` without `=`: VALUE would be taken for the job file."""
+    """Raise JobError for `--set KEY VALUE` without `=`: VALUE was then taken as `path`."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -192,7 +192,7 @@ def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> Non
 
 
 def refuse_unquoted(words: Sequence[str]) -> None:
-    """Raise JobError if a setting was not quoted and the shell split it at its spaces."""
+    """Raise JobError if `words` have an unquoted setting that the shell split at its spaces."""
     for place, word in enumerate(words):
         if "=" not in word or not _open(word):
             continue
@@ -258,9 +258,9 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a copy of `data` with `key=value` settings, and a sentence for each wrong setting.
+    """Return a copy of `data` with `key=value` overrides, and a sentence for each wrong one.
 
-    Settings of whole blocks are applied first.
+    `model` defines which keys exist. Settings of whole blocks are applied first.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -296,7 +296,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without its parent if that is no mapping."""
+    """Copy `data` without the value at `path`, or without a value above it that is no mapping."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

@@ -183,8 +183,9 @@ class SiteAccount:
 
         `counter` is a file that reveals if the account was deleted or replaced by an older copy.
         Keep it from everyone who can write to `folder`. By default it lies in `folder`, where
-        nothing reveals that both files were replaced. Raises `AccountInvalid` for an older copy, a
-        missing line, or a line that was not written with `key`.
+        nothing reveals that both files were replaced. `clock` returns the current time in UTC.
+        Raises `AccountInvalid` for an older copy, a missing line, or a line that was not written
+        with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -253,7 +254,7 @@ class SiteAccount:
             self._add(*found)
 
     def disclose(self, released: Release) -> None:
-        """Write a line about values of a run that are sent in the clear, outside of any report.
+        """Write a line about `released`: values that a run sends in the clear, outside of a report.
 
         Such values have no epsilon, and `spending` must be empty. A second line with the same run
         and the same `what` is not written.

@@ -65,7 +65,8 @@ class AccountRecord:
     def left(self) -> dict[str, str]:
         """Return the epsilon that is left this month and for all time, rounded down, as texts.
 
-        More may be possible, because a release may add less than its own epsilon to the total.
+        A run may be able to spend more than this, because a release may add less than its own
+        epsilon to the total.
         """
         limits = {"month": (self.limits.month, self.month), "ever": (self.limits.ever, self.ever)}
         return {name: _left(most, spent) for name, (most, spent) in limits.items()}
@@ -93,7 +94,10 @@ class AccountRecord:
         return Table([*columns, "releases", "without epsilon", "spent"], rows)
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write a page, a record, and a script that recomputes the record. Yields their paths."""
+        """Write the account to `folder`: a page, a record, and a script. Yields their paths.
+
+        The script recomputes the epsilons in the record.
+        """
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:

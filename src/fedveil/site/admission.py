@@ -31,7 +31,8 @@ class Admission:
     def of(cls, policy: Policy, folder: Path) -> Admission:
         """Load the template job that `policy` names, if any. Raises `JobError` if it is invalid.
 
-        The template gets secure randomness, because `fedveil deploy` gives it to every job.
+        `folder` is the site's folder. The template gets secure randomness, because `fedveil deploy`
+        gives it to every job.
         """
         if (file := policy.jobs.template) is None:
             return cls(policy, folder, None)

@@ -160,10 +160,11 @@ class CodeTraining:
         self.model = weights.copy()
 
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
-        """Train in a separate process. Returns the update and the number of examples.
+        """Train as client number `client`. Returns the update and the number of examples.
 
-        `reader` (never None) is the site's own `package.module:function`, which reads the examples
-        in this process. Its errors are raised. Raises `SiteRefused` if the other process fails.
+        The training runs in a separate process. `reader` (never None) is the site's own
+        `package.module:function`, which reads the examples in this process. Its errors are raised.
+        Raises `SiteRefused` if the other process fails.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -171,10 +172,10 @@ class CodeTraining:
             return self.exchanged(process, client, reader)
 
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
-        """Send the examples to `process`. Returns its update and the number of examples.
+        """Train with the examples of client number `client` in `process`.
 
-        `reader` is the site's function that reads the examples. Its errors are raised. Raises
-        `SiteRefused` if the process fails.
+        Returns the update and the number of examples. `reader` is the site's function that reads
+        the examples. Its errors are raised. Raises `SiteRefused` if the process fails.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)
@@ -190,7 +191,7 @@ class CodeTraining:
         return np.array(update), len(train.y)
 
     def reported(self, protection: Protection, asked: Message) -> None:
-        """Do nothing after a report, because this training keeps no state between rounds."""
+        """Do nothing. Engines call this method after a report, for trainings that keep a state."""
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:

@@ -96,8 +96,9 @@ class SiteReports:
     ) -> bytes:
         """Return the encoded answer to a message of secure aggregation that requests no training.
 
-        `words` is the encoded message, and `dimension` the length of an update. Raises
-        `SiteRefused` if the protection does not use secure aggregation.
+        `words` is the encoded message, and `dimension` the length of an update. `job` identifies
+        the run, and `site` is this site's name in it. Raises `SiteRefused` if the protection does
+        not use secure aggregation.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -113,7 +114,9 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        In secure aggregation, the site resumes from its state after the round's previous message.
+        `job` identifies the run, `site` is this site's name in it, and `dimension` the length of an
+        update. In secure aggregation, the site resumes from its state after the round's previous
+        message.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -144,9 +147,10 @@ class SiteReports:
     ) -> Admitted:
         """Charge the report of a training task, and return the admitted task.
 
-        `before` are the server's arrays. `words` is the encoded message of the server's side of the
-        protection, or None without a message. Raises `OverSpent`, `ModelInvalid` or `SiteRefused`
-        before any data are read.
+        `before` are the server's arrays. `job` identifies the run, `task` is the task's name, and
+        `site` this site's name in the run. `words` is the encoded message of the server's side of
+        the protection, or None without a message. Raises `OverSpent`, `ModelInvalid` or
+        `SiteRefused` before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -175,10 +179,10 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at, released)
 
     def left_late(self, released: Release) -> None:
-        """Write to the account that an answer leaves late, so its time reveals the training time.
+        """Write to the account that a report leaves late. Its time then reveals the training time.
 
-        `released` is the charged report that leaves late. Call this method before it leaves. The
-        account gets only one such line for each task of a run.
+        `released` is the charged report. Call this method before it leaves. The account gets only
+        one such line for each task of a run.
         """
         assert self._account is not None, "admit has charged the report"
         what = f"the time of {released.what}"

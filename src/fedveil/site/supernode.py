@@ -85,7 +85,10 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
 
 
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
-    """Take the SuperNode's next task and answer it. If there is no task, wait and return."""
+    """Let `door` answer the SuperNode's next task. If there is no task, wait and return.
+
+    `tasks` and `port` lead to the SuperNode. `log` gets a line about an answer that cannot be sent.
+    """
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
     if not (taken.HasField("task") and taken.token):

@@ -35,7 +35,7 @@ class Terms:
     def read(cls, keys: Mapping[str, Any]) -> Terms:
         """Read the terms from `keys`, which are the same as in a protected Flower app.
 
-        They are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
+        The keys are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
         and, for secure aggregation, `clients` (the number of sites). Raises `JobError` or
         `InvalidValue` for wrong keys.
         """

@@ -45,7 +45,7 @@ TEMPLATES = {
 
 
 def write_starter(directory: Path, name: str = "table") -> list[Path]:
-    """Copy a template's files into `directory`: all of them or, after an error, none.
+    """Copy the files of the template `name` to `directory`: all of them or, after an error, none.
 
     Never overwrites an existing file.
     """

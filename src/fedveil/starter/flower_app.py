@@ -15,7 +15,10 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Take ten steps of a linear model on this client's examples (here: a tenth of the digits)."""
+    """Train ten steps of a linear model on this client's examples, and return the weights.
+
+    Here, the examples are a tenth of scikit-learn's digits.
+    """
     w = message.content.array_records["arrays"]["w"].numpy().astype(np.float64)
     mine = int(context.node_config.get("partition-id", context.node_id)) % 10
     x, y = (part[mine::10] for part in load_digits(return_X_y=True))

@@ -26,7 +26,7 @@ class Careful(fedveil.Task):
         return {"accuracy": float((outputs.argmax(1) == y).mean())}
 
     def train(self, model: nn.Module, batches: Any, plan: Any) -> None:
-        """Take sharpness-aware steps (Foret et al., 2021), from the server's weights in `model`."""
+        """Take sharpness-aware steps (Foret et al., 2021) on `batches`, at the rate `plan.lr`."""
         weights: list[torch.Tensor] = list(model.parameters())
         for x, y in batches:
             first = torch.autograd.grad(self.loss(model(x), y), weights)

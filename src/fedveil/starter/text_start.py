@@ -25,7 +25,10 @@ class Net(nn.Module):
 
 
 def data() -> dict[str, np.ndarray]:
-    """Return pieces of Python's own help, one client per page. y is x shifted by one letter."""
+    """Return texts from Python's own help. Each help page belongs to one client.
+
+    `x` has pieces of the texts, and `y` the letter that follows each letter of `x`.
+    """
     pieces: list[bytes] = []
     owners: list[int] = []
     for owner, page in enumerate(list(topics.values())[:24]):

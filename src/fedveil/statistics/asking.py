@@ -51,7 +51,8 @@ class Engine(ABC):
     ) -> Float64s | None:
         """Return the mean of the cohort's reports, drawn at random without making the reports.
 
-        Returns None if this engine cannot do so. The messages of the round are then exchanged.
+        Returns None if this engine cannot do so. The messages of the round are then exchanged. The
+        arguments are as in `carrier`.
         """
         return None
 
@@ -78,7 +79,8 @@ class Simulator(Engine):
     ) -> Float64s | None:
         """Return the mean of all reports of `cohort` in a round, drawn from its exact distribution.
 
-        Returns None, and draws nothing, if `fidelity` is `per_client`.
+        Returns None, and draws nothing, if `fidelity` is `per_client`. The other arguments are as
+        in `carrier`.
         """
         if self._file.fidelity == "per_client":
             return None
@@ -203,7 +205,7 @@ class Asking:
     ) -> None:
         """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged.
 
-        `spending` is what the round `step` costs.
+        `spending` is what the round `step` costs. `asked` are the round's clients, and is not used.
         """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"

@@ -132,7 +132,8 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
     """Return the number of bits per entry of a report under distributed_dp.
 
     It is the smallest from 16 to 24 with which rounding adds at most 0.5% to the noise's variance,
-    or 24 if none does. `ratio` is the noise's standard deviation divided by the sensitivity.
+    or 24 if none does. `dimension` is the number of entries, `clients` the number of reports in a
+    sum, and `ratio` the noise's standard deviation divided by the sensitivity.
     """
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
@@ -184,6 +185,7 @@ class Carriage:
         """Return the update for a client's joint vector. The protection turns it into a report.
 
         The joint vector `vector` has the client's vectors for all questions, one after another.
+        `entropy` decides random rounding.
         """
         if self._plain:
             upper = vector.astype(np.float32)
@@ -222,7 +224,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of vectors whose sum `reports` reports hold.
+        """Return how many vectors are added up in the sum of `reports` reports.
 
         Under rr and oue, a report is a sum of `rows` one-hot codes. Otherwise it is one vector.
         """

@@ -86,7 +86,10 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
 
 
 def _check(file: QuestionFile, table: Table) -> None:
-    """Read every column that the questions need, to find invalid data before any round."""
+    """Read all columns of `table` that the questions in `file` need.
+
+    So invalid data raise an error before any round.
+    """
     for question in file.questions.values():
         numbered = question.range or question.edges
         other_numbered = question.other_range or question.other_edges

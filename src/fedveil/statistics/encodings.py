@@ -112,7 +112,10 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return each row's cell index (-1: none), and a mask of values moved into a range."""
+        """Return each row's cell index, and a mask of the rows whose value was moved into range.
+
+        The index of a row without a cell is -1.
+        """
 
 
 class Bins(Axis):
@@ -290,7 +293,10 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """Repeats the encoding `inner` for each group (a value of a column), to encode its rows."""
+    """Encodes the rows of each group with `inner`. A group has its own entries of the vector.
+
+    All other entries of a row's vector are 0. A group is a value of a column.
+    """
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

@@ -83,7 +83,10 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return a table grouped by client, and the index of this SuperNode's client in it."""
+        """Return the rows of this SuperNode's client, in a table grouped by client.
+
+        Also returns the client's index in this table. `file` is the question file.
+        """
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -142,7 +145,7 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question differs from this operator's copy of the file."""
+    """Raise an error if the app's question file differs from the operator's copy in `member`."""
     if member.question is None:
         return
     own = QuestionFile.load(member.question)
@@ -214,7 +217,8 @@ def _charge(
 ) -> None:
     """Charge the client's own account for the report that the message `asked` requests.
 
-    Raises an error if the report would exceed a limit of the client.
+    `member` has the account and the client's own limit. Raises an error if the report would exceed
+    this limit, or that of the question file.
     """
     own = member.accounts
     spending = protection.spending(protection.initial_state())

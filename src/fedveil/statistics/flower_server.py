@@ -62,7 +62,8 @@ class FlowerEngine(Engine):
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
         """Wait until enough clients are connected. Returns the object that carries the messages.
 
-        Raises `RunStopped` if too few clients connect in time.
+        The arguments are as in `Engine.carrier`. Raises `RunStopped` if too few clients connect in
+        time.
         """
         check_report(carriage.protection)
         everybody, limit_s = range(self.who.clients), self._file.answer_s

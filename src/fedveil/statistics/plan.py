@@ -68,7 +68,10 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients, without those that do not meet the part's conditions."""
+        """Encode all rows of the clients, without those that do not meet the part's conditions.
+
+        `entropy` draws cells that are random.
+        """
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -146,7 +149,8 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    Only rows of `group` count (None: all rows). q is the quantile that is searched for.
+    Only rows of `group` count (None: all rows). `q` is the quantile that is searched for, such as
+    0.5 for the median.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -156,9 +160,10 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part that counts, for each candidate prefix, the rows whose word begins with it.
+    """Return the part of question `name` that counts the rows per candidate prefix.
 
-    Rows in group g of the question are compared with the prefixes `candidates[g]`.
+    A prefix counts the rows whose word begins with it. Rows in group g of the question are compared
+    with the prefixes `candidates[g]`.
     """
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))

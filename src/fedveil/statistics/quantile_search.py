@@ -65,10 +65,11 @@ class Search:
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
         `z` standard deviations from zero. The estimate is the zero of a line through the answers
         near the quantile (see `_line`). Without such a line, it is the zero of the increasing
-        function nearest to all answers. The interval starts at the highest edge for which it and
-        all asked edges below have a significantly negative answer (otherwise at the first edge). It
-        ends at the lowest edge for which it and all asked edges above have a significantly positive
-        answer (otherwise at the last edge).
+        function nearest to all answers.
+
+        The interval starts at the highest asked edge up to which all answers are significantly
+        negative, or else at the first edge. It ends at the lowest asked edge from which on all
+        answers are significantly positive, or else at the last edge.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -128,9 +129,10 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the distinct values of a nondecreasing function, and the mean place of each.
+    """Return the distinct values of a nondecreasing function, and the mean argument of each.
 
-    The function has the value `values[i]` at `places[i]`. It may have one value at several places.
+    The function has the value `values[i]` at the argument `places[i]`. It may have one value at
+    several arguments.
     """
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)

@@ -215,10 +215,10 @@ class Schedule:
         return self.file.local and not np.diff(self._ends(clients)).all()
 
     def _ends(self, clients: int) -> Int64s:
-        """Return 0, and then for each round the number of clients that are asked until its end.
+        """Return 0, and then the number of clients asked in each round and all rounds before it.
 
-        It is used only under rr and oue, where each round asks different clients. `clients` is the
-        number of all clients.
+        This is used only under rr and oue, where each round asks different clients. `clients` is
+        the number of all clients.
         """
         ends = np.cumsum([0.0, *(turn.share for turn in self.turns)])
         rounded: Int64s = np.round(ends / ends[-1] * clients).astype(np.int64)

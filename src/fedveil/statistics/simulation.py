@@ -40,7 +40,10 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return a client's update. Only its log says which rows and values are left out."""
+        """Return a client's update.
+
+        Only the client's own log says which rows and values are left out.
+        """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)
@@ -104,9 +107,10 @@ class Simulated(Carrier):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add the clients' reports to `server`, one after another.
+        """Send `messages` to the clients, and add their reports to `server`, one after another.
 
-        Yields `Folded` or `Refused` for each report, and every other answer unchanged.
+        Yields `Folded` or `Refused` for each report, and every other answer unchanged. `phase` is
+        not used.
         """
         for client, message in messages.items():
             answer = self._answer(client, message)

@@ -35,8 +35,8 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    A cell in a column of numbers may hold no finite number. Such a cell is an error. But if `apart`
-    is True, it counts as missing, so that no row decides if the other rows can be read.
+    In a column of numbers, a cell that is no finite number is an error. If `apart` is True, it
+    counts as missing instead, so that a single row cannot make all other rows unreadable.
     """
 
     #: The file, or the function that returned the columns, for messages.
@@ -72,7 +72,10 @@ class Table(ABC):
         return self._numbers(column)
 
     def _checked_words(self, column: str) -> Words:
-        """Return a column as stripped words ("": missing). Raises `DataInvalid` if unknown."""
+        """Return a column as stripped words. "" stands for a missing word.
+
+        Raises `DataInvalid` if the table has no such column.
+        """
         self._known(column)
         return self._words(column)
 
@@ -196,7 +199,7 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
 
 
 def _as_words(texts: Sequence[str]) -> Words:
-    """Return `texts` as an array of strings, or of Python objects if a text is long.
+    """Return `texts` as an array of strings or, if a text is long, of Python objects.
 
     In an array of strings, every entry needs as much memory as the longest string.
     """
@@ -204,7 +207,7 @@ def _as_words(texts: Sequence[str]) -> Words:
 
 
 def _array(value: Any) -> Array:
-    """Return `value` as an array. It has Python objects if `value` is a list with a long text."""
+    """Return `value` as an array. A list with a long text becomes an array of Python objects."""
     return np.asarray(value, object if _has_long(value) else None)
 
 

@@ -195,9 +195,10 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return the target epsilons. [None] if there are none, or if no parameter sets the cost.
+        """Return the target epsilons of a protection, or [None] for a run without a target.
 
-        Raises `JobError` if `changes` already fix the protection's cost.
+        There is no target if the user asked for none, or if no parameter decides the protection's
+        noise. Raises `JobError` if `changes` already set this parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):

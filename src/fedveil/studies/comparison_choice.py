@@ -41,7 +41,10 @@ def decides_cost(key: str) -> bool:
 
 
 def unequal(found: Sequence[Line]) -> str | None:
-    """Return a warning if the compared settings have different finite epsilons, or None."""
+    """Return a warning if settings have different finite epsilons, or None.
+
+    `found` has the line of each compared setting.
+    """
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
     finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
     solved = {line.setting.epsilon for line in found} - {None}
@@ -57,7 +60,7 @@ def choice(found: Sequence[Line]) -> Fact | None:
     """Return a fact that recommends a protection, or None if no setting has a target epsilon.
 
     At each epsilon, it recommends the best protection that needs no trusted server. If all need a
-    trusted server, it recommends the best of all.
+    trusted server, it recommends the best of all. `found` has the line of each setting.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []

@@ -109,7 +109,10 @@ class ComparisonFolder:
         return cells
 
     def run(self, cell: Cell, progress: Progress) -> Result:
-        """Return the result of `cell`: start its run, resume it, or read it if it has finished."""
+        """Return the result of `cell`: start its run, resume it, or read it if it has finished.
+
+        `progress` is called with each round's record.
+        """
         if cell.job is None:
             return Result(cell, None, cell.reason)
         path = self._path(cell)
@@ -123,7 +126,8 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run if the comparison asks for it. Returns the result with the finding.
 
-        Only the runs of the first seed are attacked, once per effort. `step` shows the progress.
+        Only the runs of the first seed are attacked, once for each effort, such as "quick". `step`
+        shows the attack's progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:

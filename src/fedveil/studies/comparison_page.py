@@ -14,7 +14,10 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page of all results, with a line per setting. `goal` is the value to reach."""
+    """Return the page of a comparison. `found` has the line of each setting.
+
+    `goal` is the metric and the value that the runs should reach, or None.
+    """
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else quantity(number, "client")

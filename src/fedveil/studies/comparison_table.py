@@ -117,7 +117,8 @@ def _remarks(result: Result) -> Iterator[str]:
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
     """Yield a table of quality and costs, a table of guarantees, and a table of any failures.
 
-    If there is a `goal`, the first table has a column with the rounds to reach it.
+    `found` has the line of each setting. If there is a `goal`, the first table has a column with
+    the rounds to reach it.
     """
     yield _quality(found, goal)
     yield _privacy(found)
@@ -181,7 +182,10 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """Yield a plot of the main metric by round and, for several target epsilons, by epsilon."""
+    """Yield a plot of the main metric by round and, for several target epsilons, by epsilon.
+
+    `found` has the line of each setting.
+    """
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
@@ -229,7 +233,10 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over the whole run's epsilon, where it is finite."""
+    """Yield curves of the metric `key` over the whole run's epsilon, where it is finite.
+
+    `found` has the line of each setting. A protection with its other parameters is one curve.
+    """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:

@@ -52,7 +52,10 @@ def resumed_by(command: str) -> Iterator[None]:
 
 
 def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None = None) -> ReadRun:
-    """Return the finished run of `job` in `folder`. Starts or resumes it if necessary."""
+    """Return the finished run of `job` in `folder`. Starts or resumes it if necessary.
+
+    `progress` is called with each round's record.
+    """
     from fedveil.entry.simulation import resume, simulate
 
     if not (folder / JOB).is_file():

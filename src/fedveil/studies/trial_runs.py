@@ -95,8 +95,8 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
 def best(found: Sequence[Trial], unit: str) -> Trial | None:
     """Return the best trial that has learnt, with a guarantee for this unit of privacy, or None.
 
-    `unit` is "client" or "example". A trial has learnt if its gain over the untrained model is at
-    least `LEAST_GAIN` of the gain without protection.
+    `found` are all trials, and `unit` is "client" or "example". A trial has learnt if its gain over
+    the untrained model is at least `LEAST_GAIN` of the gain without protection.
     """
     named = {one.name: one for one in found}
     start, bare = named[UNTRAINED].value, named[BARE].value

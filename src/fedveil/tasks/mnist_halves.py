@@ -61,7 +61,10 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a follower's half of each image, [examples, 1, 28, 14], or the leader's labels."""
+        """Return a party's data of a subset, "train" or "test".
+
+        A follower has its half of each image, [examples, 1, 28, 14]. The leader has the labels.
+        """
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

@@ -82,9 +82,10 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the leader's examples (windows of tokens) and their labels. Others own nothing.
+        """Return a party's data of a subset, "train" or "test".
 
-        A window's id is its number among the subset's windows, from 0.
+        The leader has examples (windows of tokens) and their labels. The other party has nothing. A
+        window's id is its number among the subset's windows, from 0.
         """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))

@@ -3,8 +3,9 @@
     leader: leader_wide, leader_deep   ┐
     bank:   bank_wide,   bank_deep     ┴→  top
 
-Each owner encodes a feature twice, from its own training rows alone. For the wide part, it is the
-index of an interval between quantiles. For the deep part, it is scaled to mean 0 and variance 1.
+Each owner encodes a feature twice, from its own training rows alone. For the wide part, a value
+becomes the index of its interval between quantiles. For the deep part, the feature is scaled to
+mean 0 and variance 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 class Tabular(ByLabel):
     """One of scikit-learn's tables. The leader has the first half of the features, `bank` the rest.
 
-    The targets of diabetes are scaled to mean 0 and variance 1 over the training rows.
+    The targets of the table `diabetes` are scaled to mean 0 and variance 1 over the training rows.
     """
 
     leader = "leader"
@@ -81,7 +82,11 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return scaled `numbers` and `intervals`, [rows, features], and the leader's labels."""
+        """Return a party's data of a subset, "train" or "test".
+
+        The columns are `numbers` (scaled) and `intervals`, both [rows, features]. Only the leader
+        has labels.
+        """
         check_party(self, party)
         data, target = _table(self._settings.table)
         train, rows = self._rows("train"), self._rows(subset)
@@ -116,13 +121,19 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over `train`, where each feature must vary."""
+    """Return `rows` scaled so that each feature has mean 0 and variance 1 over `train`.
+
+    No feature may be constant in `train`.
+    """
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Return the index of each value's interval between quantiles of `train`, [rows, features]."""
+    """Return the interval index of each value in `rows`, [rows, features].
+
+    The `bins` intervals of a feature lie between its quantiles in `train`.
+    """
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

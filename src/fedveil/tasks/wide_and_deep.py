@@ -64,8 +64,9 @@ def wide_and_deep(
 ) -> SplitModel:
     """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    The top's output is one number, or one logit per class. `words` is the length of a word's
-    vector. Parts of parties on other machines have no modules: parts of an owner whose features are
+    `owners` maps each owner to its features. The top's output is one number or, with `classes`, one
+    logit per class. `words` is the length of a word's vector. Initial weights are drawn from
+    `seed`. Parts of parties on other machines have no modules: parts of an owner whose features are
     None, and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
@@ -184,5 +185,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each of several stacked tables. Table i has `counts[i]` rows."""
+    """Return each table's first row, if several tables with `counts[i]` rows are stacked."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

@@ -260,8 +260,8 @@ def figures(
     - `label`, a label's privacy loss under LabelDP, adds a line.
     - Each part that examples train has a line with an infinite epsilon, for an example's influence
       on the later bits of other examples.
-    - The last line is the epsilon, at `delta`, of the own reports of the example that costs most,
-      with its label. It is missing if the party sends nothing that is computed from its own data.
+    - The last line states, at `delta`, the largest epsilon of any example, for its own reports and
+      its label. It is missing if the party sends nothing that is computed from its own data.
     """
     found = []
     parts = _private_parts(split, party)

@@ -165,7 +165,7 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of the model that the run named `run` has after training step `step`.
 
-    `contents` has the SHA-256 of each party's contents.json.
+    `leader` is the leader's name. `contents` has the SHA-256 of each party's contents.json.
     """
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(

@@ -17,9 +17,10 @@ def sentences(
 ) -> Iterator[str]:
     """Yield log sentences that say which data the parties send to each other.
 
-    `held_out` is the number of held-out examples. `ids_by` is the method by which parties on
-    different machines find their common ids. None means that all parties are in one process, which
-    sends no ids. Yields nothing if the leader has all parts.
+    `order` has the examples of each training step. `held_out` is the number of held-out examples.
+    `ids_by` is the method by which parties on different machines find their common ids. None means
+    that all parties are in one process, which sends no ids. Yields nothing if the leader has all
+    parts.
     """
     if not split.followers:
         return

@@ -69,8 +69,9 @@ class Reports:
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
         """Return `values`, with all values of an example set to 0 if one of them is NaN.
 
-        A malicious peer can make a part output NaN for chosen examples. Without reports of these
-        examples, no noise would hide which examples it chose.
+        `crossing` names the part that computed them, for the log. A malicious peer can make a part
+        output NaN for chosen examples. Without reports of these examples, no noise would hide which
+        examples it chose.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -127,7 +128,7 @@ class _KeptMemory(ReportMemory):
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
         """Return the reports of the examples with the numbers `keys`, one row each.
 
-        Draws and saves missing reports: `draw` returns those at given positions in `keys`.
+        Missing reports are drawn and saved. `draw` returns new reports for given indices of `keys`.
         """
         named = np.asarray(keys, "<i8")
 

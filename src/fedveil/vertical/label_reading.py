@@ -111,8 +111,9 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
-    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. If there are more
-    than two groups, `seed` determines their initial centres.
+    `windows` have the gradients of consecutive steps. Returns the group of each of the `examples`
+    examples, from 0 to `classes` - 1. If there are more than two groups, `seed` determines their
+    initial centres.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -222,7 +223,8 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
     The first row is drawn uniformly. Each further row is drawn in proportion to its squared
-    distance to the nearest drawn row. Each value of `start` draws other rows.
+    distance to the nearest drawn row. `seed` and `start` determine the draws: other starts give
+    other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]

@@ -234,7 +234,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the recall of the rarest class.
+    """Return the recall of the rarest class, with an interval of the given `confidence`.
 
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
     examples that have it. The chance level is an upper bound on the false-positive rate.

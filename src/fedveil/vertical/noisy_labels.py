@@ -22,14 +22,20 @@ LABELS = "labels"
 
 
 def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Rows:
-    """Return `rows` with labels that `mechanism` has randomised."""
+    """Return `rows` with labels that `mechanism` has randomised.
+
+    `classes` is the number of classes, and `entropy` the source of randomness.
+    """
     assert rows.labels is not None, "the leader has the labels"
     truth = rows.labels.reshape(-1).long().numpy()
     return _with(rows, mechanism.perturb_classes(truth, classes, entropy.stream("labels")))
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """Return `rows` with the labels in the file `path`. Raises RunFolderError if it is damaged."""
+    """Return `rows` with the labels in the file `path`, which are below `classes`.
+
+    Raises RunFolderError if the file is damaged.
+    """
     with intact(path):
         fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")

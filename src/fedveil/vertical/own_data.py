@@ -10,8 +10,9 @@ from fedveil.vertical.split import Part
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the names of the parts whose output is computed from their owner's own columns.
 
-    A part that reads another party's output does not count for this reason, even if that output was
-    computed from the owner's data.
+    A part counts if it reads such columns, or the output of a counted part of the same owner.
+    Another party's output does not make a part count, even if it was computed from the owner's
+    data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -1,6 +1,6 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-It yields requests to send and receive (`channel`), and does not know where other parties are.
+A party yields requests to send and receive (`channel`), and does not know where other parties are.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class ReturnedGradients:
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
         """Return `values` standard normal numbers for each example, [examples, values].
 
-        `places` are the positions of the examples. The numbers depend only on the run's key, the
-        part and the example's position.
+        `crossing` names the part, and `places` has the positions of the examples. The numbers
+        depend only on the run's key, the part and the example's position.
         """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
@@ -83,9 +83,10 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what the gradients it gets can reveal about the labels.
 
-    `rare_share` is the share of the rarer of two classes, and `epochs` the number of epochs. The
-    noise `marvell` bounds the AUC of an attack on all gradients that a follower receives for an
-    example in one step, if the gradients of a class are equal or Gaussian.
+    `settings` are the job's `privacy.label_protection`. `rare_share` is the share of the rarer of
+    two classes, and `epochs` the number of epochs. The noise `marvell` bounds the AUC of an attack
+    on all gradients that a follower receives for an example in one step, if the gradients of a
+    class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

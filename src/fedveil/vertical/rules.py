@@ -12,7 +12,7 @@ RULES = Rules[VerticalFields]()
 def _momentum_is_sgds(job: VerticalFields) -> str | None:
     """`momentum` belongs to `name: sgd`. It must be 0 under adam and adamw.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     own = {f"parts.{name}.optimizer": part.optimizer for name, part in job.parts.items()}
     for place, optimizer in {"optimizer": job.optimizer, **own}.items():
@@ -28,7 +28,7 @@ def _momentum_is_sgds(job: VerticalFields) -> str | None:
 def _micro_batches_fit(job: VerticalFields) -> str | None:
     """`in_flight` must be at most `batch_size`: a micro-batch has at least one example.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.in_flight <= job.batch_size:
         return None
@@ -42,7 +42,7 @@ def _micro_batches_fit(job: VerticalFields) -> str | None:
 def _some_way_is_compressed(job: VerticalFields) -> str | None:
     """`compression` must set `forward` or `backward` to true.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     held = job.compression
     if held is None or held.forward or held.backward:
@@ -54,7 +54,7 @@ def _some_way_is_compressed(job: VerticalFields) -> str | None:
 def _reports_are_drawn_once(job: VerticalFields) -> str | None:
     """`embedding_dp.reuse: true` needs `eps`, because without noise no report is random.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     own = {f"parts.{name}.privacy": part.privacy for name, part in job.parts.items()}
     for place, privacy in {"privacy": job.privacy, **own}.items():

@@ -128,9 +128,9 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return the time at which the next micro-batch of `stage` can start, or None if unknown.
+        """Return the simulated time at which the next micro-batch of `stage` can start.
 
-        Times are simulated. The time is unknown until all passes that must end before have a time.
+        Returns None if a pass that must end earlier has no time yet.
         """
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
@@ -159,7 +159,10 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return, for each forward or backward pass of a part, the passes that must end before it."""
+    """Return, for each forward or backward pass of a part, the passes that must end before it.
+
+    If `training` is False, there are only forward passes.
+    """
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -190,9 +193,9 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts for whose forward pass, and those for whose backward pass, a peer waits.
+    """Return two sets of parts, by the pass for which a peer waits: forward, then backward.
 
-    This includes the parts of the same owner that must run before such a part.
+    A set also has the parts of the same owner that must run before such a part.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -296,10 +299,10 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the last tensor to `peer` shows that all tensors of this party have arrived.
+    """Return True if `program` sends its last tensor to `peer` after it has received all tensors.
 
-    It does if `program` receives all its tensors before it sends this one. The tensor then replaces
-    the message `ready` or `commit` to `peer`.
+    This tensor then shows that all tensors have arrived, and replaces the message `ready` or
+    `commit` to `peer`.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

@@ -296,9 +296,9 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `source` gets no gradient from `consumer` because its privacy forbids it.
+    """Return True if `consumer`, of another party, may not return a gradient to `source`.
 
-    This is the setting `gradient = "none"`.
+    The privacy settings of `source` forbid it if their `gradient` is "none".
     """
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"

@@ -1,4 +1,4 @@
-"""Executes one party's program: a training step, or the evaluation of a batch."""
+"""Executes one party's instructions for a training step, or for the evaluation of a batch."""
 
 from __future__ import annotations
 
@@ -188,9 +188,9 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message for instruction `place` has it. Returns all other fields.
+        """Save the loss if `peer`'s message for the program's instruction `place` has it.
 
-        `place` is the instruction's index in the program.
+        Returns all other fields of the message.
         """
         if place not in self._tells or peer != self.context.split.leader:
             return message

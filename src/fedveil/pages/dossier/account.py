@@ -150,7 +150,11 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield the rounds after `done` that were started and have no record, and what each costs."""
+    """Yield (round, charges of a report) for each start of a round that has no record.
+
+    `done` is the last round in the checkpoint. With seeded randomness, a round that was started
+    several times is yielded once.
+    """
     if not run.started:
         return
     begun = Attempts(folder, done).begun
@@ -172,7 +176,8 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
     """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    The keys of `lines` say what the lines of the party's account cover.
+    The keys of `lines` are the descriptions in the party's account. They say how many bits of an
+    example each part sends. `run` has the job, which says how these bits are protected.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]

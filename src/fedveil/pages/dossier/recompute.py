@@ -43,7 +43,7 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
     """Return the epsilon of composed releases at `delta`, and its possible rounding error.
 
-    `stated` is the epsilon in the record. It determines the grid to which losses are rounded.
+    `stated` is the epsilon in the record, which determines the grid to which losses are rounded.
     """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
@@ -67,7 +67,10 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the step of the grid to which losses are rounded. `stated` is the record's epsilon."""
+    """Return the step of the grid to which the losses of `releases` are rounded.
+
+    `stated` is the epsilon in the record.
+    """
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")
@@ -160,7 +163,10 @@ def verdict(stated: float, epsilon: float, error: float) -> str:
 
 
 def main(files: list[str]) -> int:
-    """Compare each account's stated epsilon with the recomputed one. Return the exit code."""
+    """Compare the stated with the recomputed epsilon of each account in `files`.
+
+    Returns the exit code.
+    """
     wrong = False
     for file in files:
         try:

@@ -19,7 +19,10 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return a run's record with the given statements, as plain data. Infinity becomes a text."""
+    """Return the record of a run, `evidence`, with the given statements, as plain data.
+
+    Infinity becomes a text.
+    """
     said = {statement.key: statement.text for statement in statements}
     found = {
         "format": "fedveil dossier 1",
@@ -74,7 +77,7 @@ def _product(evidence: Evidence) -> dict[str, Any]:
 
 
 def _flavour(evidence: Evidence) -> str:
-    """Return the registry's name for the type of the guarantee, such as "Pure DP"."""
+    """Return the registry's name for the type of a run's guarantee, such as "Pure DP"."""
     found = worst(evidence.accounts)
     if found is None or found.epsilon == float("inf"):
         return "None"

@@ -35,7 +35,7 @@ def releases_of(
     """Convert charges (losses with their numbers of releases) to plain data, for a record.
 
     `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
-    account adds up epsilons, so its releases have only the laws `stated` and `none`.
+    account adds up epsilons, so the field `law` of its releases is only "stated" or "none".
     """
     found = []
     for loss, count in charges:

@@ -63,7 +63,10 @@ def _days(year: str, month: str, day: str, clock: Sequence[str | None]) -> float
 
 
 def _fraction(clock: Sequence[str | None]) -> float | None:
-    """Return [hour, minute, second, decimals] as a fraction of a day, or None if out of range."""
+    """Return a time as a fraction of a day, or None if a number is out of range.
+
+    `clock` has the hour, the minute, the second, and the decimals of the second, as texts.
+    """
     hour, minute, second = (int(part or 0) for part in clock[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None

@@ -1,7 +1,8 @@
 """The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
 For the deep part of a wide-and-deep model, a number x becomes (x - mean) / deviation. For the wide
-part, it becomes the index of its interval between quantiles. For both, a word becomes an index.
+part, x becomes the index of its interval between quantiles. For both parts, a word becomes an
+index.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Scale(Settings):
         return scaled
 
     def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
-        """Raise DataInvalid if a scaled number is infinite. `scaled` starts with row `first`."""
+        """Raise DataInvalid if a number of `scaled` is infinite.
+
+        `scaled` has the scaled numbers of `column` in `table`, from row `first` on.
+        """
         if not np.isfinite(scaled).all():
             row = first + int((~np.isfinite(scaled)).argmax())
             raise DataInvalid(
@@ -108,7 +112,10 @@ class Numbers(Settings):
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
     def encode(self, values: Float64s, scaled: Float32s, intervals: Array) -> None:
-        """Write the scaled value and the interval index of each number. NaN counts as the mean."""
+        """Write the scaled value of each number to `scaled`, and its interval index to `intervals`.
+
+        NaN counts as the mean.
+        """
         edges = np.array(self.edges)
         _encode(values, self.scale.mean, self.scale.deviation, edges, scaled, intervals)
 

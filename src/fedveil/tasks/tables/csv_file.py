@@ -116,7 +116,11 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield (first line number, cells) of each record. The blocks begin after `before` lines."""
+    """Yield (first line number, cells) of each record in `blocks`, the text of a CSV file.
+
+    The file has the format `found`, and the blocks begin after `before` lines of it. A record with
+    more or fewer cells than `columns` is omitted and reported to `refusals`.
+    """
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

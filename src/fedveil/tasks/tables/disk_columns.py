@@ -76,7 +76,10 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Return an array [rows, columns] of zeros on disk, and a tensor that shares its memory."""
+    """Return an array of zeros on disk, and a tensor that shares its memory.
+
+    The array has the shape [rows, columns] and the type `kind`.
+    """
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)

@@ -50,7 +50,10 @@ class IdColumn:
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Report invalid ids, and return their indices in `ids`. Skips the indices in `known`."""
+        """Report the invalid ids among `ids`, the ids of a piece's rows. Returns their indices.
+
+        Skips the indices in `known`.
+        """
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)

@@ -60,9 +60,10 @@ _WHOLE_TENS = np.array([10**power for power in range(9)], np.uint64)
 
 @compiled()
 def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
-    """Write to `marks` the positions of all bytes that `is_mark` selects. Returns their number.
+    """Write to `marks` the positions of all bytes of `block` that are marks. Returns their number.
 
-    The loop has no branch, because a processor cannot predict where a cell ends.
+    `is_mark[b]` is True if the byte b is a mark. The loop has no branch, because a processor cannot
+    predict where a cell ends.
     """
     count = 0
     for at in range(len(block) - PADDING):
@@ -73,12 +74,14 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 
 @compiled()
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
-    """Write each cell's start and end to `cells`. Returns the number of rows, or -1 if ambiguous.
+    """Write each cell's start and end in `block` to `cells`. Returns the number of rows, or -1.
 
-    Text is ambiguous with a quote inside a cell, a line end inside quotes, a line end other than LF
-    and CRLF, an empty line, too few or too many cells in a row, or a line above `most` bytes.
     `marks` has the positions of all quotes, separators and line ends, and of the block's end. For
     each column of the file, `kept` has the column's index in `cells`, or -1 to skip the column.
+
+    The result is -1 for ambiguous text: with a quote inside a cell, a line end inside quotes, a
+    line end other than LF and CRLF, an empty line, too few or too many cells in a row, or a line
+    above `most` bytes.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
@@ -191,8 +194,9 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column to `values`. A cell may contain at most one point or comma.
 
-    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
-    number. Also returns flags that tell how the cells are written, such as `COMMA`.
+    `cells`, [rows, 2], has each cell's start and end in `block`. An empty cell becomes NaN. Writes
+    the rows of unreadable cells to `odd`, and returns their number. Also returns flags that tell
+    how the cells are written, such as `COMMA`.
     """
     many = noted = 0
     for row in range(len(values)):
@@ -245,7 +249,8 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
     """Write the letters of a column's cells to the rows of `texts`, with zeros after the last.
 
-    Returns False if a cell is empty, or has a byte for which the table `plain` is False.
+    `cells`, [rows, 2], has each cell's start and end in `block`. Returns False if a cell is empty,
+    or has a byte for which the table `plain` is False.
     """
     for row in range(len(texts)):
         start, length = cells[row, 0], cells[row, 1] - cells[row, 0]
@@ -264,7 +269,8 @@ def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
 def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
     """Read cells such as 2024-12-31 to `days`, as days since 1970. An empty cell becomes NaN.
 
-    Writes the rows of unreadable cells to `odd`, and returns the number of these rows.
+    `cells`, [rows, 2], has each cell's start and end in `block`. Writes the rows of unreadable
+    cells to `odd`, and returns the number of these rows.
     """
     many = 0
     for row in range(len(days)):
@@ -306,8 +312,9 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
     """Index the distinct cells of a column. Returns their number, or -1 after many collisions.
 
-    Writes each row's index to `codes`, and the first row with each index to `firsts`. `table` is
-    zeros, and its length is a power of two above the number of rows.
+    `cells`, [rows, 2], has each cell's start and end in `block`. Writes each row's index to
+    `codes`, and the first row with each index to `firsts`. `table` is zeros, and its length is a
+    power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024
     for row in range(len(codes)):

@@ -184,7 +184,8 @@ class NumberColumn:
     def settle(self, decided: Collection[str], place: str | None) -> str:
         """Choose and return the form of the column's numbers, such as with a decimal comma.
 
-        `decided` are the forms that other columns of the file prove. An ambiguous form is an error.
+        `decided` are the forms that other columns of the file prove. `place` is the path of the
+        file's settings in the job, for messages. An ambiguous form is an error.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

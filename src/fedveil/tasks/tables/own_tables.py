@@ -294,7 +294,10 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the training and held-out rows. Problems of the training file go to `refusals`."""
+        """Read the training and the held-out rows, with the columns `wanted`.
+
+        Problems of the training file are added to `refusals`.
+        """
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.

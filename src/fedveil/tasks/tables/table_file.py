@@ -117,7 +117,11 @@ def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = N
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if a setting in `named` names a column that is not in `columns`."""
+    """Raise DataInvalid if a setting names a column that is not in `columns`.
+
+    `path` is the table's file, and `columns` its columns. `named` maps settings to the columns that
+    they name.
+    """
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""

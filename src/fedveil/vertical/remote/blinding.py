@@ -87,10 +87,10 @@ def check_raised(
 def _weighted(
     commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
 ) -> tuple[bytes, bytes]:
-    """Return Σ d_i B_i for `points` B_i, and Σ d_i D_i for `raised` D_i.
+    """Return two sums: Σ d_i B_i for `points` B_i, and Σ d_i D_i for `raised` D_i.
 
-    The d_i are the weights of the proof (`exponent_proof`). If `both` is False, the second sum is
-    not computed, and is returned as b"".
+    The d_i are the proof's weights (`exponent_proof.weights`) for `commitment` and `subset`. If
+    `both` is False, the second sum is not computed, and is returned as b"".
     """
     drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""

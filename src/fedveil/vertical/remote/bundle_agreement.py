@@ -49,7 +49,11 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message. Skips messages of a step that a limit has ended."""
+    """Return the peer's next message after the training steps of `run`.
+
+    If a privacy limit has ended the run, the peer's remaining messages of the last step are
+    skipped.
+    """
     message = yield from received(peer)
     while run.stopped is not None and text_in(message, "kind") in _OF_STEP:
         message = yield from received(peer)
@@ -104,7 +108,10 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Decode the leader's manifest. Raises MessageInvalid if this party must not sign it."""
+    """Decode the leader's manifest from `data`. `identity` identifies the run.
+
+    Raises MessageInvalid if this party must not sign the manifest.
+    """
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")
     told = bundle.parsed_manifest(data)

@@ -37,7 +37,8 @@ def prove(
 ) -> bytes:
     """Prove that a point was computed as k M from the secret `exponent`, k. Returns the proof.
 
-    M is the point `weighted`, and `commitment` is k G. `entropy` is for the proof's random number.
+    M is the point `weighted`, and `commitment` is k G. `group` is the library of the group, and
+    `entropy` is for the proof's random number.
     """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
@@ -55,6 +56,7 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
     """Raise `MessageInvalid` unless `proof` shows that Z = k M.
 
     M is the point `weighted`, Z the point `raised`, and k the exponent of `commitment` = k G.
+    `group` is the library of the group.
     """
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")

@@ -124,7 +124,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `begin` is the first message if already received."""
+    """Run a follower's side of the handshake. `begin` is the leader's first message, if known."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -235,7 +235,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the numbers of ids in `counts` to `party`'s saved total. Returns the new total."""
+    """Add the numbers of ids in `counts` to `party`'s total in `own`, save it, and return it."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -247,6 +247,7 @@ def _aligned(
     """Find the common examples of all parties at the leader, by digests or by intersection.
 
     Returns each subset's common examples, and the message fields that prove them to each follower.
+    `applications` are the followers' messages "apply", and `key` the key of the digests.
     """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
@@ -352,7 +353,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence for each peer: the number of ids, possibly guesses, that it has sent."""
+    """Yield a log sentence per peer: the number of ids, perhaps guesses, that it has sent."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -376,7 +377,7 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return this party's rows of the common examples, from the leader's message `agreed`.
+    """Return this party's rows of the common examples of `subset`, as `agreed` states them.
 
     `leads` is the leader's number of ids. With `exchanged`, the record of an intersection, `agreed`
     must prove that the leader sent the ids of these rows. Raises `MessageInvalid` if it does not.

@@ -64,7 +64,7 @@ class Found:
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
         """Return the message fields that prove to a follower that its ids at `rows` are common.
 
-        `rows` are positions in the order in which the follower sent its ids.
+        `rows` are positions in the order in which the follower sent its ids of `subset`.
         """
         if follower not in self._raised[subset]:
             return {}
@@ -91,7 +91,8 @@ class Exchanged:
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
         """Raise `MessageInvalid` unless `agreed` proves that the leader sent the ids at `rows`.
 
-        `rows` are positions in the order in which the follower sent its ids.
+        `agreed` is the leader's message. `rows` are positions in the order in which the follower
+        sent its ids of `subset`.
         """
         if len(rows) > len(self.raised):
             raise MessageInvalid(
@@ -130,8 +131,8 @@ def follow(
 
     Returns the leader's last message, and a record of the exchange for each subset. A subset has no
     record if one side has no ids, or if the leader breaks off. `leads` has the leader's stated
-    numbers of ids. `first` is the leader's first message. Raises `MessageInvalid` for an invalid
-    message of the leader.
+    numbers of ids. `first` is the leader's first message, and answers repeat the number `attempt`.
+    Raises `MessageInvalid` for an invalid message of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -173,7 +174,8 @@ class _Table:
         """Exchange blinded ids with all followers. Returns two mappings by follower.
 
         The first has the position of each of the leader's ids among the follower's ids, or -1. The
-        second has the follower's blinded ids as sent, and these raised to the leader's exponent.
+        second has the follower's blinded ids as sent, and the same ids raised to the leader's
+        exponent. `blinding` has this exponent. Answers must repeat the number `attempt`.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}
         raised = {name: _empty(len(self.ids)) for name in self.counts}

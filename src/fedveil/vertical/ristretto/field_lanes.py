@@ -190,7 +190,7 @@ class Lanes:
 def _operation(count: int, write: Callable[..., None]) -> Any:
     """Return a compiled function that runs the instructions that `write` generates.
 
-    Its arguments are the memory and `count` integers.
+    The arguments of this function are the memory and `count` integers.
     """
 
     @intrinsic

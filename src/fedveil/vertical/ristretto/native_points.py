@@ -52,9 +52,10 @@ def _run(s: Array, program: Array) -> None:
 
 @compiled()
 def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
-    """Read a number of 255 bits from each of eight rows into an element of the memory `s`.
+    """Read eight numbers of 255 bits from `words` into the element `element` of the memory `s`.
 
-    A number has four words of 64 bits, from `column` on. The last bit of the fourth is ignored.
+    Each of the eight rows from `row` on has a number in four words of 64 bits, from `column` on.
+    The last bit of the fourth word is ignored.
     """
     for lane in range(LANES):
         a, b = words[row + lane, column], words[row + lane, column + 1]
@@ -114,7 +115,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
     """Multiply the points of the rows of `words` by a scalar, and write the results to `out`.
 
-    `s` is the `_memory` of the scalar. `_points` describes the rows and `invalid`.
+    `s` is memory that `_memory` made for the scalar. `_points` describes the rows and `invalid`.
     """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
@@ -132,6 +133,7 @@ def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -
     """Write eight points to `out` that add up to Σ d_i P_i, for points P_i in the rows of `words`.
 
     Row i of `digits` has d_i, in digits of 4 bits. `invalid[i]` is nonzero if row i is no point.
+    `s` is the memory in which the sum is computed.
     """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)

@@ -81,7 +81,10 @@ def _rows(made: Any) -> Points:
 
 
 def _refuse_high_bits(points: Points) -> None:
-    """Raise `NoPoint` if the highest bit of a row is set. Some versions of libsodium ignore it."""
+    """Raise `NoPoint` if the highest bit of a row of `points` is set.
+
+    The check is needed because some versions of libsodium ignore this bit.
+    """
     if (points[:, -1] >= 128).any():
         raise NoPoint
 

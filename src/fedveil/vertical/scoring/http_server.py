@@ -106,7 +106,10 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate: none if it is weak, or None without TLS."""
+        """Return the names in the client's certificate, or None without TLS.
+
+        A certificate with weak cryptography has no names.
+        """
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -193,9 +196,10 @@ async def _send(
     *,
     is_head: bool = False,
 ) -> bool:
-    """Send a response. Always returns False, which means that the connection is to be closed.
+    """Send the response `answer`. Always returns False: the connection is then to be closed.
 
-    The response to a HEAD request states the length of the data, and has no data.
+    If `is_head` is True, a HEAD request is answered: the headers state the length of the data, but
+    no data are sent.
     """
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]

@@ -117,7 +117,7 @@ class ScoreFile:
         self._path = new_file(path, TABLE)
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score all common rows, and write them. Returns the number of rows by outcome.
+        """Score all common rows with `source`, and write them. Returns counts of rows by outcome.
 
         The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`), `alone`
         (another party lacks the row) and `unusable` (the model's output is not finite). `tell`

@@ -60,7 +60,7 @@ class ScoredExamples:
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
         """Return a mask of the `positions`: True if the example may be sent once more.
 
-        It may be sent if its privacy cost then stays within the party's limit.
+        An example may be sent if its privacy cost then stays within the party's limit.
         """
         if not self._sends:
             return np.ones(len(positions), bool)

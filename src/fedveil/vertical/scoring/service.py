@@ -190,7 +190,10 @@ class PredictionService:
         return [{"id": one, **found.get(own[one], {"error": _UNKNOWN})} for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Add `missing` to a client's unknown ids so far. Returns False if the sum is too large."""
+        """Add `missing` to the unknown ids that the client `who` has asked for so far.
+
+        Returns False if the sum is too large.
+        """
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         if missing:

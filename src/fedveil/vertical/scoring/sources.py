@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 class Together:
-    """Computes scores with all parties of a saved model in this process."""
+    """Computes scores with all parties of a saved model, whose bundles are all on this machine."""
 
     is_connected = True
 
@@ -159,7 +159,7 @@ class Apart:
 
 
 def follow(scorer: Scorer, meeting: Meeting) -> None:
-    """Run a follower's side of one scoring session."""
+    """Run a follower's side of one scoring session with the leader at the address in `meeting`."""
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
@@ -200,7 +200,7 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return the file of each party in `parties`, from texts `PARTY=FILE`.
+    """Return the file of each party in `parties`, from the texts `PARTY=FILE` in `data`.
 
     With one party, a text may be `FILE`. Raises InvalidValue if a party has no file or several.
     """
