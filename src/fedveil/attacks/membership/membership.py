@@ -74,12 +74,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
-    `pool` has all examples to test, and each mask has an entry per example of the pool:
-
-    - `members` marks the examples that `model` was trained on.
-    - `target` is the attacked job, with the weights at the start of the attacked round. `given`
-      marks its clients' examples, including clients that took part in no round.
-    - `other` is the first reference run's job. `other_given` marks its clients' examples.
+    `pool` has all examples to test. `members` marks the examples of the pool that `model` was
+    trained on. `target` is the attacked job, with the weights at the start of the attacked round.
+    `given` marks the examples of its clients, including clients that took part in no round. `other`
+    is the job that trained the first reference model, and `other_given` marks the examples of its
+    clients.
     """
 
     pool: Pool

@@ -61,10 +61,10 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of each example's score over reference models.
 
-        `of` computes the scores of all examples from one model's answers. If `member` is True, only
-        the models that were trained on the example are used, otherwise only the others. If no
-        model was trained on an example, its mean is that of the others, moved as far as training
-        moves the means of the other examples.
+        `of` computes the scores of all examples from one model's answers. If `member` is True, the
+        models that were trained on the example are used, otherwise the models that were not. An
+        example may have no such model. Its mean is then that of its other models, plus the average
+        difference between the two means of all other examples.
 
         With fewer than 15 models, all examples have the same standard deviation. Otherwise an
         example's own variance is shrunk towards the common one (Smyth 2004).

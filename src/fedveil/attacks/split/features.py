@@ -203,7 +203,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs of a part that may also read words (`Deep`), else None.
+        """The number of numeric inputs if the part can also read words (`Deep`), else None.
 
         The inputs are columns: first the numbers, then the vectors of the words.
         """

@@ -31,10 +31,12 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """An imprint's gradients: sums of delta * x and of delta over the examples x in each cell.
+    """The gradient of an imprint: sums of delta * x and of delta over the examples x in each cell.
 
-    delta is the loss's derivative at a neuron that x activates. `known` marks the entries of
-    `weights` that were reported. `noise` is the standard deviation of the noise in such an entry.
+    An imprint is a layer that sorts examples into cells (`Imprint`). delta is the loss's derivative
+    at a neuron that x activates. A row of `weights` is a cell's sum of delta * x, and an entry of
+    `biases` its sum of delta. `known` marks the entries of `weights` that were reported. `noise` is
+    the standard deviation of the noise in such an entry.
     """
 
     weights: Float64s
@@ -71,7 +73,9 @@ class Imprint:
 
         The first of its `statistics` is the mean of all features. Each further one is a random
         combination of the features, drawn from `rng`. Each statistic has `cells` cells, into which
-        equally many of the `public` examples fall, and one more cell that stays empty.
+        equally many of the `public` examples fall, and one more cell that stays empty. With the
+        `form` "window", a neuron responds to the examples of one cell. With "relu", it responds to
+        all examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -153,7 +157,10 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return each cell's gradient sums, from the attacker's estimate of an imprint's update."""
+        """Return each cell's gradient sums.
+
+        `reading` is the attacker's estimate of an update of the model that begins with this layer.
+        """
         features = self.directions.shape[1]
         stop = self.rows * features
 

@@ -158,7 +158,8 @@ def _played(
 ) -> tuple[Target, Imprint, Seen]:
     """Simulate a round in which clients train a model that begins with an imprint.
 
-    Returns the target with this model, the imprint, and the server's view of the round.
+    `cells`, `statistics` and `form` are the arguments of `Imprint.of`. Returns the target with this
+    model, the imprint, and the server's view of the round.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
