@@ -95,7 +95,10 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore the objects that `packed` pickled in another process, so that `load` finds them."""
+    """Restore, in this process, the objects that `packed` pickled in another process.
+
+    `data` is the result of `packed`. `load` then finds the objects.
+    """
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this

@@ -25,9 +25,10 @@ _LAST_LOOKS = 20
 
 
 def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
-    """Show a run's records as they are written, until the run ends. Returns the run.
+    """Show a run's records on `console` as they are written, until the run ends. Returns the run.
 
     Raises `RunFolderError` if nothing is new for `patience_s` seconds and no process is writing.
+    `wait(seconds)` waits between two looks into the folder.
     """
     with intact(folder):
         if is_vertical(read_run(folder)):

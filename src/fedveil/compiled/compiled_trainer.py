@@ -264,7 +264,10 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. Called again if deferred steps overflow: training restarts."""
+        """Prepare to train `client`. A client whose training must be repeated is prepared again.
+
+        Training is repeated if the sum of its deferred steps is not finite.
+        """
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

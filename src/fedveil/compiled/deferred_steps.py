@@ -168,10 +168,10 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write the sum of the stored SGD steps of every layer that has some to the update `out`.
+    """Write the sums of all layers' stored SGD steps to the update `out`.
 
-    Returns False if any sum is not finite. `ops` is the operation table, `m` the float memory and
-    `w` the integer memory.
+    Layers without stored steps are left out. Returns False if any sum is not finite. `ops` is the
+    operation table, `m` the float memory and `w` the integer memory.
     """
     sound = True
     for i in range(len(ops)):

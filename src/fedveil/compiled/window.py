@@ -74,10 +74,10 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the gradient of each output of a max-pooling to that of the value that was the largest.
+    """Add the gradient of each output of a max-pooling to the gradient of the largest input.
 
-    Writes nothing if no operation needs the input's gradient. The arguments are those of every
-    operation, see `native.OPERATION`.
+    An output is the largest input of its window. Writes nothing if no operation needs the input's
+    gradient. The arguments are those of every operation, see `native.OPERATION`.
     """
     if op[f.DX] < 0:
         return
