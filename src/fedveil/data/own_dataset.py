@@ -44,7 +44,10 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
+
+    `targets` is the kind of the targets, such as "class".
+    """
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
@@ -52,8 +55,9 @@ def read(name: str, targets: Targets = "class") -> Dataset:
 def read_apart(name: str, targets: Targets) -> Dataset:
     """Return the same data set as `read`, but read each training record separately.
 
-    Every record must have the same form as the test examples (`lone_records`). If these have
-    several inputs or different lengths, all records are read together, as in `read`.
+    Every record must have the same form as the test examples (`lone_records`). If the test examples
+    have several inputs or different lengths, all records are read together, as in `read`. `targets`
+    is the kind of the targets, such as "class".
     """
     with _current_folder_importable():
         result = _called(name)
