@@ -138,7 +138,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine returned a result. Resets the count of losses at its place."""
+        """Record that `member` returned a result. Resets the count of losses at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:
