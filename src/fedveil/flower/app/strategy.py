@@ -105,12 +105,12 @@ class ProtectedStrategy(Strategy):
 
     @property
     def weight_key(self) -> str:
-        """The metric by which `strategy` weights its clients."""
+        """The name of the metric by which `strategy` weights its clients."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
     def _terms(self) -> str:
-        """A description of the protection. It must equal that in a saved ledger."""
+        """A description of the protection. A saved ledger with another one is refused."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
