@@ -212,7 +212,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened. LinkLost states it if none opens in time."""
+        """Store the reason why no stream could be opened. LinkLost states it if none opens."""
         with self._lock:
             self._down_why = why
 
