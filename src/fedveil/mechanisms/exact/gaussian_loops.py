@@ -172,9 +172,10 @@ def _add_certain(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted, by the test of `add_placed`.
 
-    Sets left_out[i] to 0 for an added draw, otherwise to 1. Returns the number of draws left out.
-    `bits` is the number of low bits of places[i] that are digits of a uniform number. `unit` is
-    2^-bits, `width` is 2^-place_bits, and `slope` is 1 / cell_variance.
+    `words`, `places`, `cells` and `values` are those of `add_placed`. Sets left_out[i] to 0 for an
+    added draw, otherwise to 1. Returns the number of draws left out. `bits` is the number of low
+    bits of places[i] that are digits of a uniform number. `unit` is 2^-bits, `width` is
+    2^-place_bits, and `slope` is 1 / cell_variance.
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
