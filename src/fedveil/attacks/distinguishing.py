@@ -121,8 +121,9 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    Tries a few pairs, and returns the one with the strongest evidence. All are tried with the same
-    noise if `entropy` is seeded. If `sums` is True, the attacker sees only the sum of all reports.
+    Tries a few pairs, and returns the one with the strongest evidence. All pairs are tried with the
+    same noise if `entropy` is seeded. If `sums` is True, the attacker sees only the sum of all
+    reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)

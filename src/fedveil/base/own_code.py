@@ -128,7 +128,10 @@ def described(error: Exception) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's code that raised `error`. None if other code did."""
+    """Return the file and line of the user's code that raised `error`, or None.
+
+    None means that the user's code did not raise the error.
+    """
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)

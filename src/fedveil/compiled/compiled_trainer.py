@@ -299,7 +299,10 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return `count` zeros, an array aligned to a cache line, or to a huge page if it is large."""
+    """Return an array of `count` zeros of the type `kind`.
+
+    The array is aligned to a cache line, or to a huge page if it is large.
+    """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
     begin = -room.ctypes.data % line // room.itemsize

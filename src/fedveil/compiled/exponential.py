@@ -85,8 +85,8 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
     """Write e^(scale * (x - max x)) for each of `count` numbers x, and return the results' sum.
 
-    max x is the largest of the numbers. They begin at m[begin], and the results at m[to]. If any
-    number is NaN, all results are NaN.
+    max x is the largest of the numbers. The numbers begin at m[begin], and the results at m[to]. If
+    any number is NaN, all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

@@ -94,7 +94,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
+    """Return all x and all y of a map-style Dataset. An unusable item has None as x and as y."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:

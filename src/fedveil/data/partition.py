@@ -1,8 +1,8 @@
 """Splits the training examples among clients.
 
-Every partition gives each example to exactly one client and every client at least one example. It
-depends only on the arguments of its function. A client's examples are in ascending order of index,
-so their order carries no meaning.
+Every partition gives each example to exactly one client and every client at least one example. A
+partition depends only on the arguments of its function. A client's examples are in ascending order
+of index, so their order carries no meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One step on a secretly sampled batch, in which every example's contribution is clipped.
 
-A client takes each of its examples into the batch independently, with the same probability. Its
-update is the sum over the batch of
+A client takes each of its examples into the batch independently, with the same probability. The
+client's update is the sum over the batch of
 
     -lr / batch_size * gradient,   scaled down to the L2 norm `clip` if it is longer,
 
@@ -12,10 +12,10 @@ its own contribution.
 
 With a finite clip, adding or removing one contribution changes the update by at most the clip,
 including rounding (`privacy.grid_sensitivity`). In a linear model, an example's contribution does
-not depend on the other examples of its batch. For other models torch computes the gradients of a
-fixed number of examples at once, and an example's position in the batch and random draws depend on
-the batch. If an example's gradient cannot be computed, the computation is repeated with another
-example of the batch in its place.
+not depend on the other examples of its batch. For other models, torch computes the gradients of a
+fixed number of examples at once. The batch then determines an example's position in this
+computation and its random draws. If an example's gradient cannot be computed, the computation is
+repeated with another example of the batch in its place.
 """
 
 from __future__ import annotations

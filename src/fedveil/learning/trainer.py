@@ -263,7 +263,7 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Make inputs of a `norm` layer contiguous if they need no gradients.
+    """Return the inputs of a `norm` layer, made contiguous if they need no gradients.
 
     With a non-contiguous input, torch crashes in the backward pass of a GroupNorm.
     """

@@ -1,10 +1,10 @@
 """Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
-The attacker knows the whole job. Its reference models come from the same job under the same
-protection, each run on a random half of the examples to test. For a job, the attack first trains on
-a random half of the training examples. For a finished run, it tests the training and the test
-examples. The members are the training examples of the clients that took part in a round. All other
-examples are the non-members.
+The attacker knows the whole job. The reference models come from the same job under the same
+protection. Each is trained on a random half of the examples to test. If a job is attacked, it is
+first run with a random half of the training examples, and all training examples are tested. If a
+finished run is attacked, the training and the test examples are tested. The members are the
+training examples of the clients that took part in a round. All other examples are the non-members.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
 range of each statistic is divided into cells. A row of the layer responds to the examples x in its
 cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
-loss's derivative, for the bias. If a cell holds a single example, it is the quotient of both sums.
+loss's derivative, for the bias. If a cell holds a single example, the quotient of both sums is this
+example.
 
 In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
 difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
-responds only between two bounds. The first step on an example in its cell moves the row so far that
-it responds to no later example, so the row stays unchanged in all further steps of a client.
+responds only between two bounds. A client's first step on an example in the row's cell moves the
+row so far that the row responds to no example any more. So the row does not change in the client's
+further steps.
 """
 
 from __future__ import annotations

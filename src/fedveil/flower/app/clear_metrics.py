@@ -21,7 +21,10 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the metrics in `content` that are in `names`, and the names of everything else."""
+    """Return the metrics in `content` whose names are in `names`, and a list of all other names.
+
+    The list names the other metrics, and the records in `content` that contain no metrics.
+    """
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):

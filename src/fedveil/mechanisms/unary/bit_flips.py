@@ -84,8 +84,8 @@ def gap_law(q: Fraction) -> Float64s:
 def exact_gap_law(q: Fraction) -> list[int]:
     """Return the probabilities of `gap_law` exactly, as integer weights.
 
-    A weight is for g = 0, 1, ... unflipped bits before the next flipped bit, the last one for the
-    largest listed g or more. A bit is flipped with probability `q`.
+    Weight g is for g unflipped bits before the next flipped bit. The last weight is for the largest
+    listed g or more. A bit is flipped with probability `q`.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie
