@@ -269,10 +269,10 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Guess from a client's reports which of two known updates the client has, for two pairs.
+    """Guess from a client's reports which of two known updates the client has.
 
-    The first pair is two very different updates (`far_apart`). The second pair is the updates of
-    the job's first two clients.
+    The attack is made on two pairs of updates. The first pair is two very different updates
+    (`far_apart`). The second pair is the updates of the job's first two clients.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

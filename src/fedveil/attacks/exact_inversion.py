@@ -89,10 +89,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], and how well each example's direction fits.
+    """Candidate examples [examples, features], each found together with a direction.
 
-    Direction i predicts which neurons example i activates. `shares[i]` is the share of neurons for
-    which this prediction is right.
+    The direction predicts which neurons the example activates. `shares[i]` is the share of neurons
+    for which the prediction for example i is right.
     """
 
     examples: Float64s

@@ -38,7 +38,7 @@ class Form:
     """The form that every record must have, as the job states it.
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
-    - `outputs`: the number of classes or different tokens, or of numbers or bits per target.
+    - `outputs`: the number of classes, of different tokens, or of numbers or bits per target.
     - `target_shape`: the shape of a target, for a user's own kind of targets.
     - `whole_targets`: True if such targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.

@@ -140,8 +140,8 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
-    Raises `DataInvalid` for an invalid line. If `apart` is True, yields only its client instead:
-    {"client": ...}, or {} without a client.
+    A line must have the fields that `task` needs. Raises `DataInvalid` for an invalid line. If
+    `apart` is True, an invalid line is yielded as {"client": ...}, or as {} if it names no client.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -188,7 +188,7 @@ def write(
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
     bring the text's epsilon above `most` (None: no limit). Raises `LimitReached` if the prompt
-    alone exceeds it.
+    alone exceeds this limit.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 

@@ -115,8 +115,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Each reference model is attacked in turn, with the others as references. Scores of the model
-    that the attack is really on are not used, so its accuracy at this threshold is unbiased.
+    Each reference model is attacked in turn, with the others as references. The scores of the
+    attacked model are not used, so they give an unbiased accuracy at this threshold.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

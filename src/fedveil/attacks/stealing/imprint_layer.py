@@ -55,7 +55,7 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` has the ascending bounds of that statistic's cells, the last of which stays empty.
+    `edges` has the ascending bounds of that statistic's cells. No example falls into the last cell.
     """
 
     directions: Float64s

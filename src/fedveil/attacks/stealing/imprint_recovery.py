@@ -1,11 +1,13 @@
 """Recovery of examples from one update of an imprint: a client's report, or a cohort's sum.
 
-Secure aggregation only hides which client an example came from, because the layer treats a cohort
-as one batch. An example that is alone in one cell is subtracted from its cells of the other
-statistics, so each of these then holds one example fewer.
+An imprint sorts examples into cells by several statistics, and reveals an example that is alone in
+a cell. Such an example is then subtracted from its cells of the other statistics. After that, other
+examples may be alone in these cells. Secure aggregation only hides which client an example came
+from, because the layer treats a cohort as one batch.
 
 Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
-different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
+different model to each client. That attack fails under fedveil's masks
+(docs/secure-aggregation.md).
 """
 
 from __future__ import annotations

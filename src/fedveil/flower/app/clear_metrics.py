@@ -46,7 +46,8 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
     """Return the finite metrics of a reply, or no metrics if the client's weight is invalid.
 
-    The weight is the metric `weight_key`, or 1 without it. It must be in (0, `MOST_WEIGHT`].
+    The weight is the metric `weight_key`, or 1 if the reply does not have it. A valid weight is
+    above 0 and at most `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
