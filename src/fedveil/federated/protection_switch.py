@@ -18,10 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and all protections' parameters.
-
-    Only the parameters of the chosen protection are used.
-    """
+    """The chosen protection, and all protections' parameters. Only the chosen one's are used."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()

@@ -246,9 +246,9 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
 
-        Yields all other answers unchanged.
+        `Refused` means that the report is invalid. Yields all other answers unchanged.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:
