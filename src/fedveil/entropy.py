@@ -271,7 +271,7 @@ class Seeded(Entropy):
 def _expansion(p: float) -> tuple[list[int], int]:
     """Return the binary expansion of a probability p in [0, 1), cut into words of 64 bits.
 
-    Returns a list of all words after the first, and the first word.
+    The result is a pair: a list of all words after the first, and the first word.
     """
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1

@@ -45,7 +45,7 @@ class Observer:
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
         """Yield the attacker's estimate of each update, from its report or a sum of reports.
 
-        A sum is used if single reports reveal nothing. It contains the report of the update.
+        A sum is used if single reports reveal nothing. The sum includes the report of the update.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job

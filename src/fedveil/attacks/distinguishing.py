@@ -52,8 +52,9 @@ class Pair(NamedTuple):
 def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
-    The evidence is ln Pr[report | a] - ln Pr[report | b] if the protection states these
-    probabilities. Otherwise it is positive if the attacker's estimate is closer to `a` than to `b`.
+    `reading` is the attacker's best conclusion from the report. The evidence is ln Pr[report | a] -
+    ln Pr[report | b] if the protection states these probabilities. Otherwise it is positive if the
+    attacker's estimate is closer to `a` than to `b`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -66,9 +67,11 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen, sums: bool = False) -> Reading:
-    """Return the attacker's estimate of the first client's update in a round, from its report.
+    """Return the attacker's estimate of the first client's update in one round.
 
-    If the report reveals nothing, or if `sums` is True, the attacker uses the sum of all reports.
+    `view` is what the server saw of the round. The estimate comes from the first client's report.
+    If this report reveals nothing, or if `sums` is True, the estimate comes from the sum of all
+    reports.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -118,8 +121,9 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    Tries a few pairs, and returns the one with the strongest evidence. All are tried with the same
-    noise if `entropy` is seeded. If `sums` is True, the attacker sees only the sum of all reports.
+    Tries a few pairs, and returns the one with the strongest evidence. All pairs are tried with the
+    same noise if `entropy` is seeded. If `sums` is True, the attacker sees only the sum of all
+    reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -265,10 +269,10 @@ def distinguished(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Guess from a client's reports which of two known updates the client has, for two pairs.
+    """Guess from a client's reports which of two known updates the client has.
 
-    The first pair is two very different updates (`far_apart`). The second pair is the updates of
-    the job's first two clients.
+    The attack is made on two pairs of updates. The first pair is two very different updates
+    (`far_apart`). The second pair is the updates of the job's first two clients.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

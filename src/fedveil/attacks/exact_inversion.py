@@ -81,7 +81,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions, the columns of an array [rank, candidates], and a score for each."""
+    """Directions that a search found, as the columns of an array, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -89,10 +89,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], and how well each example's direction fits.
+    """Candidate examples [examples, features], each found together with a direction.
 
-    Direction i predicts which neurons example i activates. `shares[i]` is the share of neurons for
-    which this prediction is right.
+    The direction predicts which neurons the example activates. `shares[i]` is the share of neurons
+    for which the prediction for example i is right.
     """
 
     examples: Float64s
@@ -159,6 +159,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
     """Search for new directions that are zero on many neurons, from `number` random starts.
 
+    A direction is a vector q. It is zero on neuron i if entry i of `factors.left` @ q is almost 0.
     The columns of `known` are the directions found before. Returns directions as columns.
     """
     rank = len(known)
@@ -211,10 +212,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from the neurons on which it is zero, and score it.
+    """Recompute each direction from the neurons on which it is zero (`_Factors`), and score it.
 
-    The score is the number of these neurons. It is halved if they do not determine the direction,
-    or would no longer do so without one of them.
+    The score is the number of these neurons. It is halved if these neurons do not determine the
+    direction, or if one of them is needed to determine it.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -231,7 +232,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions and remove repetitions. Those with the largest scores come first."""
+    """Merge the directions of `parts` and remove repetitions. The largest scores come first."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -246,7 +247,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose one direction per example, which together best predict the neurons that are active."""
+    """Choose a column of `directions` for each example, to predict which neurons are active.
+
+    Returns the resulting examples, or no examples if too few columns are independent.
+    """
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):

@@ -1,9 +1,9 @@
 """Extraction of secret phrases, planted in clients' texts, from the trained model.
 
 A phrase is a row of random tokens: a known beginning, followed by a secret. Each secret is ranked
-among random candidates by the model's loss. Its exposure (Carlini et al. 2019, "The secret sharer")
-is log2(candidates) - log2(rank). A phrase that was in no client's texts has a median exposure of 1
-bit.
+among random candidates by the model's loss. The exposure of a secret (Carlini et al. 2019, "The
+secret sharer") is log2(candidates) - log2(rank). A phrase that was in no client's texts has a
+median exposure of 1 bit.
 """
 
 from __future__ import annotations

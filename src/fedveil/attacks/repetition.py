@@ -203,7 +203,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Attack the job's first two clients. Each reports its own update up to 100 times.
+    """Attack the job's first two clients. Each client reports its own update up to 100 times.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

@@ -22,8 +22,9 @@ LOW_RATES = (0.01, 0.001)
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
     """Return balanced accuracy, AUC, and true-positive rates at low false-positive rates.
 
-    Their names begin with `name`. The balanced accuracy is at `threshold`. It is unbiased only if
-    the threshold was not chosen on these scores.
+    `members` and `others` are the scores of members and of non-members. The metrics' names begin
+    with `name`. The balanced accuracy is at `threshold`. It is unbiased only if the threshold was
+    not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [
@@ -36,8 +37,8 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
     """Return the mean of the true-positive and the true-negative rate at a threshold.
 
-    The interval has confidence 0.95. It combines an interval for each rate with confidence
-    sqrt(0.95).
+    `members` and `others` are the scores of members and of non-members. The interval has confidence
+    0.95. It combines an interval for each rate with confidence sqrt(0.95).
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -51,7 +52,8 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 def best_threshold(members: Float64s, others: Float64s) -> float:
     """Return the threshold with the largest balanced accuracy.
 
-    An example with a score above the threshold is called a member. The threshold may be infinite.
+    `members` and `others` are the scores of members and of non-members. An example with a score
+    above the threshold is called a member. The threshold may be infinite.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]
@@ -65,10 +67,11 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
     """Return the true-positive rate at a false-positive rate of at most `rate`.
 
-    The threshold is the k-th highest score of n others, k = floor(rate (n + 1)). A non-member's
-    score exceeds it with probability at most k / (n + 1), which is at most `rate`. The interval is
-    exact for that threshold. If n is below 1 / rate - 1, there is no such threshold: the value is
-    NaN, with the widest interval.
+    `members` are the scores of members, and `others` the n scores of non-members. The threshold is
+    the k-th highest of `others`, k = floor(rate (n + 1)). A non-member's score exceeds it with
+    probability at most k / (n + 1), which is at most `rate`. The interval is exact for that
+    threshold. If n is below 1 / rate - 1, there is no such threshold: the value is NaN, with the
+    widest interval.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:

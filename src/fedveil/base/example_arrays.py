@@ -33,7 +33,10 @@ _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """Combine the inputs of examples into one structured array, with a field for each input."""
+    """Combine the inputs of examples into one structured array, with a field for each input.
+
+    `columns` maps the name of an input to an array of this input for all examples.
+    """
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -171,7 +174,7 @@ def all_of(entries: Array) -> Bools:
 
 
 def blank(rows: Array, usable: Bools) -> Array:
-    """Return the examples. Zeros replace each example for which the mask `usable` is False."""
+    """Return the examples `rows`, with zeros in place of those for which `usable` is False."""
     if usable.all():
         return rows
     blank = rows.copy()

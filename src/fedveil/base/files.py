@@ -29,14 +29,17 @@ def from_home(path: str | Path) -> Path:
 
 
 def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
-    """Create a file with at most the permissions `mode`. Raises FileExistsError if it exists."""
+    """Create a file with the content `data`. Raises FileExistsError if the file exists.
+
+    The file has at most the permissions `mode`.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes.
+    """Write or replace a file atomically: a reader sees either all old bytes or all of `data`.
 
     The file has at most the permissions `mode`.
     """

@@ -72,10 +72,11 @@ class _Kernel:
 
 
 def tolerate_damage(cache: Any) -> None:
-    """Let numba's `cache` of one loop compile again what it cannot read, and save what it can.
+    """Change numba's `cache` of one loop so that a failure to load or save code is harmless.
 
-    The disk may be full or unreadable, and a file damaged. Processes that fill an empty cache at
-    once may also save code for other argument types under one name.
+    Code that cannot be loaded is compiled again, and code that cannot be saved is only kept in
+    memory. The disk may be full or unreadable, and a file damaged. If several processes fill an
+    empty cache at once, a file may also hold code for other argument types.
     """
     load, save = cache.load_overload, cache.save_overload
 
@@ -114,8 +115,8 @@ def with_jitted_names(loop: Any) -> Any:
 
     The global names of functions that `loop` calls then refer to their compiled versions, if any.
     Renames `loop` and returns it. The new name ends with a hash of the processor and of all files
-    in the loop's folder. Without it, processors that share numba's cache would overwrite each
-    other's code, and the cache would notice a change only in the loop's own file.
+    in the loop's folder. Without this hash, processors that share numba's cache would overwrite
+    each other's code, and the cache would notice a change only in the loop's own file.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

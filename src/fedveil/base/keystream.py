@@ -33,7 +33,7 @@ class Keystream:
     def write(self, target: memoryview, size: int) -> None:
         """Write the next `size` bytes of the keystream to the beginning of `target`.
 
-        Up to 15 bytes of `target` after them may change too.
+        Up to 15 bytes after the written ones may change too.
         """
         if self._made >= self._until:
             self._turn()

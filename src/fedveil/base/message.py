@@ -216,7 +216,7 @@ def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `<prefix>.`, with this prefix removed."""
+    """Return the fields of `state` whose names begin with `<prefix>.`, with this prefix removed."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 

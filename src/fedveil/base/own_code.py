@@ -95,7 +95,10 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore the objects that `packed` pickled in another process, so that `load` finds them."""
+    """Restore, in this process, the objects that `packed` pickled in another process.
+
+    `data` is the result of `packed`. `load` then finds the objects.
+    """
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
@@ -125,7 +128,10 @@ def described(error: Exception) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's code that raised `error`. None if other code did."""
+    """Return the file and line of the user's code that raised `error`, or None.
+
+    None means that the user's code did not raise the error.
+    """
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)

@@ -94,7 +94,10 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield slices of `out`, each with the bytes of its packed numbers, then bytes to ignore."""
+    """Yield pairs of a slice of `out` and the bytes of the packed numbers for this slice.
+
+    A number has `width` bits. The bytes of a slice are followed by some that the caller ignores.
+    """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):
@@ -149,7 +152,11 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Set `out` to the packed numbers plus `lowest`. Returns the largest packed number."""
+    """Set `out` to the packed numbers plus `lowest`. Returns the largest packed number.
+
+    A packed number has `width` bits. `padded` has the bytes of the numbers, followed by at least 8
+    further bytes.
+    """
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -166,7 +173,11 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return the number formed by at least 57 bits of `padded` from bit `bit` of `byte` on."""
+    """Return a 64-bit number that begins with bit `bit` of byte `byte` of `padded`.
+
+    Bits are counted from the lowest, and `bit` may exceed 7. At least the low 57 bits of the result
+    are bits of `padded`.
+    """
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load
@@ -184,7 +195,10 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers to `total`, or return False and add nothing if one is out of range."""
+    """Add the packed numbers of `width` bits, each plus `lowest`, to `total`. Returns True.
+
+    If a sum of a packed number and `lowest` is above `highest`, returns False and adds nothing.
+    """
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

@@ -13,9 +13,9 @@ _LONG = 1 << 22
 
 
 def by_halves(count: int, work: Callable[[slice], T]) -> list[T]:
-    """Call `work` with a slice of all `count` entries, or with two halves if `count` is large.
+    """Call `work` with slices that cover the entries 0 to `count` - 1. Returns the results.
 
-    Two threads then work on one half each. Returns the results.
+    There is one slice or, if `count` is large, two halves. Two threads then work on one half each.
     """
     if count < _LONG:
         return [work(slice(0, count))]

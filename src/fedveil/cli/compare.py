@@ -210,7 +210,7 @@ def _parts(option: str, text: str) -> list[str]:
 
 
 def _named(job: Job, text: str | None) -> list[str]:
-    """Return the protections in the option `text`, or by default all that the job allows."""
+    """Return the protections that `text` lists, or by default all that the job allows."""
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_choice import side_by_side
 
@@ -227,9 +227,11 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, or [] for "own": each protection keeps the job's settings.
+    """Return the epsilons in `text`, the value of `--epsilons`.
 
-    Without `text`, returns [] if a key in `fixed` decides a protection's epsilon, else `EPSILONS`.
+    An empty result means that each protection keeps the job's settings. It is returned if `text` is
+    "own". Without `text`, it is returned if a key in `fixed` decides a protection's epsilon,
+    otherwise the result is `EPSILONS`.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

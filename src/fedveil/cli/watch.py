@@ -25,9 +25,10 @@ _LAST_LOOKS = 20
 
 
 def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
-    """Show a run's records as they are written, until the run ends. Returns the run.
+    """Show a run's records on `console` as they are written, until the run ends. Returns the run.
 
     Raises `RunFolderError` if nothing is new for `patience_s` seconds and no process is writing.
+    `wait(seconds)` waits between two looks into the folder.
     """
     with intact(folder):
         if is_vertical(read_run(folder)):
@@ -68,7 +69,11 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run that `read` returns whenever it has new records or log lines, until its end."""
+    """Yield the run that `read` returns whenever it has new records or log lines, until its end.
+
+    Raises `RunFolderError` if nothing is new for `patience_s` seconds and no process is writing.
+    `wait(seconds)` waits between two calls of `read`.
+    """
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()

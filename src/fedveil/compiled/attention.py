@@ -39,7 +39,8 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
     """Compute multi-head attention, softmax(q k' / sqrt(size)) v, for all examples of a batch.
 
     q, k and v are a head's queries, keys and values, and size is the number of entries of a query.
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
@@ -68,7 +69,8 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the queries, keys and values, for all examples of a batch.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]

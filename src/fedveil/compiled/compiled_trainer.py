@@ -264,7 +264,10 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. Called again if deferred steps overflow: training restarts."""
+        """Prepare to train `client`. A client whose training must be repeated is prepared again.
+
+        Training is repeated if the sum of its deferred steps is not finite.
+        """
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
@@ -296,7 +299,10 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return `count` zeros, an array aligned to a cache line, or to a huge page if it is large."""
+    """Return an array of `count` zeros of the type `kind`.
+
+    The array is aligned to a cache line, or to a huge page if it is large.
+    """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
     begin = -room.ctypes.data % line // room.itemsize

@@ -57,7 +57,8 @@ from fedveil.compiled.window import (
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute a convolution, and the max-pooling merged into it if any, for a batch of examples.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w` is the integer memory. `setting` and `draws` are not used.
     """
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
@@ -90,8 +91,10 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of a convolution, and of its max-pooling if any, for a batch.
 
-    The input's gradient is overwritten, those of the filters and the bias are added to. The
-    arguments are those of every operation, see `native.OPERATION`.
+    The gradient of the input is overwritten. The gradients of the filters and of the bias are added
+    to the values that are already there. `op`, the layer's row of the operation table, says where
+    the values are in the float memory `m`. `w` is the integer memory. `setting` and `draws` are not
+    used.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]

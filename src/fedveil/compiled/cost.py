@@ -34,9 +34,9 @@ from fedveil.learning.losses import WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The `many` scores begin at m[z], their gradient at m[g]. `scale` is first rounded to the
-    memory's float type, as in torch. Softmax and one-hot are then multiplied by the same number, so
-    their difference is exactly 0 where both are 1.
+    The `many` scores begin at position `z` of the float memory `m`, their gradient at `g`. `scale`
+    is first rounded to the memory's float type, as in torch. Softmax and one-hot are then
+    multiplied by the same number, so their difference is exactly 0 where both are 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale
@@ -54,7 +54,9 @@ def cross_entropy(
 ) -> None:  # fmt: skip
     """Write `scale` times the gradient of -log softmax(scores)[label] for each example of a batch.
 
-    The arguments are those of every loss, see the top of `cost`.
+    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
+    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
+    used.
     """
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
@@ -68,8 +70,10 @@ def weighted_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
 
-    The gradient is multiplied by `scale`, and divided by the mean weight of the batch's labels. The
-    arguments are those of every loss, see the top of `cost`.
+    The gradient is multiplied by `scale`, and divided by the mean weight of the batch's labels.
+    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
+    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` has the
+    weight of each class.
     """
     total = 0.0
     for n in range(count):
@@ -88,7 +92,9 @@ def next_token(
     """Write `scale` times the gradient of each example's mean -log softmax(scores)[next token].
 
     The mean is over the tokens with a target. The gradient of other tokens (target `IGNORED`) is 0.
-    The arguments are those of every loss, see the top of `cost`.
+    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
+    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
+    used.
     """
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
@@ -111,8 +117,9 @@ def _of_numbers(
 ) -> None:
     """Write scale / n * (x - target) as the gradient of each of an example's n outputs.
 
-    x is the output, or the sigmoid of the output if `truth` is True. The other arguments are those
-    of every loss, see the top of `cost`.
+    x is the output, or the sigmoid of the output if `truth` is True. `scores` says where the
+    outputs of the batch, and their gradients, are in the float memory `m`. `rows` are the indices
+    of the batch's `count` examples in the targets `y`.
     """
     many = scores[SCORES]
     for n in range(count):
@@ -134,7 +141,9 @@ def mean_square(
 ) -> None:  # fmt: skip
     """Write `scale` times the gradient of the mean of (output - target)² over an example's outputs.
 
-    The arguments are those of every loss, see the top of `cost`.
+    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
+    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
+    used.
     """
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
@@ -146,7 +155,9 @@ def binary_cross_entropy(
 ) -> None:  # fmt: skip
     """Write `scale` times the gradient of the mean binary cross-entropy over an example's outputs.
 
-    The arguments are those of every loss, see the top of `cost`.
+    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
+    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
+    used.
     """
     _of_numbers(m, scores, y, rows, count, scale, True)
 

@@ -82,11 +82,11 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store an SGD step of the layer `op`, instead of adding the step to the layer's weight.
+    """Store an SGD step of a layer, instead of adding the step to the layer's weight.
 
     The step is stored as `rows` rows of the layer's inputs and of its output gradients. Row n of
-    the inputs begins at m[x + n xs], row n of the gradients at m[dy + n ys]. `op` is the layer's
-    row of the operation table.
+    the inputs begins at m[x + n xs], row n of the gradients at m[dy + n ys], in the float memory
+    `m`. `op` is the layer's row of the operation table.
     """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
@@ -101,22 +101,24 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add the effect of the stored SGD steps, which the weight lacks, to the outputs of layer `op`.
+    """Add the effect of a layer's stored SGD steps, which the weight lacks, to the layer's outputs.
 
     The effect is (x X') D, for the inputs x of the layer. X has the inputs of the stored steps, D
     their output gradients times -learning rate, and X' is X transposed. There are `rows` rows: row
-    n of the inputs begins at m[x + n xs], row n of the outputs at m[y + n ys].
+    n of the inputs begins at m[x + n xs], row n of the outputs at m[y + n ys], in the float memory
+    `m`. `op` is the layer's row of the operation table.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add the effect of the stored SGD steps, which the weight lacks, to input gradients of `op`.
+    """Add the effect of a layer's stored SGD steps, which the weight lacks, to its input gradients.
 
     The effect is (dy D') X, for the output gradients dy of the layer. X has the inputs of the
     stored steps, D their output gradients times -learning rate, and D' is D transposed. There are
-    `rows` rows: row n of the input gradients begins at m[dx + n xs], row n of dy at m[dy + n ys].
+    `rows` rows: row n of the input gradients begins at m[dx + n xs], row n of dy at m[dy + n ys],
+    in the float memory `m`. `op` is the layer's row of the operation table.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -142,8 +144,9 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of a layer's stored SGD steps to the layer's part of the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. `op` is the layer's row of the operation table. If the sum is not
-    finite, the function sets column HELD of `op` to -1, by which `take_held` notices it.
+    and D' is D transposed. `op` is the layer's row of the operation table. `m` and `w` are the
+    float and the integer memory. If the sum is not finite, the function sets column HELD of `op` to
+    -1, by which `take_held` notices it.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
@@ -168,10 +171,10 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write the sum of the stored SGD steps of every layer that has some to the update `out`.
+    """Write the sums of all layers' stored SGD steps to the update `out`.
 
-    Returns False if any sum is not finite. `ops` is the operation table, `m` the float memory and
-    `w` the integer memory.
+    Layers without stored steps are left out. Returns False if any sum is not finite. `ops` is the
+    operation table, `m` the float memory and `w` the integer memory.
     """
     sound = True
     for i in range(len(ops)):

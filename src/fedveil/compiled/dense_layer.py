@@ -44,9 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of matrix products for a batch, the rows of each, and x's and y's stride.
+    """Return the number of matrix products for a batch, the rows of each, and two strides.
 
-    `op` is the layer's row of the operation table.
+    The strides are the distances between two rows of the layer's input, and of its output. `op` is
+    the layer's row of the operation table.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
@@ -60,7 +61,8 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute y = x W' + b for each row x of a dense layer's input. W' is the weight W transposed.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     times, rows, xs, ys = _shares(op)
     for n in range(times):
@@ -98,7 +100,8 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
     """Compute the gradients of a dense layer's input, weight and bias.
 
     If the layer's SGD steps are deferred, the step is stored instead of the weight's gradient (see
-    `deferred_steps`). The arguments are those of every operation, see `native.OPERATION`.
+    `deferred_steps`). `op`, the layer's row of the operation table, says where the values are in
+    the float memory `m`. `w` is the integer memory. `setting` and `draws` are not used.
     """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)

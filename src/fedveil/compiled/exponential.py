@@ -33,7 +33,11 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, for an integer n in -126..127. `shifted` is the float n + _SHIFT."""
+    """Generate code for 2^n, for an integer n in -126..127. `shifted` is the type of n + _SHIFT.
+
+    numba passes `typing`, its context, which is not used. The argument of the generated code is the
+    float n + _SHIFT.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -81,8 +85,8 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
     """Write e^(scale * (x - max x)) for each of `count` numbers x, and return the results' sum.
 
-    max x is the largest of the numbers. They begin at m[begin], and the results at m[to]. If any
-    number is NaN, all results are NaN.
+    max x is the largest of the numbers. The numbers begin at m[begin], and the results at m[to]. If
+    any number is NaN, all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

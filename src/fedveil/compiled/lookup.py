@@ -37,7 +37,8 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Write each token's vector to its output: row t of the layer's weight for the token id t.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
@@ -46,7 +47,8 @@ def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Add each token's output gradient to the gradient of the weight's row that the token selects.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 

@@ -79,7 +79,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a function, so that it becomes a `Native`. `arguments` is explained there."""
+    """Decorate a function, so that it becomes a `Native` with the types `arguments`."""
     return lambda loop: Native(loop, arguments)
 
 

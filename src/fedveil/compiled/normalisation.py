@@ -45,7 +45,8 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
     """Normalise each group of channels of each example in place, as nn.GroupNorm does.
 
     `setting` is the eps of the layer. Saves the normalised values and 1 / sqrt(variance + eps) for
-    the backward pass. The arguments are those of every operation, see `native.OPERATION`.
+    the backward pass. `op`, the layer's row of the operation table, says where the values are in
+    the float memory `m`. `w` is the integer memory. `draws` is not used.
     """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
@@ -73,7 +74,8 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the input, the weight and the bias of `norm_groups`.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w` is the integer memory. `setting` and `draws` are not used.
     """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
@@ -113,7 +115,8 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
     """Normalise each token's values in place, as nn.LayerNorm does.
 
     `setting` is the eps of the layer. Saves the normalised values and 1 / sqrt(variance + eps) for
-    the backward pass. The arguments are those of every operation, see `native.OPERATION`.
+    the backward pass. `op`, the layer's row of the operation table, says where the values are in
+    the float memory `m`. `w` and `draws` are not used.
     """
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
@@ -136,7 +139,8 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the input, the weight and the bias of `norm_rows`.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

@@ -135,7 +135,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the output's memory layout. It is the input's if the layer works in place."""
+        """Return the output's memory layout, which is the input's if the layer works in place."""
         return self.x
 
     @property

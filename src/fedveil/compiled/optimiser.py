@@ -22,8 +22,8 @@ def take_step(
     """Update the weights w[:size] by one step of an optimiser, and reset their gradient to zero.
 
     The gradient is w[size : 2 * size], and is followed by the optimiser's state. `start` holds the
-    weights at the start of the round, `kind` is the optimiser's number (such as `ADAM`), `plan` has
-    its settings (in the order LR, MOMENTUM, ...), and `step` is the number of the step, from 1 on.
+    weights at the start of the round. `kind` is the optimiser's number (such as `ADAM`), and `plan`
+    has its settings, in the order LR, MOMENTUM, ... `step` is the number of the step, from 1 on.
     """
     g, first, second = size, 2 * size, 3 * size
     decay = plan[WEIGHT_DECAY]

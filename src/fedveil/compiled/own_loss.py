@@ -89,10 +89,10 @@ class OwnLossTrainer(CompiledTrainer):
     ) -> None:
         """Compute the gradient of a batch's loss by the user's function, and write it to memory.
 
-        Native code calls this method in place of a native loss, once per batch of `count` examples,
-        and passes the arguments of every loss (see `cost`), with arrays as addresses. Only `rows`,
-        the address of the examples' indices, and `count` are used. An exception of the user's
-        function cannot pass through native code. The method stores it, and sets the gradient to 0.
+        Native code calls this method in place of a native loss, once per batch of `count` examples.
+        `rows` is the address of the examples' indices. The other arguments are those of a native
+        loss and are not used. An exception of the user's function cannot pass through native code.
+        The method stores it, and sets the gradient to 0.
         """
         gradient = self._ends(f.DY, count)
         try:

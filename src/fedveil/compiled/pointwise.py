@@ -30,7 +30,8 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Apply an activation to all values in place, and save the values that `curve_back` needs.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
@@ -64,8 +65,9 @@ def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 def curve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Multiply gradients in place by the derivative of the activation that `curve` applied.
 
-    Changes nothing if no operation needs the gradient. The arguments are those of every operation,
-    see `native.OPERATION`.
+    Changes nothing if no operation needs the gradient. `op`, the layer's row of the operation
+    table, says where the values are in the float memory `m`. `w`, `setting` and `draws` are not
+    used.
     """
     if op[f.DX] < 0:
         return
@@ -110,8 +112,8 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Apply dropout in place: zero each value with probability `setting`, scale up the others.
 
-    A value becomes 0 if its random number in `draws` is below `setting`. The arguments are those of
-    every operation, see `native.OPERATION`.
+    A value becomes 0 if its random number in `draws` is below `setting`. `op`, the layer's row of
+    the operation table, says where the values are in the float memory `m`. `w` is not used.
     """
     _drop(m, op, setting, draws, op[f.X])
 
@@ -120,7 +122,8 @@ def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) ->
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Set gradients to 0 or scale them up in place, as `drop` did with the values.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `setting` and `draws` are those of the call of `drop`. `op`, the layer's row of the operation
+    table, says where the values are in the float memory `m`. `w` is not used.
     """
     _drop(m, op, setting, draws, op[f.DX])
 

@@ -36,7 +36,7 @@ _MOST = 1 << 31
 class Program:
     """A compiled model: the table of its operations, and the amount of memory that they need.
 
-    It holds for batches of up to a certain number of examples, see `Model.program`.
+    The amount is enough for batches of a limited size, the argument `batch` of `Model.program`.
     """
 
     ops: Int64s

@@ -27,7 +27,8 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Begin a residual connection: copy its input, so that the next layers work on the copy.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _add(m, op, False, False)
 
@@ -36,7 +37,8 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Add the gradient of the copy that `branch` made to the gradient of the connection's input.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _add(m, op, True, True)
 
@@ -45,7 +47,8 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """End a residual connection: add the connection's input to the output of the layers within it.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _add(m, op, False, True)
 
@@ -56,8 +59,9 @@ def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
     `join` added this input to the output of the layers within the connection. So the gradient of
     their sum is one part of the input's gradient, and this function copies it there. `branch_back`
-    later adds the other part, which comes through the layers. The arguments are those of every
-    operation, see `native.OPERATION`.
+    later adds the other part, which comes through the layers. `op`, the layer's row of the
+    operation table, says where the values are in the float memory `m`. `w`, `setting` and `draws`
+    are not used.
     """
     _add(m, op, True, False)
 
@@ -66,7 +70,8 @@ def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Add the position embeddings to the tokens: row i of the layer's weight to token i.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
@@ -78,7 +83,8 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Add each example's output gradient to the gradient of the layer's position embeddings.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 

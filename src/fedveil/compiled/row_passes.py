@@ -59,9 +59,9 @@ def has_zeros(
 ) -> bool:
     """Return True if skipping the zeros of dy makes a product of dy and x faster, and is exact.
 
-    It is faster if more than a third of dy is zero. It is exact if all of x is finite. Both arrays
-    are in `m` and have `rows` rows. Those of dy begin at m[dy + n ys] and have `outputs` entries,
-    those of x begin at m[x + n xs] and have `inputs` entries.
+    Skipping is faster if more than a third of dy is zero. It is exact if all of x is finite. dy and
+    x are in the float memory `m` and have `rows` rows. Row n of dy begins at m[dy + n ys] and has
+    `outputs` entries. Row n of x begins at m[x + n xs] and has `inputs` entries.
     """
     zeros, finite = 0, True
     for n in range(rows):

@@ -1,7 +1,8 @@
 """Small blocks of matrix products whose sums stay in registers, generated as LLVM vector code.
 
-Each entry of a product is summed in a fixed order: term by term, or in `rows_tile` lane by lane and
-then over the lanes. Its bytes therefore do not depend on the shape of its block.
+Each entry of a product is a sum in a fixed order, whatever the shape of its block. So the bytes of
+the entry do not depend on this shape. The terms are added one by one or, in `rows_tile`, first in
+each lane of a vector and then over the lanes.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def pool(
 def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Apply max-pooling to every example of a batch.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w` is the integer memory. `setting` and `draws` are not used.
     """
     for n in range(op[f.COUNT]):
         at = n * op[f.XS]
@@ -74,10 +75,11 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the gradient of each output of a max-pooling to that of the value that was the largest.
+    """Add the gradient of each output of a max-pooling to the gradient of the largest input.
 
-    Writes nothing if no operation needs the input's gradient. The arguments are those of every
-    operation, see `native.OPERATION`.
+    An output is the largest input of its window. Writes nothing if no operation needs the input's
+    gradient. `op`, the layer's row of the operation table, says where the values are in the float
+    memory `m`. `w` is the integer memory. `setting` and `draws` are not used.
     """
     if op[f.DX] < 0:
         return
@@ -121,7 +123,8 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Apply average-pooling to every example of a batch. Padding counts as zeros.
 
-    The arguments are those of every operation, see `native.OPERATION`.
+    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
+    `w`, `setting` and `draws` are not used.
     """
     _average(m, op, False)
 
@@ -130,8 +133,9 @@ def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Distribute the gradient of each output of an average-pooling evenly over its window's inputs.
 
-    Writes nothing if no operation needs the input's gradient. The arguments are those of every
-    operation, see `native.OPERATION`.
+    Writes nothing if no operation needs the input's gradient. `op`, the layer's row of the
+    operation table, says where the values are in the float memory `m`. `w`, `setting` and `draws`
+    are not used.
     """
     _average(m, op, True)
 

@@ -147,10 +147,11 @@ def load(
 ) -> Dataset:
     """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    If `apart` is True, no training record of a user's data influences how another is read
-    (`lone_records`). If `writers` is True (only for MNIST), each example is owned by its writer.
-    `folder` has the files of `image_folder` or `text_folder`, and `texts` says how to read texts.
-    Never uses the network. Raises `DataUnavailable` or `DataInvalid`.
+    `targets` is the kind of the targets. If `apart` is True, no training record of a user's data
+    influences how another is read (`lone_records`). If `writers` is True (only for MNIST), each
+    example is owned by its writer. `folder` has the files of `image_folder` or `text_folder`, and
+    `texts` says how to read texts. Never uses the network. Raises `DataUnavailable` or
+    `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -179,7 +180,8 @@ def load(
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """Download and verify the files of `name` in the user's cache. Returns their folder.
 
-    A damaged file is replaced only if it was downloaded to the cache.
+    `progress` is called with the bytes received and the bytes of all files. A damaged file is
+    replaced only if it was downloaded to the cache.
     """
     entry = _entry(name)
     if not entry.downloads:

@@ -45,8 +45,9 @@ def fetch_files(
 ) -> None:
     """Download the `files` of `source` that are missing or damaged in `folder`.
 
-    Raises `DataUnavailable` if no mirror has a file, or if `folder` cannot be written. The next
-    call resumes after the bytes received so far.
+    `progress` is called with the bytes received and the bytes of all files. Raises
+    `DataUnavailable` if no mirror has a file, or if `folder` cannot be written. The next call
+    resumes after the bytes received so far.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,10 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file. All of them add to one count for `progress`."""
+    """Return a progress function for each file. All of them add to one count for `progress`.
+
+    A progress function is called with the bytes received and the total.
+    """
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -107,7 +111,10 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the rest of `file` to `part` and verify it, or raise `_MirrorFailed`."""
+    """Download the rest of `file` from `url` to `part` and verify it, or raise `_MirrorFailed`.
+
+    `report` is called with the bytes received and the bytes of the file.
+    """
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename

@@ -92,8 +92,9 @@ def make_dataset(
 ) -> Dataset:
     """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
 
+    `train` and `test` are such pairs. If a pair's y is None, the targets are the next tokens of x.
     By default, `classes` is one more than the largest label. `owners` has the owner of each
-    training example. If a pair's y is None, the targets are the next tokens of x.
+    training example. `targets` is the kind of the targets.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
@@ -120,9 +121,10 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples, and return them as a data set.
+    """Check the test examples `x` with targets `y`, and return them as a data set.
 
-    Its training part has the same examples, so the caller must replace it.
+    The data set's training part has the same examples, so the caller must replace it. `targets` is
+    the kind of the targets, such as "class".
     """
     test = _examples(name, "test", x, y, targets)
     count = outputs(targets, name, _learnt(test, y, targets, classes), classes)
@@ -130,10 +132,10 @@ def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets
 
 
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
-    """Return the arrays that determine the number of outputs: the targets, and perhaps `x`.
+    """Return the arrays that determine the number of outputs: the targets, and perhaps the inputs.
 
-    The array of examples `x` is included if the given `y` is None, because the targets are then
-    tokens of `x`. It is also included if `x` and `y` have tokens and `classes` is None.
+    The inputs are returned if `y`, which the user gave, is None: the targets are then tokens of the
+    inputs. They are also returned if inputs and targets are tokens and `classes` is None.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))

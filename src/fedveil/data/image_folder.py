@@ -78,7 +78,10 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return pixels, classes and validity of `files`. Unless `apart`, an invalid file raises."""
+    """Return the pixels and classes of the image `files`, and a mask of the valid files.
+
+    If `apart` is False, an invalid file raises `DataInvalid` or `DataUnavailable` instead.
+    """
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

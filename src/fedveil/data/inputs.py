@@ -33,7 +33,10 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's items as arrays of numbers that differ only in length, or else None."""
+    """Return the items of `value` as arrays of numbers that differ only in length.
+
+    Returns None if the items differ otherwise, or if they are not arrays of numbers.
+    """
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:
@@ -66,7 +69,8 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     """Return an array of finite real numbers for training, or raise `DataInvalid`.
 
     Floats become float32. `alone` is True if examples have only this input. If they have several,
-    integers become int64, and an example's input may be a single number.
+    integers become int64, and an example's input may be a single number. The error calls the array
+    `part` of the data set `name`.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -38,7 +38,7 @@ class Form:
     """The form that every record must have, as the job states it.
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
-    - `outputs`: the number of classes or different tokens, or of numbers or bits per target.
+    - `outputs`: the number of classes, of different tokens, or of numbers or bits per target.
     - `target_shape`: the shape of a target, for a user's own kind of targets.
     - `whole_targets`: True if such targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.
@@ -94,7 +94,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
+    """Return all x and all y of a map-style Dataset. An unusable item has None as x and as y."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:
@@ -142,7 +142,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return examples in the number format of `form`, and a mask of the valid examples.
+    """Return the examples `rows` in the number format of `form`, and a mask of the valid ones.
 
     The format is int64 if `form.whole` is True, otherwise float32. Integers of at most 16 bits keep
     their format. An example is invalid if int64 cannot represent it, or if a float is not finite.
@@ -165,9 +165,9 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have.
+    """Return the shapes that a target of the form `form` may have, and True or False.
 
-    Also returns True if the targets in a NumPy array may have any other shape.
+    True means that the targets in a NumPy array may also have any other shape.
     """
     if form.targets == "class":
         return [()], False

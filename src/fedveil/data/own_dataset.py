@@ -44,7 +44,10 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
+
+    `targets` is the kind of the targets, such as "class".
+    """
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
@@ -52,8 +55,9 @@ def read(name: str, targets: Targets = "class") -> Dataset:
 def read_apart(name: str, targets: Targets) -> Dataset:
     """Return the same data set as `read`, but read each training record separately.
 
-    Every record must have the same form as the test examples (`lone_records`). If these have
-    several inputs or different lengths, all records are read together, as in `read`.
+    Every record must have the same form as the test examples (`lone_records`). If the test examples
+    have several inputs or different lengths, all records are read together, as in `read`. `targets`
+    is the kind of the targets, such as "class".
     """
     with _current_folder_importable():
         result = _called(name)
@@ -87,7 +91,10 @@ def read_records(name: str, form: Form) -> Examples:
 
 
 def count_records(name: str, targets: Targets) -> int:
-    """Count the training records that the function `name` returns, without reading any of them."""
+    """Count the training records that the function `name` returns, without reading any of them.
+
+    `targets` is the kind of the targets, such as "class".
+    """
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), targets, tested=False)
         return sum(_count(name, "x_train", x) for x, _ in groups)
@@ -313,9 +320,10 @@ def _as_one(value: Any) -> Any:
 
 
 def _together(name: str, part: str, items: list[Array]) -> Any:
-    """Combine the x, or the y, of all items of the `part` Dataset into one array.
+    """Combine `items`, the x or the y of all items of a Dataset, into one array.
 
-    Returns a list if the shapes differ, and a mapping if the items have several inputs.
+    Returns a list if the shapes differ, and a mapping if the items have several inputs. Errors name
+    the `part` and the data set `name`.
     """
     if not any(item.dtype.names for item in items):
         return items if len({item.shape for item in items}) > 1 else np.array(items)

@@ -1,8 +1,8 @@
 """Splits the training examples among clients.
 
-Every partition gives each example to exactly one client and every client at least one example. It
-depends only on the arguments of its function. A client's examples are in ascending order of index,
-so their order carries no meaning.
+Every partition gives each example to exactly one client and every client at least one example. A
+partition depends only on the arguments of its function. A client's examples are in ascending order
+of index, so their order carries no meaning.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 
 
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
-    """Return the logarithm of a Dirichlet draw, up to an additive constant.
+    """Return the logarithm of a draw from Dirichlet(`concentration`), up to an additive constant.
 
-    The Dirichlet draw is made of Gamma draws, which underflow for a small concentration a. Their
-    logarithms do not: Gamma(a) = Gamma(a + 1) * U^(1/a).
+    The draw is made of Gamma draws, which underflow if an entry a of `concentration` is small.
+    Their logarithms do not underflow: Gamma(a) = Gamma(a + 1) * U^(1/a), with U uniform on [0, 1].
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration
@@ -217,7 +217,7 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
 
 
 def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partition, Partition]:
-    """Split each client's examples into a training part and a held-out part. Returns both.
+    """Split each client's examples in `whole` into a training and a held-out part. Returns both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
     all. A client with one example holds out none. Raises `InvalidValue` if no client has two.

@@ -13,7 +13,10 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Return `value` as targets of `kind`, or raise `DataInvalid`, naming `part` of data `name`."""
+    """Return `value` as an array of targets of `kind`. Raises `DataInvalid` if it is invalid.
+
+    The error calls the value `part` of the data set `name`.
+    """
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -57,7 +60,10 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def check_derivable(kind: Targets, name: str, part: str) -> None:
-    """Raise `DataInvalid` unless targets of `kind` can be derived from the examples alone."""
+    """Raise `DataInvalid` unless targets of `kind` can be derived from the examples alone.
+
+    The error calls the targets `part` of the data set `name`.
+    """
     if kind != "tokens":
         raise DataInvalid(
             f"data {name}: {part} is None, but only the targets of task = next_token follow from "
@@ -66,7 +72,11 @@ def check_derivable(kind: Targets, name: str, part: str) -> None:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last as inputs, and without the first as targets."""
+    """Return each example's tokens without the last as inputs, and without the first as targets.
+
+    Raises `DataInvalid` if an example of `x` is not at least two tokens. `part` and `name` are the
+    names of `x` and of its data set in the error.
+    """
     _tokens(name, part, x, ignored=False)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

@@ -95,9 +95,10 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
     """Return the client that owns each example, or None if no line names a client.
 
-    `owners` has the client that each example's line names, or "". If `apart` is True, "" means the
-    client of the example before it, and the result is None unless `form.by_client` is True.
-    If `apart` is False, raises `DataInvalid` if only some lines name a client.
+    `owners` has the client that each example's line names, or "" if it names none. If `apart` is
+    False, either all lines or none must name a client, otherwise `DataInvalid` is raised. If
+    `apart` is True, an example without a client belongs to the client of the example before it. The
+    result is then None unless `form.by_client` is True.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -110,7 +111,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
     """Convert a line to examples with `make`. Raises `DataInvalid` for an invalid line.
 
-    If `apart` is True, returns [] for an invalid line instead.
+    The error begins with `place`. If `apart` is True, returns [] for an invalid line instead.
     """
     found, why = list[Example](), "its text has no tokens"
     try:
@@ -139,8 +140,8 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
-    Raises `DataInvalid` for an invalid line. If `apart` is True, yields only its client instead:
-    {"client": ...}, or {} without a client.
+    A line must have the fields that `task` needs. Raises `DataInvalid` for an invalid line. If
+    `apart` is True, an invalid line is yielded as {"client": ...}, or as {} if it names no client.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -39,7 +39,7 @@ WAYS = (
 class _EarlierRounds:
     """Stores the canaries' reports, to pair each report with the one made `lag` rounds later.
 
-    No report is in two pairs.
+    Every report is in at most one pair.
     """
 
     def __init__(self, lag: int) -> None:

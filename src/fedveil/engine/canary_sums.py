@@ -96,9 +96,10 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Scale `difference`, and add its squared length to the measured noise `noise`.
 
-        `difference` is the difference of two rounds' sums. One client can change it by at most
-        `step` times as much as a single sum. After scaling, this largest change is 1. If `step` is
-        almost 0, nothing is added.
+        `difference` is the difference of two rounds' sums. Replacing one client changes a single
+        sum by at most some amount, and `difference` by at most `step` times this amount.
+        `difference` is scaled so that its largest change is 1. If `step` is almost 0, nothing is
+        added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

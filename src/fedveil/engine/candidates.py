@@ -113,9 +113,11 @@ def candidates(
 def candidate(
     job: Job, dimension: int, target: float, name: str, changes: Sequence[str] = ()
 ) -> Candidate:
-    """Return the `Candidate` for the protection `name`. See `candidates` for the arguments.
+    """Return the `Candidate` for the protection `name`, whose whole run meets epsilon `target`.
 
-    Raises one of `RULED_OUT` if the job's other keys rule out the protection.
+    `dimension` is the number of entries of an update. `changes` are settings such as "rounds=7"
+    that are also applied to the job. Raises one of `RULED_OUT` if the job's other keys rule out the
+    protection.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a job that nobody has chosen yet

@@ -21,9 +21,10 @@ from fedveil.record.metric_names import CLIENTS, Better
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The clients' held-out examples. `shares` has each client's indices of them in `examples`.
+    """The clients' held-out examples.
 
-    `examples` also has the examples on which the clients train.
+    `shares` has, for each client, the indices of its held-out examples in `examples`. `examples`
+    also has the examples on which the clients train.
     """
 
     examples: Examples

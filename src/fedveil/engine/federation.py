@@ -79,7 +79,10 @@ class Federation:
         return self.parts.job
 
     def run(self, progress: Progress | None = None) -> Run:
-        """Run all remaining rounds and return the finished run."""
+        """Run all remaining rounds and return the finished run.
+
+        `progress` is called with each round's record.
+        """
         run = None
         try:
             with self.saving:

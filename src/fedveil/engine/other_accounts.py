@@ -7,9 +7,9 @@ and that the number of rounds was fixed in advance. This module adds:
 - For Gaussian noise, the cost if a client is added or removed instead of replaced. Most papers
   state this cost.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
-  This needs secret cohorts (`clients.sampling: poisson`), and rounds that release a noised sum
-  divided by a constant. It is omitted if `privacy.max_epsilon` may end the run, because the end
-  would then reveal something about the cohorts.
+  The amplification needs secret cohorts (`clients.sampling: poisson`), and rounds that release a
+  noised sum divided by a constant. This cost is omitted if `privacy.max_epsilon` may end the run,
+  because the end would then reveal something about the cohorts.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class ServerOptimizer:
     ) -> tuple[npt.NDArray[np.float32], dict[str, Vector]]:
         """Return slice `part` of the new weights and moments.
 
-        Raises `RoundVoid` if a weight or a moment is not finite.
+        `share` is the number of reports in `aggregate` divided by the number of all clients. Raises
+        `RoundVoid` if a weight or a moment is not finite.
         """
         before = {name: moment[part] for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
@@ -116,7 +117,11 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the weights' change and the new moments for one slice, whose aggregate is `d`."""
+        """Return the weights' change and the new moments for one slice, whose aggregate is `d`.
+
+        `share` is the number of reports in the aggregate divided by the number of all clients.
+        `moments` are the old moments of the slice, by name.
+        """
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}

@@ -97,7 +97,11 @@ class Simulator(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the workers: threads if clients train in native code, otherwise processes."""
+        """Start the workers: threads if clients train in native code, otherwise processes.
+
+        Returns the executor that delivers messages to them. `folder` is the run's folder, and
+        `event` logs a line.
+        """
         if not job.simulation.masks:
             event("secure aggregation runs without masks (simulation.masks = false)")
         executor = self._executor(job, shape, protection.dimension, folder, event)

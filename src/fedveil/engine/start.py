@@ -43,6 +43,8 @@ def start(
 
     `open_folder` opens the run's folder, after the parts of the run have been checked. When `stack`
     closes, the run's resources are closed. `warn` is called with each warning about the run.
+    `dataset` replaces the job's data. `callbacks` come before those that the job names.
+    `presentation` shows the run to its user.
     """
     began = time.perf_counter()
     parts = assemble(job, engine, dataset, callbacks)

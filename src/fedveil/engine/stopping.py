@@ -1,6 +1,7 @@
 """Ends a run early by its metrics, and stores the best model so far.
 
-Every decision depends only on the run's records, so a resumed run decides as an uninterrupted one.
+Every decision depends only on the run's records. So a resumed run makes the same decisions as one
+without an interruption.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _TRAINING = 7 / 8
 class FixedTime:
     """A context that ends no sooner than `seconds` seconds after its start, even after an error.
 
-    If `seconds` is None, it ends as soon as its code ends.
+    If `seconds` is None, the context ends as soon as the code in it ends.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -51,7 +51,10 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
-    """Return the limits (epsilon, delta) that a protection's settings put on a whole run."""
+    """Return the limits (epsilon, delta) that a protection's settings put on a whole run.
+
+    `kind` is the protection's class. The result is empty if the settings state no limit.
+    """
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
     return [] if total is None else [(total * _ROUNDING, 0.0)]

@@ -57,7 +57,10 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if `read` refuses the old content."""
+        """Replace the content by `data`.
+
+        Raises `DeploymentError` if `read` refuses the old content.
+        """
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)

@@ -59,9 +59,10 @@ def common_record(common: Message) -> ConfigRecord:
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return the records for `client`, a number: its message, `common` fields and `own` fields.
+    """Return the records of a message to one client, whose number is `client`.
 
-    `message` is encoded. Only this client gets the `own` fields.
+    `message` is the encoded message. `common` has the fields for all clients, and `own` the fields
+    that only this client gets.
     """
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})

@@ -144,7 +144,8 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return a function that runs the leader's side of text generation between machines.
 
-    No token is shown before the text is complete: a restarted session may draw other tokens.
+    The function continues the prompt of `request`. No token is shown before the text is complete: a
+    restarted session may draw other tokens.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -187,13 +188,16 @@ def write(
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
     bring the text's epsilon above `most` (None: no limit). Raises `LimitReached` if the prompt
-    alone exceeds it.
+    alone exceeds this limit.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side of text generation, until the leader sends the message `enough`."""
+    """Run the follower's side of text generation, until the leader sends the message `enough`.
+
+    If the job protects the vectors that the follower sends, their noise is drawn from `noise`.
+    """
     return party.announcing_failure(_assist(party, noise))
 
 

@@ -111,7 +111,10 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer of at most `vocabulary` tokens. It depends on the arguments alone."""
+        """Train a tokenizer of at most `vocabulary` tokens on `documents`.
+
+        Equal arguments give equal tokenizers.
+        """
         library = _library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")

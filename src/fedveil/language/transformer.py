@@ -198,7 +198,11 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention. The queries `asked` belong to the last positions of `keys`."""
+    """Apply causal attention. The queries `asked` are those of the last positions.
+
+    `keys` and `values` are those of all positions. All arguments are (examples, heads, positions,
+    head size).
+    """
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)

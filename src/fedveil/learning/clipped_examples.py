@@ -1,7 +1,7 @@
 """One step on a secretly sampled batch, in which every example's contribution is clipped.
 
-A client takes each of its examples into the batch independently, with the same probability. Its
-update is the sum over the batch of
+A client takes each of its examples into the batch independently, with the same probability. The
+client's update is the sum over the batch of
 
     -lr / batch_size * gradient,   scaled down to the L2 norm `clip` if it is longer,
 
@@ -12,10 +12,10 @@ its own contribution.
 
 With a finite clip, adding or removing one contribution changes the update by at most the clip,
 including rounding (`privacy.grid_sensitivity`). In a linear model, an example's contribution does
-not depend on the other examples of its batch. For other models torch computes the gradients of a
-fixed number of examples at once, and an example's position in the batch and random draws depend on
-the batch. If an example's gradient cannot be computed, the computation is repeated with another
-example of the batch in its place.
+not depend on the other examples of its batch. For other models, torch computes the gradients of a
+fixed number of examples at once. The batch then determines an example's position in this
+computation and its random draws. If an example's gradient cannot be computed, the computation is
+repeated with another example of the batch in its place.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def _add_linear(
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
     A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
-    `columns` (weights) and `moved` have shape (inputs, outputs). `one` is 1 with a bias, else 0.
+    `columns` has the layer's weights. It and `moved` have the shape (inputs, outputs). `one` is 1
+    if the layer has a bias, else 0.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)

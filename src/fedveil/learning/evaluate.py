@@ -38,7 +38,7 @@ class Scores:
 
 @torch.no_grad()
 def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
-    """Evaluate the model on the examples. Returns the data from which metrics are computed."""
+    """Evaluate the model on the examples `x` with targets `y`. Returns the data for its metrics."""
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0

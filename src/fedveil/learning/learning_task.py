@@ -108,7 +108,7 @@ class Task(ABC):
 
 
 def _arrays(part: Any) -> Iterator[Array]:
-    """Yield each tensor of `part`, in order, as an array."""
+    """Yield each tensor in `part` as an array. `part` is a tensor, or nests tensors."""
     if isinstance(part, torch.Tensor):
         yield part.detach().cpu().numpy()
         return
@@ -131,7 +131,7 @@ def own_steps(task: Task) -> list[str]:
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Convert examples to tensors. Shorter examples are filled up with `padding`."""
+    """Convert the examples `part` to tensors. Shorter examples are filled up with `padding`."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -250,7 +250,10 @@ class NextToken(_Bundled):
         return told.cpu().numpy(), there.any(1).cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
-        """Return the metrics, over the examples with a target. They are NaN if there is none."""
+        """Return the metrics, over the examples with a target. They are NaN if there is none.
+
+        The arguments are the two arrays of `NextToken.scored`, for all examples.
+        """
         told, there = scored
         told = told[there]
         if not len(told):

@@ -22,7 +22,7 @@ def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def mean_square(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's squared error, averaged over its outputs."""
+    """Return each example's squared error, averaged over its outputs. `y` are the true values."""
     return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1)
 
 
@@ -52,7 +52,8 @@ LOSSES: dict[str, Loss] = {
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes one value per example.
 
-    The weighted cross-entropy multiplies each example's loss by the weight of its class.
+    The weighted cross-entropy multiplies each example's loss by the weight of its class, from
+    `class_weights`. Other losses do not use them.
     """
     if name != WEIGHTED:
         return LOSSES[name]
@@ -63,7 +64,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes the mean over a batch.
 
-    For the weighted cross-entropy it is the weighted mean, as in torch.
+    For the weighted cross-entropy it is the mean weighted by `class_weights`, as in torch.
     """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
@@ -76,8 +77,9 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`: the sum of the examples' losses divided by their number.
 
-    Unlike `mean_loss`, it never divides by the batch's class weights. So no example changes
-    another's weight, as a privacy guarantee for single examples requires.
+    The weighted cross-entropy multiplies each example's loss by the weight of its class, from
+    `class_weights`. Unlike `mean_loss`, it never divides by the weights of the batch's classes. So
+    no example changes another's weight, as a privacy guarantee for single examples requires.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

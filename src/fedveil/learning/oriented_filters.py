@@ -123,7 +123,11 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even² + odd²) of filter pairs' outputs: shape [planes, pairs, height, width]."""
+    """Return sqrt(even² + odd²) of the outputs of each pair of filters, an even and an odd one.
+
+    `planes` is [planes, 1, height, width], and `stride` the number of pixels between two positions
+    of a filter. The result is [planes, pairs, rows, columns].
+    """
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

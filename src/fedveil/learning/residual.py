@@ -51,7 +51,10 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return the layer for queries, keys and values of `attention`. None if it is unsupported."""
+    """Return the dense layer that computes the queries, keys and values of `attention`.
+
+    Returns None if `attention` is of an unsupported form.
+    """
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

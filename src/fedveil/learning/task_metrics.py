@@ -27,7 +27,10 @@ def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
-    """Return the confusion matrix: a row per true class, a column per predicted class."""
+    """Return the confusion matrix: a row per true class, a column per predicted class.
+
+    `scores` is [examples, classes], and `y` the true classes.
+    """
     classes = scores.shape[1]
     counted = np.bincount(y * classes + scores.argmax(1), minlength=classes**2)
     found: list[list[int]] = counted.reshape(classes, classes).tolist()
@@ -35,14 +38,20 @@ def confusion(scores: Float64s, y: Int64s) -> list[list[int]]:
 
 
 def f1_per_class(scores: Float64s, y: Int64s) -> list[float]:
-    """Return each class's F1: 2 * correct / (examples of the class + predictions of the class)."""
+    """Return each class's F1: 2 * correct / (examples of the class + predictions of the class).
+
+    `scores` is [examples, classes], and `y` the true classes.
+    """
     table = np.array(confusion(scores, y))
     both = table.sum(0) + table.sum(1)
     return [2 * int(table[i, i]) / int(n) if n else math.nan for i, n in enumerate(both)]
 
 
 def f1(scores: Float64s, y: Int64s) -> float:
-    """Return the mean F1 over the classes that occur or are predicted."""
+    """Return the mean F1 over the classes that occur or are predicted.
+
+    `scores` is [examples, classes], and `y` the true classes.
+    """
     each = f1_per_class(scores, y)
     return float(np.nanmean(each))
 
@@ -50,8 +59,8 @@ def f1(scores: Float64s, y: Int64s) -> float:
 def macro_auc(scores: Float64s, y: Int64s) -> float:
     """Return the area under the ROC curve of each class against the rest, averaged over classes.
 
-    A tie counts as 1/2. Classes that have no example or all examples are ignored. Returns NaN if no
-    class remains or a score is NaN.
+    `scores` is [examples, classes], and `y` the true classes. A tie counts as 1/2. Classes that
+    have no example or all examples are ignored. Returns NaN if no class remains or a score is NaN.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -73,9 +82,9 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 def ks(scores: Float64s, y: Int64s) -> float:
     """Return the Kolmogorov-Smirnov distance, averaged over classes.
 
-    For one class, it is the largest difference between two distribution functions of the class's
-    score: over its own examples, and over all others. Classes that have no example or all examples
-    are ignored.
+    `scores` is [examples, classes], and `y` the true classes. For one class, the distance is the
+    largest difference between two distribution functions of the class's score: over its own
+    examples, and over all others. Classes that have no example or all examples are ignored.
     """
     if np.isnan(scores).any():
         return math.nan
@@ -112,7 +121,10 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return R², averaged over the columns of the targets `y`, or NaN if no column varies."""
+    """Return R² of `outputs`, averaged over the columns of the targets `y` that vary.
+
+    Returns NaN if no column varies.
+    """
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
     return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))
@@ -128,14 +140,20 @@ def exact_match(scores: Float64s, y: Float64s) -> float:
 
 
 def bit_f1(scores: Float64s, y: Float64s) -> float:
-    """Return the F1 of each yes-or-no label, averaged over labels that occur or are predicted."""
+    """Return the F1 of each yes-or-no label, averaged over labels that occur or are predicted.
+
+    `scores` and the true labels `y` are [examples, labels]. A score above 0 means yes.
+    """
     given, true = scores > 0, y > 0.5
     both = given.sum(0) + true.sum(0)
     return _mean(2 * h / n if n else None for h, n in zip((given & true).sum(0), both, strict=True))
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """Return the AUC averaged over the labels that are yes for some examples and no for others."""
+    """Return the AUC averaged over the labels that are yes for some examples and no for others.
+
+    `scores` and the true labels `y` are [examples, labels].
+    """
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))

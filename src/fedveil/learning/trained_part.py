@@ -65,8 +65,8 @@ class TrainedPart:
     def seen(self, x: Array, device: str = "cpu") -> Array:
         """Return the input of the trained part for the examples `x`.
 
-        The result is float32, or integers if the model looks them up in an embedding. An example's
-        features have the same bytes in every process, whatever the other examples are.
+        The result is float32, or integers if the model has an embedding that maps them to vectors.
+        An example's features have the same bytes in every process, whatever the other examples are.
         """
         x = taken(self.whole, x)
         if self.features is None:

@@ -263,7 +263,7 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Make inputs of a `norm` layer contiguous if they need no gradients.
+    """Return the inputs of a `norm` layer, made contiguous if they need no gradients.
 
     With a non-contiguous input, torch crashes in the backward pass of a GroupNorm.
     """
@@ -277,10 +277,10 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients of `parameters` before a step: by `terms`, FedProx and clipping.
+    """Add `terms` and FedProx's term to the gradients of `parameters`, then clip the gradients.
 
-    `terms` are added to the gradients (`ClientData.correction`). `start` has the parameters' values
-    at the beginning of the round.
+    `plan` says if FedProx and clipping are used. `terms` are a correction of the gradients
+    (`ClientData.correction`). `start` has the parameters' values at the beginning of the round.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

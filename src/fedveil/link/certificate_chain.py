@@ -146,9 +146,9 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 
 def _names_itself(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate's issuer is its own subject, with the same key identifier.
+    """Return True if a certificate names itself as its issuer.
 
-    The key identifier of the issuer may be missing.
+    Its issuer is then its own subject, and the issuer's key identifier is its own or is missing.
     """
     own = _extension(certificate, x509.SubjectKeyIdentifier)
     signer = _extension(certificate, x509.AuthorityKeyIdentifier)
@@ -158,7 +158,7 @@ def _names_itself(certificate: x509.Certificate) -> bool:
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
-    """Return the extension of this kind, or None if it is missing or malformed."""
+    """Return the extension `kind` of a certificate, or None if it is missing or malformed."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, *_MALFORMED):

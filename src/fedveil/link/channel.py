@@ -135,10 +135,10 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message or one peer has `ahead` unread messages from it.
+        """Run `party` until it waits for a message, or has sent a peer too many unread messages.
 
-        If `ahead` is None, the number of unread messages has no limit. Returns True if the party
-        made any progress.
+        It stops when a peer has `ahead` unread messages from it. None means no limit. Returns True
+        if the party made any progress.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

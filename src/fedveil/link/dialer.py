@@ -152,7 +152,10 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended. If the leader's refusal is permanent, makes the link fail."""
+        """Return the reason in `error`, with which a stream ended.
+
+        If the leader's refusal is permanent, makes the link fail.
+        """
         code, details = error.code(), plain(error.details() or "no reason given")
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:

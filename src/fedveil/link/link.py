@@ -166,8 +166,8 @@ class Link:
     def greeting(self) -> tuple[bytes, bytes, int]:
         """Return the fields `session`, `known` and `arrived` of this party's `Greeting`.
 
-        They are the identity of this party's process, that of the last process of the peer that
-        this party has met, and the number of messages received from that process.
+        `session` identifies this party's process, and `known` the last process of the peer that
+        this party has met. `arrived` is the number of messages received from that process.
         """
         with self._lock:
             return self.session, self._peer_session, self._arrived
@@ -212,7 +212,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened. LinkLost states it if none opens in time."""
+        """Store the reason why no stream could be opened. LinkLost states it if none opens."""
         with self._lock:
             self._down_why = why
 

@@ -84,9 +84,10 @@ class CentralNoise:
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        The sensitivity is 2 · clip. If `apart` is given, it is `apart`: the caller then promises
-        that any two possible vectors of a client are at most this far apart. `dimension` is the
-        number of entries of a vector. The loss is stated as an epsilon at this `delta`.
+        The sensitivity is 2 · clip or, if `apart` is given, `apart`. In that case, the caller
+        promises that any two possible vectors of a client are at most `apart` from each other.
+        `dimension` is the number of entries of a vector. The loss is stated as an epsilon at this
+        `delta`.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)

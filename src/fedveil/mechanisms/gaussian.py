@@ -139,7 +139,8 @@ class GaussianMechanism:
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
         """Return ln of the probability (or density) of `output`, given `update`, up to a constant.
 
-        It is exact for discrete noise. Continuous noise has this density only approximately.
+        The result is exact for discrete noise. Continuous noise has this density only
+        approximately.
         """
         variance = self.sigma**2
         if self.noise == "discrete":

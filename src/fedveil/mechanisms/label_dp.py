@@ -128,9 +128,9 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler that decides if a label is replaced. It draws 0 to replace it, 1 to keep it.
+    """Return a sampler that decides if a label is replaced: it draws 0 for yes and 1 for no.
 
-    It draws 0 with probability (k - 1) / (e^eps + k - 1), where k is `classes`.
+    The probability of 0 is (k - 1) / (e^eps + k - 1), where k is `classes`.
     """
 
     def floors(e: Fraction, bits: int) -> list[int]:

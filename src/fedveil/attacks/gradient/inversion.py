@@ -105,7 +105,7 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Return an empty score. Its baseline guesses the mean example and the commonest label."""
+        """Return an empty score. The baseline guesses the mean example and the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:

@@ -16,10 +16,9 @@ def label_counts(
     """Estimate the number of a client's `count` examples with each label. Returns counts by class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). In the last layer, the gradient of class c's weights, divided by the gradient
-    of its bias, is about the mean input that the layer gets from examples of class c. For this
-    input, the layer gives the class's mean softmax P_c. The counts n solve, for the classes' mean
-    errors e (the gradient of the biases),
+    learning" (iLRG). Let e be the classes' mean errors, the gradient of the last layer's biases.
+    Divided by e_c, the gradient of class c's weights is about the mean input that the layer gets
+    from examples of class c. P_c is the layer's softmax for this input. The counts n solve
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 
@@ -27,9 +26,9 @@ def label_counts(
     `layer.guesses`, the mean softmax of typical examples, replaces P_c.
 
     The equations are those of one step. Over many steps the softmax changes, so the counts are less
-    exact. `weights` are the client's starting weights. `scale` is the number of steps times the
-    learning rate, and larger under momentum. All steps together move a bias by `scale` times the
-    class's mean error.
+    exact. `reading` is the attacker's estimate of the update. `weights` are the client's starting
+    weights. `scale` is the number of steps times the learning rate, and larger under momentum. All
+    steps together move a bias by `scale` times the class's mean error.
     """
     from scipy.optimize import nnls  # a third of a second to import
 

@@ -46,7 +46,7 @@ class Found:
 
 
 def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
-    """Minimise `objective` by L-BFGS with a line search, in at most `iterations` steps."""
+    """Minimise `objective` from `start` by L-BFGS with line search, in up to `iterations` steps."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.LBFGS(
@@ -76,7 +76,7 @@ def by_signed_adam(
 ) -> Found:
     """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020).
 
-    The search begins at `start`. `box` is the range of all values.
+    The search begins at `start` and takes `iterations` steps. `box` is the range of all values.
     """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))

@@ -100,7 +100,11 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return SGD's step: a function from `count` weights and gradients to the weights' changes."""
+    """Return a function that computes a step of SGD, for a model with `count` weight tensors.
+
+    It maps the weights and their gradients to the changes of the weights. It remembers the momentum
+    between its calls. `plan` has the learning rate and other settings.
+    """
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -121,7 +125,11 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return Adam's step: a function from `count` weights and gradients to the weights' changes."""
+    """Return a function that computes a step of Adam, for a model with `count` weight tensors.
+
+    It maps the weights and their gradients to the changes of the weights. It remembers Adam's
+    moments between its calls. `plan` has the learning rate and other settings.
+    """
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

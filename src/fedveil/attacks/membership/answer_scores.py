@@ -15,7 +15,10 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss: a small loss reveals a member (Yeom et al. 2018)."""
+    """Return minus each example's loss: a small loss reveals a member (Yeom et al. 2018).
+
+    `answers` are the attacked model's outputs for the examples. `references` is not used.
+    """
     return answers.truth
 
 
@@ -23,8 +26,8 @@ def calibrated_loss(answers: Answers, references: References) -> Float64s:
     """Return how far each example's loss is below its mean loss in models trained without it.
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
-    attacks". A loss reveals a member if it is small relative to the example's difficulty. The
-    models trained without the example are among the references.
+    attacks". A loss reveals a member if it is small relative to the example's difficulty. `answers`
+    are the attacked model's outputs. The models trained without an example are among `references`.
     """
     return answers.truth - references.outside(lambda given: given.truth)[0]
 
@@ -34,8 +37,9 @@ def lira(answers: Answers, references: References) -> Float64s:
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI
     (offline LiRA). The margin, ln(p / (1 - p)) of the true class, is nearly normal over models
-    trained without the example. The score's unit is the standard deviation of these margins, one
-    number for all examples.
+    trained without the example. These models are among `references`, and `answers` are the attacked
+    model's outputs. The score's unit is the standard deviation of the margins, one number for all
+    examples.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
@@ -44,9 +48,11 @@ def lira(answers: Answers, references: References) -> Float64s:
 def online_lira(answers: Answers, references: References) -> Float64s:
     """Return the log-likelihood ratio of each example's margin: member against non-member.
 
-    Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin, ln(p / (1 - p)) of the true
-    class, is assumed normal. Unlike in the source, an example's standard deviations are shrunk
-    towards those of all examples.
+    Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin is ln(p / (1 - p)) of the
+    true class. It is assumed to have one normal distribution over models trained with the example,
+    and another over models trained without it. Both are estimated from `references`. Unlike in the
+    source, an example's standard deviations are shrunk towards those of all examples. `answers` are
+    the attacked model's outputs.
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))
@@ -64,8 +70,8 @@ def rmia(answers: Answers, references: References) -> Float64s:
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). The relative probability is p(true class) under the attacked model, divided by its mean
-    under the references. An example beats another if the first's relative probability is at least
-    twice as large as the second's.
+    under the reference models. An example beats another if the first's relative probability is at
+    least twice as large as the second's. `answers` are the attacked model's outputs.
     """
     sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
              for member in (True, False)]  # fmt: skip

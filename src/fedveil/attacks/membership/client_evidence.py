@@ -29,8 +29,8 @@ class View:
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
     """Return one view for each report or, if single reports reveal nothing, one for their mean.
 
-    `cohort` are the round's clients. Each of them adds its update to its report with probability
-    `turn_rate`.
+    `seen` is what the server saw of a round, and `cohort` are the round's clients. Each of them
+    adds its update to its report with probability `turn_rate`.
     """
     if seen.masked:
         summed = [cohort[i] for i in seen.asked]
@@ -73,8 +73,8 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 class Evidence:
     """Adds up a run's evidence that a client of the run is one of some known candidates.
 
-    There is one sum over the rounds for each pair of a client and a candidate. `clients` and
-    `candidates` are their numbers.
+    There is one sum over the rounds for each pair of a client and a candidate. `clients` is the
+    number of clients, and `candidates` the number of candidates.
     """
 
     def __init__(self, clients: int, candidates: int) -> None:

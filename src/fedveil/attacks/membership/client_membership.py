@@ -130,7 +130,7 @@ def _half(pool: Pool, entropy: Entropy) -> Bools:
 def measured(
     target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Measured], int]:
-    """Play several games (`Game`). Returns the attack's metrics, and the rounds of each game.
+    """Play several games (`Game`). Returns the metrics, and the number of rounds of each game.
 
     `step` is called after each game with the number of finished games and the number of all games.
     """

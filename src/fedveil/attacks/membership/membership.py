@@ -1,10 +1,10 @@
 """Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
-The attacker knows the whole job. Its reference models come from the same job under the same
-protection, each run on a random half of the examples to test. For a job, the attack first trains on
-a random half of the training examples. For a finished run, it tests the training and the test
-examples. The members are the training examples of the clients that took part in a round. All other
-examples are the non-members.
+The attacker knows the whole job. The reference models come from the same job under the same
+protection. Each is trained on a random half of the examples to test. If a job is attacked, it is
+first run with a random half of the training examples, and all training examples are tested. If a
+finished run is attacked, the training and the test examples are tested. The members are the
+training examples of the clients that took part in a round. All other examples are the non-members.
 """
 
 from __future__ import annotations
@@ -74,12 +74,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
-    `pool` has all examples to test, and each mask has an entry per example of the pool:
-
-    - `members` marks the examples that `model` was trained on.
-    - `target` is the attacked job, with the weights at the start of the attacked round. `given`
-      marks its clients' examples, including clients that took part in no round.
-    - `other` is the first reference run's job. `other_given` marks its clients' examples.
+    `pool` has all examples to test. `members` marks the examples of the pool that `model` was
+    trained on. `target` is the attacked job, with the weights at the start of the attacked round.
+    `given` marks the examples of its clients, including clients that took part in no round. `other`
+    is the job that trained the first reference model, and `other_given` marks the examples of its
+    clients.
     """
 
     pool: Pool

@@ -61,10 +61,10 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of each example's score over reference models.
 
-        `of` computes the scores of all examples from one model's answers. If `member` is True, only
-        the models that were trained on the example are used, otherwise only the others. If no
-        model was trained on an example, its mean is that of the others, moved as far as training
-        moves the means of the other examples.
+        `of` computes the scores of all examples from one model's answers. If `member` is True, the
+        models that were trained on the example are used, otherwise the models that were not. An
+        example may have no model of this kind. Its mean is then the mean over the models of the
+        other kind, plus the average difference between these two means for the other examples.
 
         With fewer than 15 models, all examples have the same standard deviation. Otherwise an
         example's own variance is shrunk towards the common one (Smyth 2004).
@@ -115,8 +115,9 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Each reference model is attacked in turn, with the others as references. Scores of the model
-    that the attack is really on are not used, so its accuracy at this threshold is unbiased.
+    Each reference model is attacked in turn, with the others as references. The model that the
+    attacker is interested in is not used, so its scores give an unbiased accuracy at this
+    threshold.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

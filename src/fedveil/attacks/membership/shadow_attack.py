@@ -19,9 +19,10 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of membership.
+    """Return each example's log-odds of membership, from the attacked model's `answers`.
 
-    Each class has its own classifier. Classes with few examples share one.
+    The classifiers are trained on the outputs of the reference models. Each class has its own
+    classifier. Classes with few examples share one.
     """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))

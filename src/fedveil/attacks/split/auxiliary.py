@@ -63,9 +63,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` reports, whose bits are 1 with probability `seen`.
+    """Draw the mean of `evidence.reports` random reports for each row of `seen`.
 
-    If reports have no random bits, returns `seen` itself.
+    An entry of `seen`, [n, values], is the probability that this bit of a report is 1. If reports
+    have no random bits, returns `seen` itself.
     """
     if evidence.lie is None or evidence.lie == 0:
         return seen
@@ -114,7 +115,8 @@ def _trained(
     """Train a dense network to predict the error of `linear`, a map from reports to examples.
 
     `inputs`, [n, features], are the public examples, and `seen`, [n, values], the expected values
-    of their reports.
+    of their reports. The learning rate falls from `lr` to 0 in `steps` steps. `tell` is called with
+    the steps done and their total.
     """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)

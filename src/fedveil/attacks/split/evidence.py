@@ -50,9 +50,10 @@ class Evidence:
         The misfit is -ln Pr[the reports | outputs], up to a constant, under a model of the reports:
 
         - Outputs sent without protection have a small Gaussian error.
-        - An EmbeddingDP bit says if its output is positive. The model smooths this step: the bit is
-          1 with a probability that rises from 0 to 1 along a slope of width `slope`. The bit is
-          drawn once, and each report flips it independently with probability `self.lie`.
+        - EmbeddingDP turns an output into a bit, which is 1 if the output is positive. The model
+          smooths this step: the bit is 1 with a probability that rises from 0 to 1 along a slope of
+          width `slope`. The bit is drawn once, and each report flips it independently with
+          probability `self.lie`.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

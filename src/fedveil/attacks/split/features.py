@@ -1,8 +1,11 @@
 """Reconstruction of the features behind a part's output, for a job or a run.
 
-Four attackers get the same reports. In addition, each knows one of the following: the part's
-architecture (`unsplit`), its weights (`known bottom`), its weights and public examples (`both`), or
-public examples and the part's output for each (`public examples`).
+Four attackers get the same reports. In addition, each attacker knows something about the part:
+
+- `unsplit`: its architecture.
+- `known bottom`: its weights.
+- `both`: its weights, and public examples.
+- `public examples`: public examples, and its output for each of them.
 """
 
 from __future__ import annotations
@@ -203,7 +206,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs of a part that may also read words (`Deep`), else None.
+        """The number of numeric inputs if the part can also read words (`Deep`), else None.
 
         The inputs are columns: first the numbers, then the vectors of the words.
         """

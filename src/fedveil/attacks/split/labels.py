@@ -143,7 +143,11 @@ class _Follower:
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the received gradients of a step: an array [examples, values] for each part."""
+        """Return the gradients that the follower received in a step: [examples, values] per part.
+
+        `crossed` has the messages of the step, which trained on `examples` examples. If the
+        follower received no gradients, the result is a single array of zeros.
+        """
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
@@ -185,9 +189,10 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among the examples at the indices `of`.
+        """Return the metric `name`: the share of right `guesses` among some examples.
 
-        The share is NaN if `of` is empty.
+        `of` are the indices of these examples, and `true` the true classes. The share is NaN if
+        `of` is empty.
         """
         if not len(of):
             return Measured(name, math.nan, 0.0, 1.0)
@@ -239,9 +244,10 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC with which the first singular vector of `rows` separates the `rare` examples.
+    """Return the metric `name`: the AUC with which a singular vector finds the `rare` examples.
 
-    The better of the vector's two signs counts, so the AUC is at least 1/2.
+    It is the first singular vector of `rows`, [examples, values]. The better of its two signs
+    counts, so the AUC is at least 1/2.
     """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])

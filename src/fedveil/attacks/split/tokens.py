@@ -116,8 +116,8 @@ class _Cut:
 
     `part` names the leader's embedding layer, and `party` the follower that receives its output.
     `back` names the part of the model whose output the follower returns to the leader. If there is
-    none, `back` is the string "nothing". `column` names the column of tokens, `embedding` has the
-    leader's word and position vectors, and `aside` held-out tokens.
+    none, `back` is the string "nothing". `column` names the column of tokens. `embedding` has the
+    leader's word and position vectors. `aside` are the tokens of held-out text.
     """
 
     target: SplitTarget
@@ -226,10 +226,10 @@ class _Cut:
 class _Heard:
     """The messages that the follower received for some texts: reports and gradients.
 
-    `first` has one report of each token's vector, [texts, length, values], and `together` the sum
-    of all reports of it. `returned` has the gradients that the follower received, and the
-    follower's outputs to which these gradients belong. It is None if the follower received no
-    gradients. `truth` are the tokens, and `following` the tokens that follow them.
+    `first`, [texts, length, values], has one report of each token's vector. `together` has the sum
+    of all reports of each vector. `returned` has the gradients that the follower received, and the
+    follower's outputs to which these gradients belong. `returned` is None if the follower received
+    no gradients. `truth` are the tokens, and `following` the tokens that follow them.
     """
 
     first: Float64s

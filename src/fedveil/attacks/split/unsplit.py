@@ -125,9 +125,8 @@ class _Pair:
 def _guessing(evidence: Evidence) -> float:
     """Return how badly a blind guess fits the reports in `evidence`, averaged over the examples.
 
-    The guess is the same for every entry of every report. If the reports are unprotected numbers,
-    it is the mean of all these numbers. If they are bits, it is that each bit is 1 with probability
-    1/2.
+    The guess is the same for every entry of every report. For unprotected numbers, the guess is the
+    mean of all these numbers. For bits, the guess is that each bit is 1 with probability 1/2.
     """
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)

@@ -3,12 +3,14 @@
 Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
 range of each statistic is divided into cells. A row of the layer responds to the examples x in its
 cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
-loss's derivative, for the bias. If a cell holds a single example, it is the quotient of both sums.
+loss's derivative, for the bias. If a cell holds a single example, the quotient of both sums is this
+example.
 
 In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
 difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
-responds only between two bounds. The first step on an example in its cell moves the row so far that
-it responds to no later example, so the row stays unchanged in all further steps of a client.
+responds only between two bounds. A client's first step on an example in the row's cell moves the
+row so far that the row responds to no example any more. So the row does not change in the client's
+further steps.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """An imprint's gradients: sums of delta * x and of delta over the examples x in each cell.
+    """The gradient of an imprint: sums of delta * x and of delta over the examples x in each cell.
 
-    delta is the loss's derivative at a neuron that x activates. `known` marks the entries of
-    `weights` that were reported. `noise` is the standard deviation of the noise in such an entry.
+    An imprint is a layer that sorts examples into cells (`Imprint`). delta is the loss's derivative
+    at a neuron that x activates. A row of `weights` is a cell's sum of delta * x, and an entry of
+    `biases` its sum of delta. `known` marks the entries of `weights` that were reported. `noise` is
+    the standard deviation of the noise in such an entry.
     """
 
     weights: Float64s
@@ -51,7 +55,7 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` has the ascending bounds of that statistic's cells, the last of which stays empty.
+    `edges` has the ascending bounds of that statistic's cells. No example falls into the last cell.
     """
 
     directions: Float64s
@@ -71,7 +75,9 @@ class Imprint:
 
         The first of its `statistics` is the mean of all features. Each further one is a random
         combination of the features, drawn from `rng`. Each statistic has `cells` cells, into which
-        equally many of the `public` examples fall, and one more cell that stays empty.
+        equally many of the `public` examples fall, and one more cell that stays empty. With the
+        `form` "window", a neuron responds to the examples of one cell. With "relu", it responds to
+        all examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -153,7 +159,10 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return each cell's gradient sums, from the attacker's estimate of an imprint's update."""
+        """Return each cell's gradient sums.
+
+        `reading` is the attacker's estimate of an update of the model that begins with this layer.
+        """
         features = self.directions.shape[1]
         stop = self.rows * features
 

@@ -1,11 +1,13 @@
 """Recovery of examples from one update of an imprint: a client's report, or a cohort's sum.
 
-Secure aggregation only hides which client an example came from, because the layer treats a cohort
-as one batch. An example that is alone in one cell is subtracted from its cells of the other
-statistics, so each of these then holds one example fewer.
+An imprint sorts examples into cells by several statistics, and reveals an example that is alone in
+a cell. Such an example is then subtracted from its cells of the other statistics. After that, other
+examples may be alone in these cells. Secure aggregation only hides which client an example came
+from, because the layer treats a cohort as one batch.
 
 Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
-different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
+different model to each client. That attack fails under fedveil's masks
+(docs/secure-aggregation.md).
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return a number of cells (for `Imprint.of`) that reveals more than half of the examples."""
+    """Return a number of cells per statistic that reveals more than half of the examples.
+
+    A cell is an interval of a statistic. An `Imprint` sorts the examples into cells, separately by
+    each of its `statistics` statistics.
+    """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
@@ -52,7 +58,11 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Estimate each cell's sum of loss derivatives (delta in `Cells`), and the standard errors."""
+    """Estimate each cell's sum of delta. Returns the estimates and their standard errors.
+
+    delta is the loss's derivative at a neuron that an example activates. `cells` has the reported
+    sums for each cell of `imprint`.
+    """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
         return cells.biases, bare
@@ -75,8 +85,10 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns the examples that were found, as rows, and the
-    indices of the cells that still hold examples.
+    The layer `imprint` sorts examples into cells by several statistics, and `cells` has the
+    reported sums of each cell. `there` marks the non-empty cells. `prior` is the distribution of
+    public examples. Returns the examples that were found, as rows, and the indices of the cells
+    that still hold examples.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -114,7 +126,10 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the indices of the cells that surely hold `example`, one of which is `cell`."""
+    """Return the indices of the cells of `imprint` that surely hold `example`, including `cell`.
+
+    `noise` is the standard deviation of the noise in each entry of the example.
+    """
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

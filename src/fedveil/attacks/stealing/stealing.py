@@ -127,7 +127,7 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round. Returns the result, and a copy of the target with the attack's model.
 
-    The clients get a model that begins with an `Imprint` of this `form`. It sorts examples into
+    The clients get a model that begins with an `Imprint` of this `form`, which sorts examples into
     cells by statistics of their features. The first simulated round uses one statistic, the mean.
     If its reports reveal nothing, a second round uses `statistics` statistics, and enough cells for
     all examples of the cohort. The attacker then reads the sum of the reports.
@@ -158,7 +158,8 @@ def _played(
 ) -> tuple[Target, Imprint, Seen]:
     """Simulate a round in which clients train a model that begins with an imprint.
 
-    Returns the target with this model, the imprint, and the server's view of the round.
+    `cells`, `statistics` and `form` are the arguments of `Imprint.of`. Returns the target with this
+    model, the imprint, and the server's view of the round.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

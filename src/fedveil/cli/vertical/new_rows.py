@@ -27,7 +27,8 @@ def opened(
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
     `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can test at
-    most `most_ids` ids (None: the job's limit) for their presence in a file.
+    most `most_ids` ids (None: the job's limit) for their presence in a file. When `stack` closes,
+    the files are closed.
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle

@@ -159,7 +159,7 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Run one phase of a round for this machine's clients. The server sent them `model`."""
+        """Run the phase of a round that `work` describes. The server sent the clients `model`."""
         began = time.perf_counter()
         if work.leaving:
             self._shards.drop(work.leaving)

@@ -108,9 +108,9 @@ class Membership:
         return self._welcome(0.0)
 
     def wait(self, calls: Mapping[Call, Member]) -> Sequence[Call]:
-        """Wait until calls have ended, and return them: at least one.
+        """Wait until at least one of `calls` has ended. Returns the calls that have ended.
 
-        `calls` has each call with its machine. Calls of a machine that does not respond fail.
+        `calls` maps each call to its machine. Calls of a machine that does not respond fail.
         """
         while not (ended := self._cluster.wait(list(calls), _PULSE_S)):
             for member in dict.fromkeys(calls.values()):
@@ -138,7 +138,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine returned a result. Resets the count of losses at its place."""
+        """Record that `member` returned a result. Resets the count of losses at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

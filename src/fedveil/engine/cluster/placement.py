@@ -24,9 +24,10 @@ GROWTH = 1.05
 class Expected(Generic[M]):
     """Predicts the training times of clients from those of earlier rounds.
 
-    A client's time is the product of three numbers: the client's number of examples, a factor of
-    the client, and the pace of its machine. The pace is in seconds per example. It is the median
-    over the machine's clients. `examples` returns a client's number of examples.
+    A client's time is the product of three numbers: its number of examples, a factor, and the pace
+    of its machine. The factor says how much slower the client is than others on the same machine.
+    The pace, in seconds per example, is the median over the machine's clients. `examples` returns a
+    client's number of examples.
     """
 
     def __init__(self, examples: Callable[[ClientId], int]) -> None:
@@ -44,9 +45,9 @@ class Expected(Generic[M]):
             self._factor[client] = min(factor, GROWTH * self._factor.get(client, factor))
 
     def length(self, client: ClientId) -> float:
-        """Return the client's expected time on the fastest machine.
+        """Return the client's expected time on the fastest machine, in an unknown unit.
 
-        The unit is the same for all clients, but unknown.
+        The unit is the same for all clients, so their times can be compared.
         """
         return self._factor.get(client, 1.0) * self._examples(client)
 

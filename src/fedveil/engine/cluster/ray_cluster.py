@@ -33,9 +33,10 @@ _PULSE = "pulse"
 class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
-    Each machine of the cluster is a process of fedveil on a node. It uses `workers` cores and, if
-    `gpus` is True, one GPU. If `workers` is None, it uses all cores of the node or, if `gpus` is
-    True, the node's number of cores divided by its number of GPUs.
+    Each machine of the cluster is a process of fedveil on a node. A machine uses `workers` cores
+    and, if `gpus` is True, one GPU. If `workers` is None and `gpus` is False, it uses all cores of
+    the node. If `workers` is None and `gpus` is True, it uses the node's number of cores divided by
+    its number of GPUs.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

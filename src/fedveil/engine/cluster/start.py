@@ -37,6 +37,8 @@ def start_on_a_cluster(
     """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
 
     Every machine first trains on the examples in `batch`, and must get this process's result.
+    `data` has all clients' examples, and `dimension` is the number of entries of an update.
+    `starting` is called with the name of each step before the first round, and `event` logs a line.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:

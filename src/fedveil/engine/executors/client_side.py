@@ -68,7 +68,10 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """Return data in which `client` has the examples x and y, and other clients have none."""
+        """Return data in which `client` has the examples x and y, and other clients have none.
+
+        `usable` is a mask of the examples that may be used. None means all of them.
+        """
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)
@@ -234,7 +237,10 @@ class ClientSide:
 
     @property
     def weights(self) -> Update:
-        """The entries of `self.model` that an update changes: all except FedCM's direction."""
+        """The entries of `self.model` that an update changes.
+
+        Under FedCM, the entries after them are the direction, which no update changes.
+        """
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
@@ -251,9 +257,10 @@ class ClientSide:
     def trained(
         self, asked: Mapping[ClientId, Message]
     ) -> Iterator[tuple[ClientId, Answer | None]]:
-        """Yield each client in `asked` with its training's result, or None if it does not train.
+        """Yield pairs of a client in `asked` and the result of its training.
 
-        The result is `Trained` or `Failed`. Its update is valid until the next client is requested.
+        The result is `Trained` or `Failed`, or None if the client's message requests no training.
+        The update in a result is valid until the next client is requested.
         """
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
@@ -270,7 +277,10 @@ class ClientSide:
         return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the answer after training. An unusable update is reported as an update of zero."""
+        """Return the answer of a client to `message`, after training with the result `trained`.
+
+        An unusable update is reported as an update of zero.
+        """
         client, effort = trained.client, trained.effort
         half = self._half(client)
         talks = self.protection.always_reports and len(self.protection.flow) > 1

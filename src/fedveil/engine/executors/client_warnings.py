@@ -13,9 +13,10 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """Holds, for each thread, the `Effort` of the client that it trains now, or None.
+    """Holds, for each thread, the `Effort` of the client that the thread trains now, or None.
 
-    The client's warnings are added to the list `effort.warnings`.
+    An `Effort` has the times and warnings of a client's answer. New warnings are added to its list
+    `warnings`.
     """
 
     effort: Effort | None = None
@@ -28,7 +29,10 @@ _filters = ExitStack()
 
 
 class WarningsApart:
-    """A context in which `WarningsNoted` can record warnings per thread. Entering it is slow."""
+    """A context in which `WarningsNoted` can record warnings per thread.
+
+    It replaces Python's warning filters, which is slow.
+    """
 
     def __enter__(self) -> None:
         global _listeners
@@ -48,7 +52,10 @@ class WarningsApart:
 
 
 class WarningsNoted(WarningsApart):
-    """A context that adds the warnings of its block to the list `effort.warnings`."""
+    """A context that adds the warnings of its block to the list `effort.warnings`.
+
+    `effort` is the record of the client that the thread trains in the block.
+    """
 
     def __init__(self, effort: Effort) -> None:
         self._effort = effort

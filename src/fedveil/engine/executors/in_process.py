@@ -66,9 +66,9 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
 
-        Yields all other answers unchanged.
+        `Refused` means that the report is invalid. Yields all other answers unchanged.
         """
         return self._answers(messages, lambda answer: folded(answer, server))
 

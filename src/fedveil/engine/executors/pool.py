@@ -246,9 +246,9 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add each report to `server`, and yield `Folded` for it, or `Refused` if it is invalid.
+        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
 
-        Yields all other answers unchanged.
+        `Refused` means that the report is invalid. Yields all other answers unchanged.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:
@@ -283,9 +283,9 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send all workers the message of all clients, and return True, if they get the same one.
+        """Send `messages` to all workers at once, if all clients get the same message.
 
-        Otherwise sends nothing, and returns False.
+        Returns True if it was sent. Otherwise sends nothing, and returns False.
         """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):

@@ -1,6 +1,7 @@
 """Memory that the simulator's processes share.
 
-A block has no name in the file system, so its memory is freed when its last process ends.
+A block of this memory has no name in the file system. So it is freed when the last process that
+uses it ends.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the metrics in `content` that are in `names`, and the names of everything else."""
+    """Return the metrics in `content` whose names are in `names`, and a list of all other names.
+
+    The list names the other metrics, and the records in `content` that contain no metrics.
+    """
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):
@@ -43,7 +46,8 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
     """Return the finite metrics of a reply, or no metrics if the client's weight is invalid.
 
-    The weight is the metric `weight_key`, or 1 without it. It must be in (0, `MOST_WEIGHT`].
+    The weight is the metric `weight_key`, or 1 if the reply does not have it. A valid weight is
+    above 0 and at most `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:

@@ -291,7 +291,7 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """Return the reply's number of examples, or 1 if clients are not weighted by size."""
+        """Return the number of examples in the app's reply, or 1 if clients have equal weights."""
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key

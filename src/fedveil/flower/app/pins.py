@@ -42,7 +42,11 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return one `Pin` for each source that makes demands. Raises `JobError` for an invalid key."""
+    """Return one `Pin` for each source that makes demands. Raises `JobError` for an invalid key.
+
+    The sources are the `keywords` of the client's `ProtectMod`, the app's run configuration, and
+    the configuration of the client's node.
+    """
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),

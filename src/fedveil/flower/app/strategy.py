@@ -44,10 +44,10 @@ class ProtectedStrategy(Strategy):
 
     It sends the training messages of `strategy`, each with the terms of the round (`Offer`). It
     adds up the reports of the clients' `ProtectMod` as they arrive. A client's reply that is not
-    such a report is refused and counted, and never averaged. Then it hands `strategy` one reply:
-    the global arrays plus the protection's aggregate update. So `strategy` can be any strategy that
-    averages the clients' arrays and continues from the average (FedAvg, FedAvgM, FedProx,
-    FedAdagrad, FedAdam, FedYogi).
+    such a report is refused and counted, and never averaged. At the end of the round, `strategy`
+    receives one reply: the global arrays plus the protection's aggregate update. So `strategy` can
+    be any strategy that averages the clients' arrays and continues from the average (FedAvg,
+    FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi).
 
     `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
     receives that one averaged reply. The default is False.
@@ -64,7 +64,8 @@ class ProtectedStrategy(Strategy):
     the ledger and `max_epsilon` start from zero.
 
     During and after a run, `ledger` has every client's spent privacy, by Flower's number of the
-    client; `rounds` has a record of every round; `stopped` says why no further round was started.
+    client. `rounds` has a record of every round, and `stopped` says why no further round was
+    started.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class ProtectedStrategy(Strategy):
 
     @property
     def weight_key(self) -> str:
-        """The metric by which `strategy` weights its clients."""
+        """The name of the metric by which `strategy` weights its clients."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
     def _terms(self) -> str:
-        """A description of the protection. It must equal that in a saved ledger."""
+        """A description of the protection. A saved ledger with another one is refused."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"

@@ -63,7 +63,7 @@ def read_job(folder: Path) -> Job:
 def read_roster(path: Path) -> dict[ClientId, bytes]:
     """Read each client's public signing key from the file `path`.
 
-    It has lines `client-N: KEY`, with KEY in 64 hexadecimal digits.
+    The file has lines `client-N: KEY`, with KEY in 64 hexadecimal digits.
     """
     if not path.exists():
         return {}

@@ -180,7 +180,8 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
 def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
     """Return an encoded message with the numbers of the clients `members` of this node.
 
-    If the job says that clients reveal it, the message also has each client's number of examples.
+    If the job says that clients reveal their number of examples, the message has these numbers too.
+    `files` loads the examples.
     """
     clients, counts = [member.client for member in members], list[int]()
     for member in members:
@@ -196,7 +197,11 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
 
 
 def _check_own_job(files: OwnFiles, member: Member) -> None:
-    """Raise an error if the app's job, which the server made, differs from the operator's copy."""
+    """Raise an error if the app's job, which the server made, differs from the operator's copy.
+
+    `files` loads the app's job, and `member.job` names the operator's copy. Without a copy, nothing
+    is checked.
+    """
     if member.job is None:
         return
     changed = differences(files.job.model_dump(), files.own_job(member.job).model_dump())
@@ -326,7 +331,10 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to the client's own account, or nothing if the job's randomness is seeded."""
+    """Charge a report to the client's own account, or nothing if the job's randomness is seeded.
+
+    `asked` is the server's message that requests the report.
+    """
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

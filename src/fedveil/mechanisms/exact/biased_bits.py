@@ -27,7 +27,7 @@ def byte_tables(probability: Fraction) -> AliasTables:
 def double_above_q(eps: float) -> float:
     """Return q = 1 / (e^eps + 1), rounded up, so that ln((1 - q) / q) never exceeds eps.
 
-    eps stands for the shortest decimal that identifies the float, so 0.1 is exactly 1/10.
+    The float `eps` stands for the shortest decimal that identifies it, so 0.1 is exactly 1/10.
     """
     with localcontext(prec=60, rounding=ROUND_UP):
         q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))

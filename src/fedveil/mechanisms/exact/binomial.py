@@ -65,7 +65,8 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 def _law(probability: Fraction, trials: int) -> list[float]:
     """Return Pr[x of `trials` bits are 1] for x = 0..trials, as floats.
 
-    They are computed with 40 digits, so that no intermediate result underflows.
+    A bit is 1 with `probability`. The results are computed with 40 digits, so that no intermediate
+    result underflows.
     """
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)

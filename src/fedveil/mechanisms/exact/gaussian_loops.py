@@ -73,12 +73,12 @@ def add_cells(
 ) -> int:
     """Add to each values[i] a draw x, which the random 64-bit word words[i] chooses.
 
-    The word's last bit is the sign of x. Its first 63 bits choose |x|: it is the first y with
-    `thresholds[y]` above them. `guide` makes this search fast: its entry g is the first possible
-    |x| of words whose first 16 bits are g. If the 63 bits equal a threshold, they do not decide,
-    because the true threshold has more digits. Such a draw is left out, and values[i] stays
-    unchanged. A negative zero is left out too (0 would otherwise be drawn twice as often). Writes
-    the indices of the draws that are left out to `listed`, and returns their number.
+    The word's last bit is the sign of x. The word's first 63 bits choose |x|: the first y whose
+    threshold, `thresholds[y]`, is above them. `guide` makes this search fast: its entry g is the
+    first possible |x| of words whose first 16 bits are g. If the 63 bits equal a threshold, they do
+    not decide, because the true threshold has more digits. Such a draw is left out, and values[i]
+    stays unchanged. A negative zero is left out too (0 would otherwise be drawn twice as often).
+    Writes the indices of the draws that are left out to `listed`, and returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -172,9 +172,10 @@ def _add_certain(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted, by the test of `add_placed`.
 
-    Sets left_out[i] to 0 for an added draw, otherwise to 1. Returns the number of draws left out.
-    `bits` is the number of low bits of places[i] that are digits of a uniform number. `unit` is
-    2^-bits, `width` is 2^-place_bits, and `slope` is 1 / cell_variance.
+    `words`, `places`, `cells` and `values` are those of `add_placed`. Sets left_out[i] to 0 for an
+    added draw, otherwise to 1. Returns the number of draws left out. `bits` is the number of low
+    bits of places[i] that are digits of a uniform number. `unit` is 2^-bits, `width` is
+    2^-place_bits, and `slope` is 1 / cell_variance.
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))

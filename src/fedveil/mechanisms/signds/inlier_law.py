@@ -42,7 +42,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v, and the number of selections with v top-k dimensions."""
+        """Yield pairs of each possible v and the number of selections with v top-k dimensions."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)

@@ -1,7 +1,8 @@
 """Finds the largest entries of a vector, without sorting it.
 
-A radix select maps each float to an integer key in the order of the floats, and counts entries by
-16 bits of the key at a time. The time does not depend on the order of the values.
+A radix select maps each float to an integer key, such that larger floats have larger keys. It
+counts the entries by the highest 16 bits of their keys, then by the next 16 bits, and so on. The
+time does not depend on the order of the values.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class TopSet:
 def flat_vector(update: Any) -> Vector:
     """Return `update` as a contiguous float32 or float64 vector, without checking its values.
 
-    Raises `InvalidValue` if it has another shape than one dimension, or no real numbers.
+    Raises `InvalidValue` unless it is one-dimensional and has real numbers.
     """
     array = np.asarray(update)
     if array.dtype.kind in "iu":

@@ -84,8 +84,8 @@ def gap_law(q: Fraction) -> Float64s:
 def exact_gap_law(q: Fraction) -> list[int]:
     """Return the probabilities of `gap_law` exactly, as integer weights.
 
-    A weight is for g = 0, 1, ... unflipped bits before the next flipped bit, the last one for the
-    largest listed g or more. A bit is flipped with probability `q`.
+    Weight g is for g unflipped bits before the next flipped bit. The last weight is for the largest
+    listed g or more. A bit is flipped with probability `q`.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie
@@ -147,9 +147,9 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
     """Write the parameter and the state of the bit at position places[k], for each k.
 
-    Positions count the bits of all parameters' codes, one code after another. parameters[k] becomes
-    the index of the parameter to which the bit belongs, and lying[k] the state that the bit stands
-    for.
+    Positions count the bits of all parameters' codes, one code after another. A code has a bit for
+    each state -`cells`..`cells`. parameters[k] becomes the index of the parameter to which the bit
+    belongs, and lying[k] the state that the bit stands for.
     """
     states = 2 * cells + 1
     for k in range(len(places)):

@@ -67,7 +67,10 @@ def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[An
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` packed codes as zeros and ones, with one code per row."""
+    """Return the bits of `count` packed codes as zeros and ones, with one code per row.
+
+    A code has a bit for each state, from -`cells` to `cells`.
+    """
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)

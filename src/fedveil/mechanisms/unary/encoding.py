@@ -331,7 +331,7 @@ class UnaryEncoding:
         """Return the integer type of the sums in a report: int16 if it can hold them, else int32.
 
         The report has a sum for each parameter: that of the states whose bits are 1 in the
-        parameter's code. It is between -`largest_sum` and `largest_sum`.
+        parameter's code. Such a sum is between -`largest_sum` and `largest_sum`.
         """
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
