@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any, get_args
 
 import numpy as np
 
+from experiments.accuracy_claims import BARE, REPORT, judged
 from experiments.accuracy_picture import Mark, draw
-from experiments.evidence import idle, learnt, with_interval
+from experiments.evidence import LEAST_SEEDS
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.attacks.membership.model_answers import answers
@@ -54,11 +54,10 @@ JOBS: Mapping[Scale, Sequence[str]] = {
     "full": (*_THOUSAND, "rounds=60", "evaluation.every=60"),
 }
 SEEDS: Mapping[Scale, int] = {"small": 1, "medium": 1, "full": 3}
-#: The target epsilons: of protections that noise the sum, and of those that noise every report.
+#: The protections that noise the sum.
 SUM = ("distributed_dp", "central_gaussian")
-REPORT = ("dp_encrypt", "signds", "rr", "oue")
-BARE = ("not_encrypt", "pw_encrypt")
 _MEANT = (0.25, 0.5, 1, 2, 4, 8, 16)
+#: The target epsilons.
 EPSILONS: Mapping[Scale, Mapping[str, Sequence[float]]] = {
     "small": {
         **dict.fromkeys(SUM, (0.25, 1, 4)),
@@ -84,9 +83,6 @@ _RATES = {"small": 1.6, "medium": 2.56, "full": 2.56}
 _LEAST_STEPS, _MOST_STEPS = 1, 6
 #: The share of the training examples used only to judge rates.
 _HELD = 10
-#: Labels of the digits. Accuracies less than `_APART` apart are nearly the same.
-_LABELS, _APART = 10, 0.1
-_FEW = "fewer than two points end above chance level"
 _ASKED = 120
 
 
@@ -139,6 +135,7 @@ class AccuracyEpsilon(Experiment):
         points = study.points()
         write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
         seeds, job = SEEDS[scale], study.job
+        most = seeds_of(BARE[0], scale)
         ran = (
             f"{job.clients.number:,} clients train {job.model} on {job.data.name} for {job.rounds} "
             f"rounds. Epsilon is that of the whole run at delta {job.privacy.delta:g}, "
@@ -149,10 +146,17 @@ class AccuracyEpsilon(Experiment):
             f"{', '.join(LIKE.values())}, in this order, because their noise is similar. Clips are "
             f"those of the bundled job. Two membership attacks tell training examples from others: "
             f"by the loss of the finished model, and by one client's report in the first round, in "
-            f"which all points have the same model."
+            f"which all points have the same model. {' and '.join(BARE)} have {most} seeds, the "
+            f"other protections {seeds}."
         )
         picture = folder / "accuracy-epsilon.svg"
-        return Outcome(ran, verdicts(points), [_table(points)], (), [picture], seeds)
+        tables = [_table(points)]
+        return Outcome(ran, verdicts(points), tables, (), [picture], seeds if seeds == most else 0)
+
+
+def seeds_of(position: str, scale: Scale) -> int:
+    """Return the number of a protection's seeds. Those without noise always have an interval."""
+    return max(SEEDS[scale], LEAST_SEEDS) if position in BARE else SEEDS[scale]
 
 
 class Study:
@@ -248,7 +252,7 @@ class Study:
 
     def _point(self, cell: Cell, rate: float) -> Point:
         runs = []
-        for seed in range(SEEDS[self._scale]):
+        for seed in range(seeds_of(cell.setting.position, self._scale)):
             assert cell.job is not None
             job = Job.read(cell.job.model_dump(), [f"server.lr={rate}", f"seed={seed}"])
             path = self._folder / "runs" / f"{cell.setting.name},rate={rate:g},seed={seed}"
@@ -306,55 +310,9 @@ def verdicts(points: Sequence[Point]) -> list[Verdict]:
             for p in sorted(points, key=lambda p: p.epsilon)
             if p.position == name
         ]
-        for name in (*BARE, *SUM, *REPORT)
+        for name in (*BARE, *REPORT)
     }
-    return judged(reached)
-
-
-def judged(reached: Mapping[str, Sequence[tuple[float, Sequence[float]]]]) -> list[Verdict]:
-    """Judge the claims by the accuracies of all seeds, from the smallest epsilon to the largest.
-
-    `reached` maps the name of a protection to its points.
-    """
-    plain = [mean(each) for name in BARE for _, each in reached.get(name, ())]
-    bare = idle({"without noise": min(plain)}, _LABELS) if plain else ""
-    found = []
-    for name in REPORT:
-        mine = reached[name]
-        good = [point for point in mine if learnt(mean(point[1]), _LABELS)]
-        least, most = good[0] if good else mine[0], mine[-1]
-        found.append(
-            Verdict.of(
-                mean(most[1]) > mean(least[1]),
-                f"{name}: accuracy grows with epsilon",
-                "it grows",
-                f"{with_interval(least[1])} at {least[0]:.3g}, "
-                f"{with_interval(most[1])} at {most[0]:.3g}",
-                held_to="higher at the largest epsilon than at the smallest above chance level",
-                same="there is less noise in every report",
-                other="the choice of the rate hides it",
-                nothing=bare or ("" if len(good) > 1 else _FEW),
-            )
-        )
-    pairs = [
-        (mean(a), mean(b))
-        for (_, a), (_, b) in zip(reached["rr"], reached["oue"], strict=True)
-        if learnt(mean(a), _LABELS) and learnt(mean(b), _LABELS)
-    ]
-    apart = max((abs(a - b) for a, b in pairs), default=0.0)
-    found.append(
-        Verdict.of(
-            apart < _APART,
-            "rr and oue at the same epsilon",
-            "nearly the same",
-            f"at most {apart:.3f} apart",
-            held_to=f"less than {_APART:g} apart where both end above chance level",
-            same="at equal epsilons of the whole run, not at equal parameters",
-            other="at equal epsilons of the whole run, their parameters differ",
-            nothing=bare or ("" if pairs else _FEW),
-        )
-    )
-    return found
+    return [*judged(reached)]
 
 
 def _mark(point: Point) -> Mark:

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from experiments.experiment import Tell
@@ -105,13 +104,6 @@ def curve(name: str, run: ReadRun, key: str = "accuracy", *, dashed: bool = Fals
     """Return the run's metric `key` by round, as a curve called `name`."""
     protection = run.job["protection"]["name"]
     return Curve(name, *run.figures(key), dashed=dashed, protection=protection)
-
-
-def falls(values: Sequence[float], slack: float) -> bool:
-    """Return True if the last value is below the first and no single rise exceeds `slack`."""
-    return values[-1] < values[0] and all(
-        after <= before + slack for before, after in pairwise(values)
-    )
 
 
 def listed(values: Sequence[float], places: int = 3) -> str:

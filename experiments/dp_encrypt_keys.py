@@ -9,9 +9,9 @@ from statistics import mean
 import numpy as np
 from torch import nn
 
-from experiments.evidence import idle, interval, with_interval
+from experiments.evidence import SLACK, decided, idle, interval, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from experiments.sweeps import SEEDS, SLACK, Sweep, Swept, compared, decided, plot, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
 from fedveil.base.array_types import Array
 from fedveil.data.datasets import load
 from fedveil.federated.job import Job

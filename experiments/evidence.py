@@ -1,10 +1,12 @@
-"""Evidence from runs: runs at chance level are none, and several seeds give an interval."""
+"""Evidence from runs: runs at chance level are none, several seeds give an interval, and one seed
+decides only about large differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean, stdev
 
 from fedveil.base.lazy import special
@@ -15,6 +17,9 @@ from fedveil.privacy.finding import CONFIDENCE
 MARGIN = 0.1
 #: Fewest seeds that give an interval.
 LEAST_SEEDS = 3
+#: A difference of accuracies, or of other figures from 0 to 1, counts as none up to this. With one
+#: seed, it may be chance.
+SLACK = 0.02
 
 
 def learnt(accuracy: float, labels: int) -> bool:
@@ -85,3 +90,47 @@ def with_interval(values: Sequence[float], places: int = 3) -> str:
         return middle
     low, high = interval(values)
     return f"{middle} [{low:.{places}f}, {high:.{places}f}]"
+
+
+def decided(apart: Sequence[float], slack: float = SLACK) -> tuple[bool, str]:
+    """Decide whether a difference is above 0, by the seeds' values `apart` of it.
+
+    Returns True if it is, otherwise False with the reason why the seeds cannot decide, or with ""
+    if they can. The interval of several seeds decides if it lies above 0 or ends at `slack` at
+    most. Fewer than `LEAST_SEEDS` have no interval: they decide if their mean is more than `slack`
+    away from 0.
+    """
+    if len(apart) < LEAST_SEEDS:
+        middle, seeds = mean(apart), f"{len(apart)} seed{'s' if len(apart) > 1 else ''}"
+        chance = f"a difference of {middle:+.3f} may be chance with {seeds}"
+        return middle > slack, "" if abs(middle) > slack else chance
+    low, high = interval(apart)
+    if low > 0 or high <= slack:
+        return low > 0, ""
+    return False, f"the seeds differ too much to decide: [{low:.3f}, {high:.3f}]"
+
+
+def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
+    """Decide whether a difference is between -`bound` and `bound`, with an answer like `decided`.
+
+    The interval of the seeds' values `apart` decides if it lies inside or outside. Too few seeds to
+    have an interval cannot decide.
+    """
+    if len(apart) < LEAST_SEEDS:
+        return False, f"fewer than {LEAST_SEEDS} seeds have no interval"
+    low, high = interval(apart)
+    if low > bound or high < -bound:
+        return False, ""
+    inside = -bound <= low and high <= bound
+    return inside, "" if inside else f"the seeds differ too much to decide: [{low:.4f}, {high:.4f}]"
+
+
+def falls(values: Sequence[float], rise: float) -> tuple[bool, str]:
+    """Decide whether the values of one seed's runs fall, with an answer like `decided`.
+
+    They do not fall if a single step rises by more than `rise`. Otherwise the difference of the
+    first value and the last decides.
+    """
+    if any(after > before + rise for before, after in pairwise(values)):
+        return False, ""
+    return decided([values[0] - values[-1]])

@@ -22,7 +22,7 @@ class Verdict:
     """A number or trend in the source, beside ours.
 
     `held_to` is the bound that decides, and `why` the reason. The answer is "says nothing" if a run
-    that had to learn did not.
+    that had to learn did not, or if the seeds cannot decide.
     """
 
     what: str

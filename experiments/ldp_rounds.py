@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from experiments.evidence import idle, interval, learnt, with_interval
+from experiments.evidence import decided, idle, interval, learnt, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.ldp_jobs import EPSILONS, MECHANISMS, SPLITS, Task, job, labels
 from experiments.leakage import leakage
-from experiments.sweeps import SEEDS, Sweep, Swept, decided, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, reached, swept
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table

@@ -30,10 +30,10 @@ The sources have numbers:
 
 Every page says what was run, how it differs from the source, and how our figures compare with the
 source's. A verdict is computed from the figures by the criterion beside it. It says nothing if a
-run that it needs ended at chance level (no better than guessing). If a source shows a curve only
-as a picture, the verdict tests what its text says about the curve. [The list of
-statements](statements.md) has every testable statement of the sources. Accuracies and rates are
-fractions, as in the sources: 0.967 is 96.7%.
+run that it needs ended at chance level (no better than guessing), or if its seeds are too few to
+decide. If a source shows a curve only as a picture, the verdict tests what its text says about the
+curve. [The list of statements](statements.md) has every testable statement of the sources.
+Accuracies and rates are fractions, as in the sources: 0.967 is 96.7%.
 
 A page whose scale is not `full` is smaller because of the time: the last column says how long
 `full` takes with one seed on two cores. For the same reason, most pages have one seed, and say so.

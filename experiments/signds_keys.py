@@ -10,10 +10,10 @@ from typing import Any
 
 from experiments import writers
 from experiments.arms import LAST, mean_accuracy
-from experiments.evidence import idle, with_interval
+from experiments.evidence import decided, idle, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept, last_checkpoint
-from experiments.sweeps import SEEDS, Sweep, Swept, compared, decided, plot, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
 from fedveil.entry.simulation import resume, simulate
 from fedveil.federated.job import Job
 from fedveil.mechanisms import SignDS
@@ -29,26 +29,42 @@ _TEST_PART = 5
 _STRIDE = 2
 _ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
 _RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 55}
+#: A client's local training, and where it trains more.
+_EPOCHS, _LR = 2, 0.05
+_MORE_EPOCHS, _MORE_LR = 8, 0.2
 
 _SIGNDS = "protection.signds"
 _FIXED = f"{_SIGNDS}.magnitude=fixed"
-#: The epsilon that is not large enough for many dimensions, where their number is varied.
-_SMALL_EPS = 20
+#: The epsilons that are too small and large enough for many dimensions, where they are varied.
+_SMALL_EPS, _LARGE_EPS = 20, 100
 _RATES = (0.25, 1.0, 4.0, 16.0)
+#: The ends of the names of sweeps in which clients train more, with the changes.
+_TRAINED_MORE: Mapping[str, Sequence[str]] = {
+    "more epochs": (f"training.epochs={_MORE_EPOCHS}",),
+    "larger lr": (f"training.lr={_MORE_LR}",),
+    "both": (f"training.epochs={_MORE_EPOCHS}", f"training.lr={_MORE_LR}"),
+}
 #: The sweeps. The other settings are the source's: k 0.2, eps 100, ratio 0.6, out 0.
 SWEEPS: Mapping[str, Sweep] = {
     "sign_k": Sweep(f"{_SIGNDS}.sign_k", (0.01, 0.05, 0.2)),
     "sign_eps": Sweep(f"{_SIGNDS}.sign_eps", (3, 10, 30, 100)),
     "sign_thr_ratio": Sweep(f"{_SIGNDS}.sign_thr_ratio", (0.6, 0.8, 0.99)),
-    "sign_dim_out": Sweep(
-        f"{_SIGNDS}.sign_dim_out",
-        (10, 25, 50),
-        (f"{_SIGNDS}.sign_eps={_SMALL_EPS}", _FIXED, f"{_SIGNDS}.sign_global_lr=4"),
-    ),
+    **{
+        name: Sweep(
+            f"{_SIGNDS}.sign_dim_out",
+            (10, 25, 50),
+            (f"{_SIGNDS}.sign_eps={eps}", _FIXED, f"{_SIGNDS}.sign_global_lr=4"),
+        )
+        for name, eps in (("sign_dim_out", _SMALL_EPS), ("sign_dim_out, large eps", _LARGE_EPS))
+    },
     "sign_global_lr": Sweep(f"{_SIGNDS}.sign_global_lr", _RATES, (_FIXED,)),
     "sign_global_lr, quarter": Sweep(
         f"{_SIGNDS}.sign_global_lr", _RATES, (_FIXED, "clients.fraction=0.25")
     ),
+    **{
+        f"sign_global_lr, {name}": Sweep(f"{_SIGNDS}.sign_global_lr", _RATES, (_FIXED, *changes))
+        for name, changes in _TRAINED_MORE.items()
+    },
 }
 
 
@@ -91,7 +107,7 @@ class SignDSKeys(Experiment):
                     "split": "by_client",
                 },
                 "model": "lenet_femnist",
-                "training": {"epochs": 2, "lr": 0.05, "batch_size": 20},
+                "training": {"epochs": _EPOCHS, "lr": _LR, "batch_size": 20},
                 "server": {"weighting": "equal"},
                 "protection": {
                     "name": "signds",
@@ -113,7 +129,11 @@ class SignDSKeys(Experiment):
         base = self.base(scale)
         runs = swept(folder, base, SWEEPS, tell)
         steps = [estimates(folder, base, seed, tell) for seed in range(SEEDS)]
-        rates = {"all clients": runs["sign_global_lr"], "25% of the clients": _quarter(runs)}
+        rates = {
+            "all clients": runs["sign_global_lr"],
+            "25% of the clients": _rates(runs, "quarter"),
+            **{name: _rates(runs, name) for name in _TRAINED_MORE},
+        }
         plots = [
             plot("rate", "Accuracy by the step of the server", "sign_global_lr", rates),
             Plot("step", "The server's estimate r_est", Axis("round"), Axis("r_est", log=True),
@@ -124,8 +144,8 @@ class SignDSKeys(Experiment):
         return Outcome(_told(base, scale), verdicts, [_table(runs)], plots, seeds=SEEDS)
 
 
-def _quarter(runs: Mapping[str, Swept]) -> Swept:
-    return runs["sign_global_lr, quarter"]
+def _rates(runs: Mapping[str, Swept], name: str) -> Swept:
+    return runs[f"sign_global_lr, {name}"]
 
 
 def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
@@ -204,7 +224,25 @@ def judged(runs: Mapping[str, Swept]) -> Iterator[Verdict]:
         same="the additional dimensions are mostly noise",
         other="the additional dimensions help more than their noise harms",
     )  # fmt: skip
-    yield from _rate(runs["sign_global_lr"], _quarter(runs))
+    yield compared(
+        f"accuracy by sign_dim_out, at eps {_LARGE_EPS}", runs["sign_dim_out, large eps"], 10, 50,
+        labels=_DIGITS,
+        source="if eps is large enough, a larger out raises accuracy",
+        same="the additional dimensions are of the top-k set, too",
+        other="the additional dimensions are of the top-k set, too, but do not help",
+    )  # fmt: skip
+    whole = runs["sign_global_lr"]
+    yield from _rate(whole, _rates(runs, "quarter"))
+    claim = "more local epochs and a larger local learning rate need a larger one"
+    for name, pair, part in (
+        ("more epochs", f"{_EPOCHS} local epochs, and with {_MORE_EPOCHS}", "; here, epochs alone"),
+        ("larger lr", f"local rate {_LR:g}, and with {_MORE_LR:g}", "; here, the rate alone"),
+        ("both", f"{_EPOCHS} epochs at rate {_LR:g}, and with {_MORE_EPOCHS} at {_MORE_LR:g}", ""),
+    ):
+        yield larger_needed(
+            f"best sign_global_lr with {pair}", whole, _rates(runs, name), source=claim + part,
+            same="the clients' updates are larger, and a sign does not say so",
+        )  # fmt: skip
 
 
 def _rate(whole: Swept, quarter: Swept) -> Iterator[Verdict]:
@@ -229,16 +267,38 @@ def _rate(whole: Swept, quarter: Swept) -> Iterator[Verdict]:
         same="steps of a fixed size overshoot", other="it does not fluctuate more",
         nothing=idle({"1": min(reached(whole[1]))}, _DIGITS),
     )  # fmt: skip
-    best = [max(_RATES, key=lambda rate: mean(reached(part[rate]))) for part in (quarter, whole)]
-    yield Verdict.of(
-        best[0] < best[1], "best sign_global_lr with 25% of the clients, and with all",
-        "more clients need a larger one", f"{best[0]:g} and {best[1]:g}",
-        held_to="a larger one of those tried with all clients",
+    yield larger_needed(
+        "best sign_global_lr with 25% of the clients, and with all", quarter, whole,
+        source="more clients need a larger one",
         same="the server divides the step by the number of reports",
-        other="the same one is best",
-        nothing=idle({f"{rate:g}": mean(reached(part[rate]))
-                      for rate, part in zip(best, (quarter, whole), strict=True)}, _DIGITS),
     )  # fmt: skip
+
+
+def larger_needed(what: str, less: Swept, more: Swept, *, source: str, same: str) -> Verdict:
+    """Judge whether the runs `more` need a larger step than the runs `less`.
+
+    They do if `more` is more accurate at a larger step than at the best one of `less`.
+    """
+    best = _best(less, [*less])
+    larger = _best(more, [rate for rate in more if rate > best] or [best])
+    apart = [b - a for a, b in zip(reached(more[best]), reached(more[larger]), strict=True)]
+    agrees, nothing = decided(apart)
+    if larger == best:
+        nothing = f"no step above {best:g} was tried"
+    ends = {"the former": mean(reached(less[best])),
+            "the latter": max(mean(reached(more[rate])) for rate in (best, larger))}  # fmt: skip
+    return Verdict.of(
+        agrees, what, source,
+        f"{best:g} and {_best(more, [*more]):g}. The latter at {larger:g} instead of {best:g}: "
+        f"{with_interval(apart)}",
+        held_to="the latter's accuracy at the best of all larger steps, minus that at the best of "
+        "the former, seed by seed: the interval lies above 0",
+        same=same, other="no larger one is better", nothing=idle(ends, _DIGITS) or nothing,
+    )  # fmt: skip
+
+
+def _best(runs: Swept, rates: Sequence[float]) -> float:
+    return max(rates, key=lambda rate: mean(reached(runs[rate])))
 
 
 def _sway(run: ReadRun) -> float:
@@ -268,8 +328,10 @@ def _told(base: Job, scale: Scale) -> str:
         f"with learning rate {base.training.lr:g}. The {base.clients.number} clients are the "
         f"writers of `{writers.mnist_name(scale)}`, all of them in every round; every fifth test "
         f"image is used. Keys that are not varied have the source's values: k 0.2, eps 100, "
-        f"ratio 0.6, out 0, and an estimated step. Where out is varied, eps is {_SMALL_EPS} and "
-        f"the step is fixed at 4 / clients. The source states trends without sizes. The "
+        f"ratio 0.6, out 0, and an estimated step. Where out is varied, eps is {_SMALL_EPS} or "
+        f"{_LARGE_EPS}, and the step is fixed at 4 / clients. Where sign_global_lr is varied, the "
+        f"step is fixed at this key / clients. Clients that train more have {_MORE_EPOCHS} local "
+        f"epochs, learning rate {_MORE_LR:g}, or both. The source states trends without sizes. The "
         f"dimensions of a report follow from the keys and the size of the model, {DIM:,}, "
         f"without training."
     )
@@ -283,4 +345,8 @@ def _table(runs: Mapping[str, Swept]) -> Table:
         for name, sweep in runs.items() for value, each in sweep.items()
     ]  # fmt: skip
     columns = ("key", "value", "accuracy at the end", "mean accuracy over all rounds", "bytes up")
-    return Table(columns, rows, "All sweeps. In the last, 25% of the clients take part in a round.")
+    caption = (
+        f"All sweeps. `large eps`: eps {_LARGE_EPS} instead of {_SMALL_EPS}. `quarter`: 25% of the "
+        f"clients take part in a round. `more epochs`, `larger lr`, `both`: clients train more."
+    )
+    return Table(columns, rows, caption)

@@ -8,15 +8,13 @@ from pathlib import Path
 from statistics import mean
 
 from experiments.arms import Arm, trained
-from experiments.evidence import LEAST_SEEDS, idle, interval, with_interval
+from experiments.evidence import LEAST_SEEDS, decided, idle, with_interval
 from experiments.experiment import Tell, Verdict
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 
 SEEDS = LEAST_SEEDS
-#: A difference of accuracies up to this counts as none.
-SLACK = 0.02
 #: The runs of a sweep: for each value of its key, one run for each seed.
 Swept = Mapping[float, Sequence[ReadRun]]
 
@@ -71,18 +69,6 @@ def reached(runs: Sequence[ReadRun]) -> list[float]:
 def listed(sweep: Swept) -> str:
     """Format the accuracy at every value, with its interval over the seeds."""
     return "; ".join(f"{value:g}: {with_interval(reached(runs))}" for value, runs in sweep.items())
-
-
-def decided(apart: Sequence[float]) -> tuple[bool, str]:
-    """Decide whether a difference is above 0, by the seeds' values of it.
-
-    Returns True if their interval lies above 0. Otherwise returns False, with the reason why the
-    seeds cannot decide, or with "" if the interval ends at `SLACK` at most.
-    """
-    low, high = interval(apart)
-    if low > 0 or high <= SLACK:
-        return low > 0, ""
-    return False, f"the seeds differ too much to decide: [{low:.3f}, {high:.3f}]"
 
 
 def compared(

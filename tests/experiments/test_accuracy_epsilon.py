@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import accuracy_epsilon
+from experiments import accuracy_claims, accuracy_epsilon
 from experiments.accuracy_epsilon import AccuracyEpsilon, Study, attacked
 from experiments.accuracy_picture import Mark, draw
 from fedveil.data.datasets import load
@@ -55,7 +55,11 @@ def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
     assert rounds
     (table,) = outcome.tables
     assert len(table.rows) == 2 + 3 + 3
-    assert all(0 < float(row[3]) <= 1 for row in table.rows)
+    seeds = {row[0]: len(row[3].split()) for row in table.rows}
+    assert {name: count for name, count in seeds.items() if count > 1} == {
+        "not_encrypt": 3, "pw_encrypt": 3,
+    }  # fmt: skip
+    assert all(0 < float(each) <= 1 for row in table.rows for each in row[3].split())
     (picture,) = outcome.pictures
     text = picture.read_text()
     for name in ("not_encrypt", "distributed_dp", "signds", "oue", "next to none", "guessing"):
@@ -162,3 +166,60 @@ def test_the_medium_job_is_the_full_one_for_a_third_of_its_rounds() -> None:
     assert medium.model_dump(exclude=said) == full.model_dump(exclude=said)
     assert (medium.rounds, full.rounds) == (20, 60)
     assert {0.25, 16} <= {*accuracy_epsilon.EPSILONS["medium"]["rr"]}
+
+
+def points(**changed: Any) -> accuracy_claims.Reached:
+    """Return the accuracies of all seeds by protection, of which those in `changed` differ."""
+    noisy = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.9, 0.91, 0.92))]
+    bare = {name: [(math.inf, (0.95, 0.97, 0.96))] for name in accuracy_claims.BARE}
+    return {**bare, **dict.fromkeys(accuracy_claims.REPORT, noisy), **changed}
+
+
+def answers(**changed: Any) -> dict[str, str]:
+    """Return the answers that are not `agrees`, by the beginnings of the measures."""
+    found = accuracy_claims.judged(points(**changed))
+    return {v.what.partition(":")[0]: v.answer for v in found if not v.agrees}
+
+
+@pytest.mark.parametrize(
+    ("masked", "answer"),
+    [
+        ((0.95, 0.97, 0.96), "agrees"),
+        ((0.9505, 0.9695, 0.9605), "agrees"),  # less than what counts
+        ((0.94, 0.961, 0.95), "differs"),
+        ((0.96, 0.979, 0.97), "differs"),  # another accuracy, though a better one
+        ((0.96, 0.96, 0.96), "says nothing"),  # the seeds cannot decide
+        ((0.1, 0.97, 0.96), "says nothing"),  # one of them learnt nothing
+    ],
+)
+def test_a_lossless_sum_has_the_accuracy_of_a_plain_one(
+    masked: tuple[float, ...], answer: str
+) -> None:
+    name = "PW_ENCRYPT is lossless as accuracy"
+    found = answers(pw_encrypt=[(math.inf, masked)])
+    idle = min(masked) < 0.2
+    assert found.get(name, "agrees") == answer
+    assert idle or not found.keys() - {name}
+    collapsed = {each: [(math.inf, (0.11, 0.09, 0.1))] for each in accuracy_claims.BARE}
+    assert answers(**collapsed)[name] == "says nothing"
+
+
+def test_accuracy_grows_by_more_than_chance() -> None:
+    assert not answers()
+    level = [(2.0, (0.9, 0.91, 0.92)), (30.0, (0.9, 0.912, 0.92))]
+    assert answers(signds=level) == {"signds": "differs"}
+    assert answers(signds=[(2.0, (0.9,)), (30.0, (0.91,))]) == {"signds": "says nothing"}
+    assert answers(signds=[(2.0, (0.9,)), (30.0, (0.87,))]) == {"signds": "differs"}
+    assert answers(signds=[(2.0, (0.87,)), (30.0, (0.9,))]) == {}
+    one = [(2.0, (0.1,)), (30.0, (0.9,))]  # the other is at chance level
+    assert answers(signds=one) == {"signds": "says nothing"}
+    far = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.7, 0.71, 0.72))]
+    assert answers(oue=far) == {"rr and oue at the same epsilon": "differs"}
+
+
+def test_protections_without_noise_have_an_interval_at_every_scale() -> None:
+    found = {
+        scale: [accuracy_epsilon.seeds_of(name, scale) for name in ("pw_encrypt", "signds")]
+        for scale in AccuracyEpsilon.scales
+    }
+    assert found == {"small": [3, 1], "medium": [3, 1], "full": [3, 3]}

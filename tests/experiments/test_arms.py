@@ -9,17 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.arms import (
-    COPIED,
-    Arm,
-    accuracy,
-    curve,
-    falls,
-    listed,
-    mean_accuracy,
-    settings,
-    trained,
-)
+from experiments.arms import COPIED, Arm, accuracy, curve, listed, mean_accuracy, settings, trained
 from experiments.leakage import leakage
 from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
@@ -147,20 +137,6 @@ def test_what_is_read_off_a_run() -> None:
     drawn = curve("n", noisy, dashed=True)
     assert (drawn.x, drawn.y[0], drawn.dashed) == ([2, 4, 6, 8, 10, 12], 0.1, True)
     assert drawn.protection == "dp_encrypt"
-
-
-@pytest.mark.parametrize(
-    ("values", "does"),
-    [
-        ([0.9, 0.5, 0.1], True),
-        ([0.9, 0.5, 0.52, 0.1], True),  # within the slack
-        ([0.9, 0.5, 0.6, 0.1], False),
-        ([0.5, 0.5, 0.5], False),
-        ([0.5, 0.52], False),
-    ],
-)
-def test_what_falls(values: list[float], does: bool) -> None:
-    assert falls(values, 0.03) is does
 
 
 def test_figures_in_a_row() -> None:

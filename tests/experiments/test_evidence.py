@@ -1,11 +1,11 @@
-"""Runs at chance level say nothing, and three seeds give an interval."""
+"""Runs at chance level say nothing, three seeds give an interval, one seed decides little."""
 
 from __future__ import annotations
 
 import pytest
 from scipy import stats
 
-from experiments.evidence import Lost, idle, learnt, with_interval
+from experiments.evidence import SLACK, Lost, decided, falls, idle, learnt, with_interval, within
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,66 @@ def test_three_seeds_have_students_interval() -> None:
     low, high = stats.t.interval(0.95, 2, loc=0.93, scale=stats.sem(values))
     assert with_interval(values) == f"0.930 [{low:.3f}, {high:.3f}]"
     assert with_interval(values[:2], 2) == "0.92"
+
+
+@pytest.mark.parametrize(
+    ("apart", "answer"),
+    [
+        ((0.025,), True), ((-0.025,), False), ((0.015,), None), ((-0.015,), None), ((0.0,), None),
+        ((0.01, 0.04), True),  # two seeds have no interval
+        ((0.01, 0.012, 0.013), True),  # three do: it lies above 0
+        ((0.004, -0.002, 0.001), False),  # it ends below what counts
+        ((0.05, -0.01, 0.02), None),
+    ],
+)  # fmt: skip
+def test_one_seed_decides_only_about_large_differences(
+    apart: tuple[float, ...], answer: bool | None
+) -> None:
+    agrees, nothing = decided(apart)
+    assert (agrees, bool(nothing)) == (answer is True, answer is None)
+    if len(apart) == 1 and nothing:
+        assert nothing == f"a difference of {apart[0]:+.3f} may be chance with 1 seed"
+    assert SLACK == 0.02
+
+
+def test_a_difference_may_have_another_slack() -> None:
+    assert decided([0.004], 0.003) == (True, "")
+    assert decided([0.025], 0.03)[1] == "a difference of +0.025 may be chance with 1 seed"
+    assert decided([0.03, 0.029, -0.004], 0.08) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ([0.9, 0.5, 0.1], True),
+        ([0.9, 0.5, 0.525, 0.1], True),  # within the slack of a step
+        ([0.9, 0.5, 0.6, 0.1], False),
+        ([0.5, 0.52, 0.54], False),  # in small steps, but far
+        ([0.5, 0.5, 0.5], None),
+        ([0.5, 0.49], None),
+        ([0.5, 0.51], None),
+        ([0.5, 0.475], True),
+    ],
+)
+def test_what_falls(values: list[float], answer: bool | None) -> None:
+    falling, nothing = falls(values, 0.03)
+    assert (falling, bool(nothing)) == (answer is True, answer is None)
+
+
+@pytest.mark.parametrize(
+    ("apart", "answer"),
+    [
+        ((0.0, 0.0, 0.0), True),
+        ((0.001, -0.001, 0.0005), True),
+        ((0.02, 0.021, 0.022), False),
+        ((-0.02, -0.021, -0.022), False),
+        ((0.006, 0.002, 0.004), None),  # the interval reaches beyond the bound
+        ((-0.006, -0.002, -0.004), None),
+        ((0.0, 0.0), None),  # no interval
+    ],
+)
+def test_seeds_decide_whether_a_difference_is_within_a_bound(
+    apart: tuple[float, ...], answer: bool | None
+) -> None:
+    inside, nothing = within(apart, 0.005)
+    assert (inside, bool(nothing)) == (answer is True, answer is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from experiments import (
     EXPERIMENTS,
-    accuracy_epsilon,
+    accuracy_claims,
     dp_encrypt_keys,
     ldp_claims,
     ldp_jobs,
@@ -105,9 +106,8 @@ def collapsed(name: str) -> Iterator[Verdict]:
         yield from protected_language.verdicts(dict.fromkeys(protected_language.RUNS, run), 7.0)
     elif name == "accuracy-epsilon":
         points = [(eps, (CHANCE, CHANCE)) for eps in (1.0, 4.0, 16.0)]
-        yield from accuracy_epsilon.judged(
-            dict.fromkeys(("not_encrypt", *accuracy_epsilon.REPORT), points)
-        )
+        bare = {plain: [(math.inf, (CHANCE,) * 3)] for plain in accuracy_claims.BARE}
+        yield from accuracy_claims.judged(bare | dict.fromkeys(accuracy_claims.REPORT, points))
     else:
         pytest.fail(f"{name} has no case here")
 
@@ -129,9 +129,12 @@ def test_every_verdict_names_its_bound(name: str) -> None:
 
 def test_one_idle_run_of_two_is_enough() -> None:
     """Adaptive is not faster because a fixed epsilon ended at chance level."""
-    good = ReadRun(Path("nowhere"), {}, [{"round": 1, "accuracy": 0.7}], (), ())
-    for bad in ("fixed", "adaptive", "same-total"):
-        runs = {f"{t}-{k}": good for t in TASKS for k in ("fixed", "adaptive", "same-total")}
+    good = {
+        kind: ReadRun(Path("nowhere"), {}, [{"round": 1, "accuracy": accuracy}], (), ())
+        for kind, accuracy in (("fixed", 0.6), ("adaptive", 0.71), ("same-total", 0.65))
+    }
+    for bad in good:
+        runs = {f"{task}-{kind}": run for task in TASKS for kind, run in good.items()}
         runs[f"{TASKS[0]}-{bad}"] = flat()
         found = ldp_claims.adapting_helps("full", runs, dict.fromkeys(runs, 2.0), TASKS)
         silent = {v.what for v in found if v.answer == "says nothing"}

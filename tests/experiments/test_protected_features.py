@@ -172,6 +172,23 @@ def test_the_verdicts_are_computed() -> None:
     assert judged(falling, [0.99, 0.980, 0.981, 0.96, 0.9, 0.8, 0.6])[3:5] == [True, True]
 
 
+def test_differences_that_may_be_chance_say_nothing() -> None:
+    """The KNOWN attacker's SSIM is half of the PUBLIC attacker's, and so are its steps."""
+
+    def answers(ssim: list[float], accuracy: list[float]) -> str:
+        short = {"agrees": "a", "differs": "d", "says nothing": "-"}
+        found = [short[verdict.answer] for verdict in verdicts(figures(ssim, accuracy))]
+        return "".join([*found[:2], found[3], found[-1]])
+
+    accuracy = [0.99, 0.98, 0.97, 0.96, 0.9, 0.8, 0.6]
+    assert answers([0.9, 0.8, 0.7, 0.77, 0.6, 0.4, 0.3], accuracy) == "a-aa"  # steps of 0.03, 0.015
+    assert answers([0.9, 0.8, 0.7, 0.79, 0.6, 0.4, 0.3], accuracy) == "--aa"
+    assert answers([0.9, 0.8, 0.7, 0.83, 0.6, 0.4, 0.3], accuracy) == "d-aa"  # rises: 0.03, 0.015
+    assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.21, 0.3], accuracy) == "aaa-"  # the mean has 0.2
+    level = [0.99, 0.951, 0.95, 0.952, 0.951, 0.951, 0.95]
+    assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], level) == "aa-a"
+
+
 def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path) -> None:
     """Read from figures that are there: nothing is trained or attacked again."""
     made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.9] * 7)

@@ -41,9 +41,29 @@ def test_equal_jobs_of_two_sweeps_share_a_run() -> None:
     assert found["sign_eps", 100, 2] is not shared
     names = [arm.name for arm in {id(arm): arm for arm in found.values()}.values()]
     assert len(names) == len(set(names)) == len(found) - 2 * SEEDS
-    one = found["sign_dim_out", 50, 2].job.model_dump()["protection"]["signds"]
-    assert (one["sign_dim_out"], one["sign_eps"], one["sign_k"]) == (50, 20, 0.2)
+    for name, eps in (("sign_dim_out", 20), ("sign_dim_out, large eps", 100)):
+        one = found[name, 50, 2].job.model_dump()["protection"]["signds"]
+        assert (one["sign_dim_out"], one["sign_eps"], one["sign_k"]) == (50, eps, 0.2)
     assert found["sign_dim_out", 50, 2].job.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "lr", "fraction"),
+    [
+        ("sign_global_lr", 2, 0.05, 1), ("sign_global_lr, quarter", 2, 0.05, 0.25),
+        ("sign_global_lr, more epochs", 8, 0.05, 1), ("sign_global_lr, larger lr", 2, 0.2, 1),
+        ("sign_global_lr, both", 8, 0.2, 1),
+    ],
+)  # fmt: skip
+def test_the_steps_are_tried_with_more_local_training(
+    name: str, epochs: int, lr: float, fraction: float
+) -> None:
+    for step in (0.25, 1, 4, 16):
+        job = SWEEPS[name].job(SignDSKeys().base("small"), step, seed=1)
+        signds = job.model_dump()["protection"]["signds"]
+        assert (job.training.epochs, job.training.lr) == (epochs, lr)
+        assert (job.clients.fraction, signds["magnitude"]) == (fraction, "fixed")
+        assert signds["sign_global_lr"] == step
 
 
 def test_a_sweep_changes_its_key_and_what_its_runs_share() -> None:
@@ -95,6 +115,7 @@ def test_the_dimensions_of_a_report_follow_the_keys() -> None:
     assert signds_keys.plans("sign_eps")[-1][1] > signds_keys.plans("sign_eps")[0][1]
     outs = [count for _, count, _ in signds_keys.plans("sign_dim_out")]
     assert outs == [10, 25, 50]
+    assert min(share for _, _, share in signds_keys.plans("sign_dim_out, large eps")) > 0.999
     assert {verdict.answer for verdict in signds_keys.outputs()} <= {"agrees", "differs"}
 
 
@@ -109,6 +130,87 @@ def test_a_larger_step_sways_and_more_clients_need_it() -> None:
     assert [v.answer for v in signds_keys._rate(quarter, whole)] == ["agrees", "agrees", "differs"]
     slow = {**whole, 1: ended(0.39, 0.3, 0.39, losses=wild)}
     assert [v.answer for v in signds_keys._rate(slow, whole)] == ["says nothing"] + ["differs"] * 2
+
+
+@pytest.mark.parametrize(
+    ("best", "at_4", "at_16", "answer"),
+    [
+        (1, (0.8, 0.7, 0.9), (0.2, 0.2, 0.2), "agrees"),  # each seed is better, though they overlap
+        (1, (0.2, 0.2, 0.2), (0.8, 0.7, 0.9), "agrees"),
+        (1, (0.62, 0.5, 0.9), (0.2, 0.2, 0.2), "says nothing"),  # the seeds cannot decide
+        (1, (0.605, 0.5, 0.705), (0.2, 0.2, 0.2), "differs"),  # less than what counts
+        (1, (0.1, 0.1, 0.1), (0.1, 0.1, 0.1), "differs"),  # a larger one that is idle is worse
+        (4, (0.8, 0.7, 0.9), (0.7, 0.6, 0.8), "differs"),
+        (16, (0.8, 0.7, 0.9), (0.9, 0.8, 0.95), "says nothing"),  # no larger one was tried
+    ],
+)
+def test_a_larger_step_is_needed_if_the_former_best_one_is_worse(
+    best: float, at_4: tuple[float, ...], at_16: tuple[float, ...], answer: str
+) -> None:
+    less = {rate: ended(*[0.7 if rate == best else 0.4] * 3) for rate in signds_keys._RATES}
+    more = {0.25: ended(0.95, 0.95, 0.95), 1: ended(0.6, 0.5, 0.7), 4: ended(*at_4),
+            16: ended(*at_16)}  # fmt: skip
+    idle = dict.fromkeys(signds_keys._RATES, ended(0.1, 0.11, 0.12))
+
+    def judged(less: sweeps.Swept, more: sweeps.Swept) -> str:
+        return signds_keys.larger_needed("w", less, more, source="s", same="yes").answer
+
+    assert judged(less, more) == answer
+    assert judged(idle, more) == judged(less, idle) == "says nothing"
+
+
+def by_value(name: str, *accuracies: float) -> sweeps.Swept:
+    """Return runs of three seeds for every value of a sweep; at step 16, their loss fluctuates."""
+    wild = (1.0, 3.0, 0.5, 4.0, 0.6)
+    return {
+        value: ended(a - 0.03, a, a + 0.02, losses=wild if value == 16 else (1.0, 0.9, 0.8, 0.7))
+        for value, a in zip(SWEEPS[name].values, accuracies, strict=True)
+    }
+
+
+KEYS = {
+    "sign_k": (0.8, 0.7, 0.6), "sign_eps": (0.3, 0.4, 0.5, 0.8), "sign_thr_ratio": (0.8, 0.7, 0.5),
+    "sign_dim_out": (0.8, 0.7, 0.6), "sign_dim_out, large eps": (0.6, 0.7, 0.85),
+    "sign_global_lr": (0.4, 0.8, 0.6, 0.3), "sign_global_lr, quarter": (0.7, 0.6, 0.5, 0.3),
+    "sign_global_lr, more epochs": (0.4, 0.6, 0.75, 0.3),
+    "sign_global_lr, larger lr": (0.4, 0.5, 0.6, 0.9),
+    "sign_global_lr, both": (0.3, 0.4, 0.9, 0.2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "accuracies", "of", "answer"),
+    [
+        ("sign_eps", (0.8, 0.5, 0.4, 0.5), "accuracy by sign_eps", "differs"),
+        ("sign_dim_out", (0.6, 0.7, 0.8), "accuracy by sign_dim_out, at eps 20", "differs"),
+        ("sign_dim_out, large eps", (0.85, 0.9, 0.8), "accuracy by sign_dim_out, at eps 100",
+         "differs"),
+        ("sign_dim_out, large eps", (0.1, 0.11, 0.12), "accuracy by sign_dim_out, at eps 100",
+         "says nothing"),
+        ("sign_global_lr, quarter", (0.4, 0.8, 0.6, 0.3), "best sign_global_lr with 25%",
+         "differs"),
+        ("sign_global_lr, more epochs", (0.4, 0.8, 0.6, 0.3),
+         "best sign_global_lr with 2 local epochs, and with 8", "differs"),
+        ("sign_global_lr, more epochs", (0.1, 0.1, 0.1, 0.1),
+         "best sign_global_lr with 2 local epochs, and with 8", "says nothing"),
+        ("sign_global_lr, larger lr", (0.4, 0.8, 0.6, 0.3),
+         "best sign_global_lr with local rate 0.05, and with 0.2", "differs"),
+        ("sign_global_lr, both", (0.4, 0.8, 0.6, 0.3),
+         "best sign_global_lr with 2 epochs at rate 0.05, and with 8 at 0.2", "differs"),
+    ],
+)  # fmt: skip
+def test_each_verdict_on_a_key_reads_its_own_sweep(
+    name: str, accuracies: tuple[float, ...], of: str, answer: str
+) -> None:
+    """All verdicts agree until one sweep changes, and then only the verdict on that sweep."""
+    agreeing = {sweep: by_value(sweep, *reached) for sweep, reached in KEYS.items()}
+    assert agreeing.keys() == SWEEPS.keys()
+    found = [verdict.answer for verdict in signds_keys.judged(agreeing)]
+    assert found == ["agrees"] * 10
+    changed = signds_keys.judged({**agreeing, name: by_value(name, *accuracies)})
+    other = {verdict.what: verdict.answer for verdict in changed if not verdict.agrees}
+    assert [*other.values()] == [answer]
+    assert next(iter(other)).startswith(of)
 
 
 @pytest.mark.parametrize(
