@@ -178,23 +178,30 @@ def judged(runs: Runs) -> Iterator[Verdict]:
         "same accuracy needs more rounds or clients",
         nothing=idle({name: reached[name] for name in ("not_encrypt", "signds-k0.01")}, _DIGITS),
     )  # fmt: skip
-    yield from _convergence(runs["not_encrypt"], runs["signds"])
+    yield from _convergence("signds", runs["not_encrypt"], runs["signds"])
+    yield from _convergence(
+        "signds with the step estimated", runs["not_encrypt"], runs["signds-estimated"]
+    )
 
 
-def _convergence(plain: ReadRun, noisy: ReadRun) -> Iterator[Verdict]:
-    """Judge whether loss and AUC improve beyond their fluctuation, and as far as without SignDS."""
+def _convergence(name: str, plain: ReadRun, noisy: ReadRun) -> Iterator[Verdict]:
+    """Judge whether loss and AUC improve beyond their fluctuation, and as far as without SignDS.
+
+    `name` describes the run `noisy`.
+    """
     reached = {"not_encrypt": accuracy(plain), "signds": accuracy(noisy)}
-    for key, name, verb, sign in (("loss", "loss", "falls", -1), ("auc", "AUC", "rises", 1)):
+    for key, figure, verb, sign in (("loss", "loss", "falls", -1), ("auc", "AUC", "rises", 1)):
         (start, end), (early, late) = _ends(plain, key), _ends(noisy, key)
         sways = stdev(noisy.figures(key)[1][-LAST:])
         yield Verdict.of(
             sign * (late - early) > max(sways, _SHARE * sign * (end - start)),
-            f"test {name} under signds, mean of the first five and of the last five tests", verb,
+            f"test {figure} under {name}, mean of the first five and of the last five tests", verb,
             f"{early:.3f} to {late:.3f} (not_encrypt: {start:.3f} to {end:.3f})",
             held_to=f"by more than {_SHARE:.0%} of the change under not_encrypt, and more than it "
             "fluctuates",
             same=f"it {verb} more than half as far as without protection, with signs only",
-            other=f"steps of a fixed size overshoot: the last five tests fluctuate by {sways:.3f}",
+            other="the steps do not shrink, so the weights, the scores and the loss of a wrong "
+            f"answer keep growing. The last five tests fluctuate by {sways:.3f}",
             nothing=idle(reached, _DIGITS),
         )  # fmt: skip
 

@@ -55,7 +55,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
     if name == "signds-lenet":
         up = {"bytes_up_per_client": 300.0, "auc": 0.5}
         yield from signds_lenet.judged(
-            {arm: flat(**up) for arm in ("not_encrypt", "signds", "signds-k0.01")}
+            {arm.name: flat(**up) for arm in signds_lenet.SignDSLeNet().arms("small")}
         )
     elif name == "signds-keys":
         runs = swept(signds_keys.SWEEPS)

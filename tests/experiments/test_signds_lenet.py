@@ -141,29 +141,38 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("plain", "signds", "small_k", "expected"),
+    ("plain", "signds", "small_k", "estimated", "expected"),
     [
-        (run(264_540, 0.7), run(321, 0.6), run(98, 0.68), [True, True, True, True, True]),
-        (run(264_540, 0.7), run(700, 0.6), run(98, 0.6), [True, False, False, True, True]),
+        (run(264_540, 0.7), run(321, 0.6), run(98, 0.68), run(330, 0.6), "yyy yy yy"),
+        (run(264_540, 0.7), run(700, 0.6), run(98, 0.6), run(330, 0.6, (3, 3.5)), "ynn yy nn"),
         (
             run(300_000, 0.7),
             run(656, 0.6, (3, 3.5), (0.5, 0.9)),
             run(98, 0.7),
-            [False, True, True, False, False],
+            run(330, 0.6, FALLING, [0.5] * 10),
+            "nyy nn yn",
         ),
         (
             run(264_540, 0.7),
             run(321, 0.6, FALLING, [0.5] * 10),
             run(98, 0.68),
-            [True, True, True, True, False],
+            run(330, 0.6),
+            "yyy yn yy",
         ),
     ],
 )
 def test_the_verdicts_follow_the_figures(
-    plain: ReadRun, signds: ReadRun, small_k: ReadRun, expected: list[bool]
+    plain: ReadRun, signds: ReadRun, small_k: ReadRun, estimated: ReadRun, expected: str
 ) -> None:
-    runs = {"not_encrypt": plain, "signds": signds, "signds-k0.01": small_k}
-    assert [verdict.agrees for verdict in signds_lenet.judged(runs)] == expected
+    runs = {
+        "not_encrypt": plain,
+        "signds": signds,
+        "signds-estimated": estimated,
+        "signds-k0.01": small_k,
+    }
+    found = [*signds_lenet.judged(runs)]
+    assert [v.agrees for v in found] == [letter == "y" for letter in expected.replace(" ", "")]
+    assert ["the step estimated" in v.what for v in found] == [False] * 5 + [True] * 2
 
 
 @pytest.mark.parametrize("key", ["loss", "auc"])
@@ -183,7 +192,7 @@ def test_a_figure_improves_by_more_than_it_sways_and_half_as_far_as_without(
     aucs = [1.1 - value / 5 for value in values]
     plain = run(264_540, 0.7)
     noisy = run(321, 0.6, values) if key == "loss" else run(321, 0.6, [3.0] * 10, aucs)
-    found = dict(zip(("loss", "auc"), signds_lenet._convergence(plain, noisy), strict=True))
+    found = dict(zip(("loss", "auc"), signds_lenet._convergence("x", plain, noisy), strict=True))
     assert found[key].agrees is improves
     ends = {"loss": "3.000 to 1.000", "auc": "0.500 to 0.900"}[key]
     assert found[key].ours.endswith(f"(not_encrypt: {ends})")
