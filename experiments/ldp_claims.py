@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 
 from experiments.arms import Runs, accuracy, listed, mean_accuracy
-from experiments.evidence import SLACK, Lost, decided, falls, idle
+from experiments.evidence import LEAST_SEEDS, SLACK, Lost, decided, falls, idle, with_interval
 from experiments.experiment import Scale, Verdict
 from experiments.ldp_jobs import (
     BASELINES,
     CELLS,
     LARGE,
     LOCATION,
+    SEEDS,
     SPLITS,
     Task,
     labels,
+    of_seeds,
+    seeded,
     source_task,
 )
 from fedveil.privacy.finding import Measured
@@ -27,6 +31,16 @@ _SLACK_OF_MNIST = 0.003
 
 def _unsure(slack: float = SLACK) -> str:
     return f"a difference up to {slack:g} says nothing"
+
+
+def _more(difference: str, seeds: int, slack: float = SLACK) -> str:
+    """Return the criterion of `decided` for a difference, of which there are `seeds` values."""
+    if seeds < LEAST_SEEDS:
+        return f"{difference} is more than {slack:g}; {_unsure(slack)}"
+    return (
+        f"{difference}, seed by seed: the interval lies above 0; it says nothing if the interval "
+        f"contains 0 and ends above {slack:g}"
+    )
 
 
 def _falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Verdict:
@@ -177,14 +191,16 @@ def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
 def few_labels_cost_without(runs: Runs) -> Verdict:
     """Judge whether both baselines are the source's, with non-IID below IID."""
     theirs = [BASELINES["lenet-mnist", split] for split in SPLITS]
-    ours = [accuracy(runs[split]) for split in SPLITS]
+    iid, shards = ([accuracy(run) for run in of_seeds(runs, split)] for split in SPLITS)
+    ours = [mean(iid), mean(shards)]
     near = all(abs(a - b) <= 0.01 for a, b in zip(ours, theirs, strict=True))
-    below, nothing = decided([ours[0] - ours[1]], _SLACK_OF_MNIST)
+    apart = [a - b for a, b in zip(iid, shards, strict=True)]
+    below, nothing = decided(apart, _SLACK_OF_MNIST)
     return Verdict.of(
         near and below, "without protection: accuracy IID, non-IID",
-        listed(theirs, 4), listed(ours, 4),
-        held_to=f"at most 0.01 from the source's, and non-IID more than {_SLACK_OF_MNIST:g} below "
-        f"IID; {_unsure(_SLACK_OF_MNIST)}",
+        listed(theirs, 4), f"{with_interval(iid, 4)}, {with_interval(shards, 4)}",
+        held_to="at most 0.01 from the source's, and "
+        f"{_more('IID minus non-IID', len(apart), _SLACK_OF_MNIST)}",
         same="non-IID ends below, after twice the rounds",
         other="twice the rounds more than compensate for the few labels" if near
         else "the data, the model or the rounds are not the source's",
@@ -214,35 +230,52 @@ def adapting_helps(
     scale: Scale, runs: Runs, spent: Mapping[str, float], tasks: Sequence[Task]
 ) -> Iterator[Verdict]:
     """Judge the source's claims about the strategy on these runs."""
-    speed = {name: mean_accuracy(run) for name, run in runs.items()}
-    gains = {task: speed[f"{task}-adaptive"] - speed[f"{task}-fixed"] for task in tasks}
+
+    def speeds(task: Task, kind: str) -> list[float]:
+        return [mean_accuracy(run) for run in of_seeds(runs, f"{task}-{kind}")]
+
+    def gains(task: Task, kind: str) -> list[float]:
+        """Return how much faster the adaptive epsilon is than `kind`, for each seed."""
+        pairs = zip(speeds(task, "adaptive"), speeds(task, kind), strict=True)
+        return [adaptive - other for adaptive, other in pairs]
 
     def silent(task: Task, *kinds: str) -> str:
-        reached = {f"{task}-{kind}": accuracy(runs[f"{task}-{kind}"]) for kind in kinds}
+        reached = {
+            f"{task}-{kind}": min(accuracy(run) for run in of_seeds(runs, f"{task}-{kind}"))
+            for kind in kinds
+        }
         return idle(reached, labels(scale, task))
 
     for task in tasks:
-        agrees, nothing = decided([gains[task]])
+        gained = gains(task, "fixed")
+        agrees, nothing = decided(gained)
         yield Verdict.of(
             agrees, f"{task}: mean accuracy over all rounds, fixed and adaptive",
-            "adaptive is faster", f"{speed[f'{task}-fixed']:.3f}, {speed[f'{task}-adaptive']:.3f}",
-            held_to=f"more than {SLACK:g} above the fixed one; {_unsure()}",
-            same="it adds less noise", other="it is slower",
+            "adaptive is faster",
+            ", ".join(with_interval(speeds(task, kind)) for kind in ("fixed", "adaptive")),
+            held_to=_more("adaptive minus fixed", len(gained)),
+            same="it adds less noise", other="it is not faster",
             nothing=silent(task, "fixed", "adaptive") or nothing,
         )  # fmt: skip
     lenet, dnn = tasks[:2]
-    agrees, nothing = decided([gains[lenet] - gains[dnn]], 2 * SLACK)  # each gain is uncertain
+    ours = [gains(task, "fixed") for task in (lenet, dnn)]
+    further = [a - b for a, b in zip(*ours, strict=True)]
+    agrees, nothing = decided(further, 2 * SLACK)  # each gain is uncertain
     yield Verdict.of(
         agrees, f"gain of {lenet}, gain of {dnn}",
-        "LeNet gains more", f"{gains[lenet]:+.3f}, {gains[dnn]:+.3f}",
-        held_to=f"the first is more than {2 * SLACK:g} above the second; {_unsure(2 * SLACK)}",
+        "LeNet gains more", ", ".join(map(with_interval, ours)),
+        held_to=_more("the first minus the second", len(further), 2 * SLACK),
         same="its successive models differ more",
         other="the similarity of successive models depends on their noise as much as on what they "
         "learnt",
         nothing=silent(lenet, "fixed", "adaptive") or silent(dnn, "fixed", "adaptive") or nothing,
     )  # fmt: skip
     for task in tasks:
-        grown = spent[f"{task}-adaptive"] / spent[f"{task}-fixed"]
+        adaptive, fixed = (
+            [spent[name] for seed in SEEDS for name in [seeded(f"{task}-{kind}", seed)]
+             if name in spent] for kind in ("adaptive", "fixed")
+        )  # fmt: skip
+        grown = sum(adaptive) / sum(fixed)
         yield Verdict.of(
             grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
             held_to="at most 1.0001 times as much",
@@ -250,13 +283,13 @@ def adapting_helps(
             "and the total can only grow",
             nothing=silent(task, "adaptive"),
         )  # fmt: skip
-        at_total = speed[f"{task}-adaptive"] - speed[f"{task}-same-total"]
-        agrees, nothing = decided([at_total])
+        at_total = gains(task, "same-total")
+        agrees, nothing = decided(at_total)
         yield Verdict.of(
             agrees, f"{task}: mean accuracy over all rounds, adaptive minus a fixed epsilon of the "
-            "same total", "adaptive is faster", f"{at_total:+.3f}",
-            held_to=f"more than {SLACK:g}; {_unsure()}",
+            "same total", "adaptive is faster", with_interval(at_total),
+            held_to=_more("the difference", len(at_total)),
             same="it spends more in the rounds that need it",
-            other="a fixed epsilon that spends as much is faster",
+            other="a fixed epsilon that spends as much is as fast or faster",
             nothing=silent(task, "adaptive", "same-total") or nothing,
         )  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.arms import Arm, Runs, accuracy, curve, listed, mean_accuracy, trained
-from experiments.evidence import Lost
+from experiments.arms import Runs, accuracy, curve, listed, mean_accuracy, trained
+from experiments.evidence import Lost, with_interval
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     adapting_helps,
@@ -25,11 +25,14 @@ from experiments.ldp_jobs import (
     EPSILONS,
     LARGE,
     MECHANISMS,
+    SEEDS,
     SPLITS,
     LDPFigure,
     Task,
     estimate_s,
     labels,
+    of_seeds,
+    seeded,
     title,
 )
 from experiments.leakage import leakage
@@ -269,8 +272,12 @@ class NonIID(LDPFigure):
     source = "002, figures 2 to 4"
 
     def table(self, scale: Scale) -> More:
-        """Return, for each split, a run without protection, and RR at each epsilon."""
-        plain = {split: {"split": split} for split in SPLITS}
+        """Return, for each split, runs without protection, and RR at each epsilon."""
+        plain = {
+            seeded(split, seed): {"split": split, "seed": seed}
+            for split in SPLITS
+            for seed in SEEDS
+        }
         return plain | {
             f"{split}-{eps:g}": {"split": split, "protection": "rr", "eps": eps}
             for split in SPLITS
@@ -282,14 +289,16 @@ class NonIID(LDPFigure):
         iid, shards = (_lost(runs, s, (f"{s}-{eps:g}" for eps in LARGE)) for s in SPLITS)
         ran = (
             "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
-            "the examples sorted by label. These runs have twice the rounds."
+            "the examples sorted by label. These runs have twice the rounds. An accuracy without "
+            f"protection is the mean of {len(SEEDS)} seeds, with its 95% confidence interval. The "
+            "runs under RR have one seed."
         )
         plot = _rates(
             "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),
             LARGE, {"dealt at random": iid, "two labels a client": shards},
         )  # fmt: skip
         return Outcome(
-            ran, [few_labels_cost_without(runs), few_labels_cost(iid, shards)], (), [plot]
+            ran, [few_labels_cost_without(runs), few_labels_cost(iid, shards)], (), [plot], seeds=0
         )
 
 
@@ -319,45 +328,56 @@ class Adaptive(LDPFigure):
             "adaptive": {"protection": "rr", "adaptive": True},
         }
         return {
-            f"{task}-{kind}": {"task": task, "eps": self._eps(scale, task), **more}
+            seeded(f"{task}-{kind}", seed): {
+                "task": task, "eps": self._eps(scale, task), "seed": seed, **more
+            }
             for task in self.tasks(scale)
             for kind, more in kinds.items()
-        }
+            for seed in (SEEDS if kind != "plain" else SEEDS[:1])
+        }  # fmt: skip
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the arms, and one more per task: at an equal total."""
-        jobs = [arm.job for arm in self.arms(scale)]
-        return estimate_s(scale, [*jobs, *jobs[2::3]])
+        """Estimate the arms, and one more for each adaptive one: at an equal total."""
+        jobs = {arm.name: arm.job for arm in self.arms(scale)}
+        again = [jobs[name] for name in jobs if "adaptive" in name]
+        return estimate_s(scale, [*jobs.values(), *again])
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Run each task with a fixed epsilon at the adaptive one's total too, and compare."""
         tasks = self.tasks(scale)
         spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
-        more = [self._same_total(scale, task, spent[f"{task}-adaptive"]) for task in tasks]
+        more = [
+            self.arm(scale, seeded(f"{task}-same-total", seed), task, seed=seed, protection="rr",
+                     eps=spent[seeded(f"{task}-adaptive", seed)])
+            for task in tasks
+            for seed in SEEDS
+        ]  # fmt: skip
         runs = {**runs, **trained(folder, more, tell)}
         spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
         ran = (
             f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
             f"the last two models. eps is {self._eps(scale, tasks[0]):g} for LeNet and "
             f"{self.eps:g} for the dense nets. The source compares this with eps in every round. "
-            f"Here it is also compared with a fixed epsilon that spends the same total."
+            f"Here it is also compared with a fixed epsilon that spends the same total. The run "
+            f"without protection has one seed, and the plots show one."
         )
         rows = [
-            (name, f"{accuracy(run):.3f}", f"{mean_accuracy(run):.3f}",
+            (name, *(with_interval([figure(run) for run in mine])
+                     for figure in (accuracy, mean_accuracy)),
              f"{spent[name]:.3f}" if name in spent else "")
-            for name, run in runs.items()
+            for task in tasks
+            for name in (f"{task}-{kind}" for kind in self.legend)
+            for mine in [of_seeds(runs, name)]
         ]  # fmt: skip
         columns = ("run", "accuracy, last five tests", "mean over all rounds",
-                   "mean epsilon of a bit")  # fmt: skip
+                   "mean epsilon of a bit, first seed")  # fmt: skip
         table = Table(columns, rows, "The accuracy of each run, and the epsilon that it spent.")
         plots = [self._plot(scale, runs, task) for task in tasks]
-        return Outcome(ran, [*adapting_helps(scale, runs, spent, tasks)], [table], plots)
+        verdicts = [*adapting_helps(scale, runs, spent, tasks)]
+        return Outcome(ran, verdicts, [table], plots, seeds=len(SEEDS))
 
     def _eps(self, scale: Scale, task: Task) -> float:
         return self.small_eps if (scale, task) == ("small", "lenet-mnist") else self.eps
-
-    def _same_total(self, scale: Scale, task: Task, eps: float) -> Arm:
-        return self.arm(scale, f"{task}-same-total", task, eps=eps, protection="rr")
 
     def _plot(self, scale: Scale, runs: Runs, task: Task) -> Plot:
         curves = [

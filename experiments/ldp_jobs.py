@@ -16,6 +16,7 @@ from experiments.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
+from fedveil.pages.read_run import ReadRun
 
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
@@ -84,6 +85,8 @@ _SMALL: Mapping[Task, Mapping[str, Any]] = {
     LOCATION: {"data": {"name": "location30"}, "training": _SMALL_DENSE},
 }  # fmt: skip
 SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
+#: The seeds of runs of which one cannot decide.
+SEEDS = (0, 1, 2)
 #: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 0.7, "dnn-purchase100": 25.0, LOCATION: 1.0}
@@ -115,6 +118,7 @@ SHARED = """
 - **Small dense nets at scale medium, too.** A round of the source's dense net takes 25 s on two
   cores, so one of its runs takes three and a half hours, and a page has up to 17 of them.
 - **One seed**, unless a page says otherwise. The pages of 002 together took nine hours with one.
+  Runs of which one seed cannot decide have three.
 
 These are the settings of the jobs at scale small:
 """
@@ -128,6 +132,7 @@ def job(
     protection: str = "not_encrypt",
     clients: int | None = None,
     rounds: int | None = None,
+    seed: int = 0,
     **unary: Any,
 ) -> Job:
     """Return a run of the task under a protection. `unary` are settings of rr and oue.
@@ -143,11 +148,12 @@ def job(
         blocks["training"]["gradient_norm"] = NON_IID_NORM
     if protection == "not_encrypt":
         unary = {}  # without effect
-    settings = (f"{key}-{value}" for key, value in sorted(unary.items()))
+    settings = [f"{key}-{value}" for key, value in sorted(unary.items())]
     return Job.read(
         {
             **blocks,
-            "name": "-".join([task, split, str(clients), protection, *settings]),
+            "name": seeded("-".join([task, split, str(clients), protection, *settings]), seed),
+            "seed": seed,
             "rounds": rounds * (NON_IID_ROUNDS if split == "shards" else 1),
             "clients": {"number": clients, "fraction": 0.5},
             "protection": {"name": protection, "unary": {"fidelity": "aggregate", **unary}},
@@ -156,6 +162,16 @@ def job(
         },
         [],
     )
+
+
+def seeded(name: str, seed: int) -> str:
+    """Return the name of a run with this seed. `name` is that of seed 0."""
+    return f"{name}-seed-{seed}" if seed else name
+
+
+def of_seeds(runs: Runs, name: str) -> list[ReadRun]:
+    """Return the runs with the name `name` at seed 0, in the order of their seeds."""
+    return [runs[each] for seed in SEEDS for each in [seeded(name, seed)] if each in runs]
 
 
 def _own_size(scale: Scale, task: Task) -> bool:
