@@ -232,6 +232,34 @@ def test_baselines_of_both_splits_are_judged_by_the_figures(
     assert ldp_claims.few_labels_cost_without(runs).answer == answer
 
 
+@pytest.mark.parametrize(
+    ("shards", "answer"),
+    [
+        ((0.9868, 0.9871, 0.9882), "agrees"),  # 0.0015 below on average, at every seed
+        ((0.9868, 0.9871, 0.9895), "says nothing"),
+        ((0.9884, 0.9890, 0.9897), "differs"),
+        ((0.9768, 0.9760, 0.9769), "differs"),  # below, and more than 0.01 below the source's
+    ],
+)
+def test_seeds_tell_baselines_apart_that_one_cannot(shards: Sequence[float], answer: str) -> None:
+    runs = {"iid": run(0.9883), "iid-seed-1": run(0.9887), "iid-seed-2": run(0.9896)}
+    runs |= {name: run(end) for name, end in
+             zip(("shards", "shards-seed-1", "shards-seed-2"), shards, strict=True)}  # fmt: skip
+    found = ldp_claims.few_labels_cost_without(runs)
+    assert found.answer == answer
+    assert found.ours.startswith("0.9889 [0.9872, 0.9905], ")
+
+
+def test_the_arms_of_one_name_differ_in_their_seeds_alone() -> None:
+    for name, of in (("noniid", "shards"), ("adaptive", "lenet-mnist-adaptive")):
+        jobs = {arm.name: arm.job for arm in arms(name)}
+        mine = [jobs[each] for each in (of, f"{of}-seed-1", f"{of}-seed-2")]
+        assert [job.seed for job in mine] == [0, 1, 2]
+        assert len({job.name for job in mine}) == 3
+        alike = [job.model_copy(update={"seed": 0, "name": ""}) for job in mine]
+        assert alike[1:] == alike[:-1]
+
+
 def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
     def judged(fixed: float, adaptive: float, same: float, grown: float) -> list[str]:
         runs, spent = {}, {}
@@ -251,6 +279,27 @@ def test_the_adaptive_epsilon_is_judged_by_the_figures() -> None:
     assert judged(0.6, 0.61, 0.8, 1.0) == [*"---adad"]  # 0.01 and 0.005 may be chance
     assert judged(0.6, 0.59, 0.6, 1.0) == [*"---a-a-"]
     assert judged(0.5, 0.57, 0.4, 1.0) == [*"aa-aaaa"]  # gains of 0.07 and 0.035
+
+
+def test_the_adaptive_epsilon_is_judged_by_the_interval_of_the_seeds() -> None:
+    """A gain of 0.004 counts if every seed has it, and each seed is compared with itself."""
+    task, other = ldp_jobs.TASKS
+    runs, spent = {}, {}
+    for seed, base in enumerate((0.60, 0.70, 0.65)):
+        for of, gain in ((task, 0.004 + seed / 10_000), (other, 0.1 - seed / 20)):
+            ends = {"fixed": base, "adaptive": base + gain, "same-total": base + 0.03}
+            for kind, end in ends.items():
+                name = ldp_jobs.seeded(f"{of}-{kind}", seed)
+                runs[name], spent[name] = run(end), 1.0
+            spent[ldp_jobs.seeded(f"{of}-adaptive", seed)] = 1 + seed / 10
+    found = {v.what: v for v in ldp_claims.adapting_helps("full", runs, spent, ldp_jobs.TASKS)}
+    speeds = "mean accuracy over all rounds"
+    assert found[f"{task}: {speeds}, fixed and adaptive"].answer == "agrees"
+    assert found[f"{other}: {speeds}, fixed and adaptive"].answer == "says nothing"
+    assert found[f"{task}: the total budget"].ours == "1.10 times as much"
+    same = next(v for what, v in found.items() if what.startswith(f"{task}: {speeds}, adaptive"))
+    assert same.answer == "differs"
+    assert same.ours == "-0.026 [-0.026, -0.026]"
 
 
 @pytest.fixture
