@@ -77,6 +77,21 @@ class Recurrent(nn.Module):
         return scores
 
 
+class Attending(nn.Module):
+    """One causal attention layer, as the library transformers computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix = nn.Embedding(WORDS, 8), nn.Linear(8, 24)
+        self.head = nn.Linear(8, WORDS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mix(self.table(x)).reshape(*x.shape, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        scores: torch.Tensor = self.head(mixed.transpose(1, 2).flatten(2))
+        return scores
+
+
 def logs(model: nn.Module, x: Int64s) -> Array:
     with torch.no_grad():
         found: Array = torch.log_softmax(model(torch.from_numpy(x)).double(), 2).numpy()
@@ -159,7 +174,7 @@ def test_rmia_of_texts_counts_every_text_that_is_relatively_less_likely() -> Non
     assert ratio.max() < 2 * ratio.min()  # with a gamma of 2, no text would beat another
 
 
-@pytest.mark.parametrize("make", [causal, Recurrent])
+@pytest.mark.parametrize("make", [causal, Recurrent, Attending])
 def test_a_rate_is_the_inner_product_with_a_texts_gradient(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +313,7 @@ def test_texts_of_different_lengths_are_in_one_pool() -> None:
     parts = ([np.array(t) for t in texts[:2]], None), (texts[2:], None)
     data = make_dataset("texts", *parts, targets="tokens", classes=WORDS)
     pool = Pool.everything(data)
-    assert (len(pool), pool.of_texts, pool.labels.tolist()) == (5, True, [0] * 5)
+    assert (len(pool), pool.of_tokens, pool.labels.tolist()) == (5, True, [0] * 5)
     torch.manual_seed(1)
     model = Recurrent()
     found = answers(model, pool.x, pool.y).truth
@@ -309,7 +324,7 @@ def test_texts_of_different_lengths_are_in_one_pool() -> None:
 
 def test_texts_without_a_token_to_predict_are_left_out() -> None:
     target = Target.of(job())
-    assert target.with_targets() is target
+    assert target.without_empty_texts() is target
     data = target.dataset
     assert data.owners is not None
     parts = [Examples(part.x, part.y.copy()) for part in (data.train, data.test)]
@@ -317,7 +332,7 @@ def test_texts_without_a_token_to_predict_are_left_out() -> None:
     parts[0].y[lost], parts[1].y[4] = IGNORED, IGNORED
     parts[0].y[0, 1:] = IGNORED  # one target is left
     broken = replace(target, dataset=replace(data, train=parts[0], test=parts[1]))
-    found = broken.with_targets()
+    found = broken.without_empty_texts()
     assert len(found.dataset.train) == CLIENTS * EACH - 3
     assert np.array_equal(found.dataset.train.x, np.delete(data.train.x, lost, 0))
     assert np.array_equal(found.dataset.test.x, np.delete(data.test.x, 4, 0))

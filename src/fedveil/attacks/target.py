@@ -56,7 +56,7 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
     return replace(dataset, train=parts[0], test=parts[1])
 
 
-def _have_targets(y: Array) -> Bools:
+def _not_empty(y: Array) -> Bools:
     """Return a mask of the texts that have a token to predict. `y` has each text's next tokens."""
     return np.array([(tokens != IGNORED).any() for tokens in items(y)], np.bool_)
 
@@ -186,14 +186,14 @@ class Target:
                 f"are one array: this job's {what}"
             )
 
-    def with_targets(self) -> Target:
-        """Copy the target without texts of which no token has a target: they have no loss.
+    def without_empty_texts(self) -> Target:
+        """Copy the target without texts that have no token to predict, and so no loss.
 
-        Examples that are not texts are unchanged.
+        Returns the target itself if there are none, or if the job does not predict tokens.
         """
         if self.dataset.targets != "tokens":
             return self
-        train, test = (_have_targets(p.y) for p in (self.dataset.train, self.dataset.test))
+        train, test = (_not_empty(p.y) for p in (self.dataset.train, self.dataset.test))
         if train.all() and test.all():
             return self
         job, dataset, split = _trained_on(self.job, self.dataset, self.partition.only(train))

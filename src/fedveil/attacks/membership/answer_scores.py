@@ -80,6 +80,7 @@ def rmia(answers: Answers, references: References, gamma: float = 2.0) -> Float6
 def rmia_of_texts(answers: Answers, references: References) -> Float64s:
     """Return the score of `rmia` with a `gamma` of 1.
 
-    The relative probability of a text is a mean over its tokens, and seldom reaches 2.
+    A text's relative probability is averaged over its tokens, so two texts seldom differ by the
+    factor 2 that `rmia` uses for classes.
     """
     return rmia(answers, references, gamma=1.0)

@@ -58,7 +58,7 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership", of_texts=True)
-    target = target.with_targets()
+    target = target.without_empty_texts()
     count = by_effort(effort, 4, 32, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)
@@ -147,7 +147,7 @@ class Case:
         """Return the model's quality on members and on others, then each attack's metrics."""
         given = answers(self.model, self.pool.x, self.pool.y)
         found = self._quality(given)
-        for name, method in (TEXT_METHODS if self.pool.of_texts else METHODS).items():
+        for name, method in (TEXT_METHODS if self.pool.of_tokens else METHODS).items():
             limit = _OWN_THRESHOLD.get(name)
             limit = threshold(method, self.references) if limit is None else limit
             scores = method(given, self.references)
@@ -155,9 +155,9 @@ class Case:
         return found
 
     def _quality(self, given: Answers) -> list[Measured]:
-        """Return the accuracy on members and on others. For texts, it is the median loss."""
+        """Return the accuracy on members and on others. If targets are tokens: the median loss."""
         sides = (("members", self.members), ("others", ~self.members))
-        if self.pool.of_texts:
+        if self.pool.of_tokens:
             return [median(f"median loss on {name}", -given.truth[side]) for name, side in sides]
         right = given.truth == given.top[:, 0]
         return [

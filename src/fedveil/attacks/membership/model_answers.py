@@ -1,10 +1,12 @@
 """A model's outputs for examples, reduced to the values that membership attacks use.
 
-An example of a task of tokens is a text. Its values are means over the tokens with a target, so
-padding has no effect:
+If the model predicts tokens, an example is a text. Its values are means over the tokens with a
+target, so padding has no effect:
 
-- ln p is minus the text's mean loss. So p is the geometric mean of its tokens' probabilities.
-- ln(p / (1 - p)) is computed from this p.
+- ln p is minus the text's mean loss. So p is the geometric mean of its tokens' probabilities. The
+  mean loss alone is the LOSS attack of Shi et al. 2024, "Detecting pretraining data from large
+  language models".
+- ln(p / (1 - p)) is computed from this p, for LiRA (Carlini et al. 2022).
 """
 
 from __future__ import annotations

@@ -62,14 +62,14 @@ class Pool:
         return len(self.y)
 
     @property
-    def of_texts(self) -> bool:
+    def of_tokens(self) -> bool:
         """Return True if the targets are tokens, False if they are classes."""
         return not are_classes(self.y)
 
     @property
     def labels(self) -> Int64s:
         """The examples' classes. All texts are of one class if their targets are tokens."""
-        return np.zeros(len(self), np.int64) if self.of_texts else self.y
+        return np.zeros(len(self), np.int64) if self.of_tokens else self.y
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
         """Copy the target with other training examples: the pool's `rows`, dealt to clients anew.
