@@ -13,7 +13,7 @@ from test_membership import EXAMPLES, clouds, job, trained
 from torch import nn
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership import client_membership, membership, model_answers, shadow_runs
+from fedveil.attacks.membership import client_membership, membership, shadow_runs
 from fedveil.attacks.membership.client_membership import Game, measured
 from fedveil.attacks.membership.membership import METHODS, Case, attack
 from fedveil.attacks.membership.model_answers import Answers, answers
@@ -25,6 +25,7 @@ from fedveil.attacks.server_view import Seen
 from fedveil.attacks.target import Target
 from fedveil.data.examples import Examples
 from fedveil.entropy import Seeded
+from fedveil.learning import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Measured
 from fedveil.protections.reading import Reading
@@ -250,7 +251,7 @@ def test_from_15_references_on_an_example_has_its_own_deviation() -> None:
 
 def test_answers_are_those_of_a_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, in batches that do not divide the examples. The model's mode is restored."""
-    monkeypatch.setattr(model_answers, "_BATCH", 3)
+    monkeypatch.setattr(evaluate, "_BATCH", 3)
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(2, 5), nn.Dropout(0.5)).train()
     x, y = np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32), np.arange(8) % 5

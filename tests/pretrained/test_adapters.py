@@ -16,6 +16,7 @@ import fedveil
 import tiny_language
 from fedveil.attacks import extraction
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.engine.assembly import load_data
 from fedveil.errors import DataInvalid
@@ -200,6 +201,47 @@ def test_attacks_take_adapters_as_any_update(name: str, model: Path, tmp_path: P
     found = import_module(f"fedveil.attacks.{name}").attack(target, "quick", Watch())
     assert found.protection == "dp_encrypt"
     assert len(found.figures) > 2
+
+
+def random_texts(folder: Path) -> Path:
+    """Write 61 texts of 3 to 8 random words, of seven clients, and five test texts."""
+    draw, words = np.random.default_rng(7), " ".join(SENTENCES).split()
+    lines = [
+        {"text": " ".join(draw.choice(words, draw.integers(3, 9))), "client": f"c{i % 7}"}
+        for i in range(66)
+    ]
+    return tiny_language.text_folder(folder, lines[:61], lines[61:])
+
+
+#: Seven clients with eight or nine texts each. Half of the texts are used in a run.
+ATTACKED = {"language.prompts": [], "language.length": 14, "clients.fraction": 1.0, "rounds": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True])
+def test_texts_that_adapters_learnt_are_found(recompute: bool, model: Path, tmp_path: Path) -> None:
+    more = {"training.epochs": 5, "training.lr": 1.0, "language.recompute": recompute}
+    target = Target.of(job(model, random_texts(tmp_path / "x"), **ATTACKED, **more))
+    found = membership.attack(target, "quick", Watch())
+    assert found.figure("report's gradient AUC").low > 0.5
+    assert found.figure("report's loss AUC").value > 0.5
+    assert found.figure("loss AUC").cases == len(target.dataset.train)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CLIENT_LEVEL, "example"])
+def test_texts_are_attacked_under_every_protection(name: str, model: Path, tmp_path: Path) -> None:
+    """All of the attacks on the model, and those on a report or a sum."""
+    protected = {"protection.name": name, **CLIENT_LEVEL.get(name, {})}
+    more = EXAMPLE if name == "example" else protected
+    texts = random_texts(tmp_path / "x")
+    target = Target.of(job(model, texts, **ATTACKED, **{"training.epochs": 1, **more}))
+    found = membership.attack(target, "quick", Watch())
+    names = {figure.name for figure in found.figures}
+    what = "sum" if name in ("pw_encrypt", "distributed_dp") else "report"
+    assert f"{what}'s gradient AUC" in names
+    assert {f"{method} AUC" for method in membership.METHODS} <= names
+    assert found.epsilon == target.promised().epsilon
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from torch import nn
 
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.server_view import Seen, seen
-from fedveil.base.array_types import Bools, Float32s, Int64s
+from fedveil.base.array_types import Array, Bools, Float32s, Int64s
+from fedveil.base.example_arrays import IGNORED, items
 from fedveil.base.message import take
 from fedveil.base.validate import integer
 from fedveil.data.datasets import Dataset, Examples
@@ -36,6 +37,7 @@ from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
+from fedveil.federated.language_blocks import LANGUAGE_TASKS
 from fedveil.learning.trained_part import TrainedPart, taken
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.client_tally import Clients
@@ -52,6 +54,11 @@ from fedveil.record.sealed_message import intact
 def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
     parts = [replace(part, x=taken(model, part.x)) for part in (dataset.train, dataset.test)]
     return replace(dataset, train=parts[0], test=parts[1])
+
+
+def _not_empty(y: Array) -> Bools:
+    """Return a mask of the texts that have a token to predict. `y` has each text's next tokens."""
+    return np.array([(tokens != IGNORED).any() for tokens in items(y)], np.bool_)
 
 
 def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
@@ -166,18 +173,32 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        If `of_texts` is True, a classifier of texts is allowed too.
+        If `of_texts` is True, the tasks of a language model are allowed too.
         """
         shape = self.dataset.example_shape
-        texts = of_texts and self.job.task == "sequence_classification"
-        if not (self.job.task == "classification" or texts) or isinstance(shape, dict):
+        tasks = ("classification", *(LANGUAGE_TASKS if of_texts else ()))
+        if self.job.task not in tasks or isinstance(shape, dict):
             what = f"task is {self.job.task}"
             if isinstance(shape, dict):
                 what = f"examples have the inputs {', '.join(shape)}"
             raise AttackImpossible(
-                f"the {attack} attack is on models of task = classification whose examples are one "
-                f"array: this job's {what}"
+                f"the {attack} attack is on models of task = {' or '.join(tasks)} whose examples "
+                f"are one array: this job's {what}"
             )
+
+    def without_empty_texts(self) -> Target:
+        """Copy the target without texts that have no token to predict, and so no loss.
+
+        Returns the target itself if there are none, or if the job does not predict tokens.
+        """
+        if self.dataset.targets != "tokens":
+            return self
+        train, test = (_not_empty(p.y) for p in (self.dataset.train, self.dataset.test))
+        if train.all() and test.all():
+            return self
+        job, dataset, split = _trained_on(self.job, self.dataset, self.partition.only(train))
+        dataset = replace(dataset, test=dataset.test.of(test))
+        return replace(self, job=job, dataset=dataset, partition=split)
 
     def needs_client_unit(self, what: str) -> None:
         """Raise `AttackImpossible` unless the job's epsilon covers whole clients.

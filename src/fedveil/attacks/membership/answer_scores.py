@@ -1,4 +1,8 @@
-"""Membership scores from a model's output for an example. Members have high scores."""
+"""Membership scores from a model's output for an example. Members have high scores.
+
+If the example is a text, its loss is the mean loss over its tokens. The probability of the true
+class is exp(-loss) then: the geometric mean of the tokens' probabilities (`model_answers`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,6 @@ import numpy as np
 from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 from fedveil.base.array_types import Float64s
-
-#: RMIA counts an example z as beaten by an example at least this many times as likely (gamma).
-_BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
@@ -65,17 +66,28 @@ def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Flo
     return -(((values - means) / deviations) ** 2) / 2 - np.log(deviations)
 
 
-def rmia(answers: Answers, references: References) -> Float64s:
+def rmia(answers: Answers, references: References, gamma: float = 2.0) -> Float64s:
     """Return the share of other examples that each example beats, by relative probability.
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). The relative probability is p(true class) under the attacked model, divided by its mean
     under the reference models. An example beats another if the first's relative probability is at
-    least twice as large as the second's. `answers` are the attacked model's outputs.
+    least `gamma` times as large as the second's. `gamma` is at least 1. `answers` are the attacked
+    model's outputs.
     """
     sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
              for member in (True, False)]  # fmt: skip
     usual = np.maximum(sum(sides) / 2, np.finfo(np.float64).tiny)
     relative = answers.truth - np.log(usual)
-    beaten = np.searchsorted(np.sort(relative), relative - math.log(_BEATEN), side="right")
-    return beaten / max(len(relative) - 1, 1)
+    beaten = np.searchsorted(np.sort(relative), relative - math.log(gamma), side="right")
+    itself = gamma == 1
+    return (beaten - itself) / max(len(relative) - 1, 1)
+
+
+def rmia_of_texts(answers: Answers, references: References) -> Float64s:
+    """Return the score of `rmia` with a `gamma` of 1.
+
+    A text's relative probability is averaged over its tokens, so two texts seldom differ by the
+    factor 2 that `rmia` uses for classes.
+    """
+    return rmia(answers, references, gamma=1.0)

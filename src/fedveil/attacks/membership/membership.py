@@ -5,6 +5,8 @@ protection. Each is trained on a random half of the examples to test. If a job i
 first run with a random half of the training examples, and all training examples are tested. If a
 finished run is attacked, the training and the test examples are tested. The members are the
 training examples of the clients that took part in a round. All other examples are the non-members.
+If the model predicts tokens, an example is a text of a client, and its loss is the mean loss over
+its tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +19,15 @@ from torch import nn
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.membership import client_membership
-from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss, online_lira, rmia
-from fedveil.attacks.membership.model_answers import answers
+from fedveil.attacks.membership.answer_scores import (
+    calibrated_loss,
+    lira,
+    loss,
+    online_lira,
+    rmia,
+    rmia_of_texts,
+)
+from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores
 from fedveil.attacks.membership.shadow_attack import shadow_attack
@@ -31,7 +40,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import share
+from fedveil.privacy.intervals import median, share
 
 #: Attacks on a trained model, by their name in metrics. The last ones have their own threshold.
 METHODS: dict[str, Method] = {
@@ -42,12 +51,15 @@ METHODS: dict[str, Method] = {
     "online LiRA": online_lira,
     "RMIA": rmia,
 }
+#: The attacks on a model that predicts tokens.
+TEXT_METHODS: dict[str, Method] = {**METHODS, "RMIA": rmia_of_texts}
 _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Run all membership attacks, on the trained model and on the reports of one round."""
     target.needs_classes("membership", of_texts=True)
+    target = target.without_empty_texts()
     count = by_effort(effort, 4, 32, 64)
     case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
     reporters = by_effort(effort, 8, 32, 100)
@@ -116,7 +128,7 @@ class Case:
             played = rehearse(others[-1])
             held.append(_trained_on(others[-1], row, played.clients))
             found.append(answers(played.model, pool.x, pool.y))
-        references = References(found, np.stack(held), pool.y)
+        references = References(found, np.stack(held), pool.labels)
         asked = replace(attacked, took_part=clients, played=rounds, claim=claim)
         return cls(pool, members, model, asked, given, others[0], parts[0], references, entropy)
 
@@ -132,21 +144,26 @@ class Case:
         )
 
     def on_model(self) -> list[Measured]:
-        """Return the model's accuracy on members and on others, then each attack's metrics."""
+        """Return the model's quality on members and on others, then each attack's metrics."""
         given = answers(self.model, self.pool.x, self.pool.y)
-        right = given.truth == given.top[:, 0]
-        found = [
-            share("accuracy on members", int(right[self.members].sum()), int(self.members.sum())),
-            share(
-                "accuracy on others", int(right[~self.members].sum()), int((~self.members).sum())
-            ),
-        ]
-        for name, method in METHODS.items():
+        found = self._quality(given)
+        for name, method in (TEXT_METHODS if self.pool.of_tokens else METHODS).items():
             limit = _OWN_THRESHOLD.get(name)
             limit = threshold(method, self.references) if limit is None else limit
             scores = method(given, self.references)
             found += figures(name, scores[self.members], scores[~self.members], limit)
         return found
+
+    def _quality(self, given: Answers) -> list[Measured]:
+        """Return the accuracy on members and on others. If targets are tokens: the median loss."""
+        sides = (("members", self.members), ("others", ~self.members))
+        if self.pool.of_tokens:
+            return [median(f"median loss on {name}", -given.truth[side]) for name, side in sides]
+        right = given.truth == given.top[:, 0]
+        return [
+            share(f"accuracy on {name}", int(right[side].sum()), int(side.sum()))
+            for name, side in sides
+        ]
 
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Attack the reports of at most `most` clients in a round. Returns (metrics, summed).

@@ -1,28 +1,38 @@
 """Membership scores of examples, computed from one client's report.
 
-A larger score means that the client is likelier to have trained on the example.
+A larger score means that the client is likelier to have trained on the example. The loss of a text
+is the mean loss over its tokens with a target, so padding has no effect.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, jvp
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedveil.base.array_types import Float32s, Float64s, Int64s
+from fedveil.attacks.membership.model_answers import are_classes
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s
+from fedveil.base.example_arrays import opened
+from fedveil.learning.learning_task import Classification, NextToken
+from fedveil.learning.losses import each_loss
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
 _BATCH = 500
 _Weights: TypeAlias = dict[str, torch.Tensor]
-#: Scores labelled examples by one reading.
-Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
+#: Computes the loss of each example of a batch from a model's weights.
+_Losses: TypeAlias = Callable[[_Weights], torch.Tensor]
+#: Scores examples with their targets (classes or tokens) by one reading.
+Scorer: TypeAlias = Callable[[Reading, Array, Array], Float64s]
 
 
 class ReportScores:
@@ -33,7 +43,7 @@ class ReportScores:
         self._layout = Layout(self._model)
         self._weights = weights
 
-    def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
+    def along(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return the rate at which each example's loss falls along the estimated update.
 
         The estimate's entries are weighted by their reliability, and the result is scaled to norm
@@ -46,9 +56,19 @@ class ReportScores:
             return np.zeros(len(y))
         start = self._views(self._weights)
         direction = self._views((weighted / norm).astype(np.float32))
-        return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
-    def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
+        def rates(losses: _Losses) -> torch.Tensor:
+            with _forward_derivatives(self._model):
+                moving: _Weights = {
+                    name: forward_ad.make_dual(start[name], direction[name])  # type: ignore[no-untyped-call]
+                    for name in start
+                }
+                change: torch.Tensor = forward_ad.unpack_dual(losses(moving)).tangent  # type: ignore[no-untyped-call]
+            return -change
+
+        return self._of_batches(x, y, rates)
+
+    def moved(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return by how much each example's loss falls if the estimated update is applied.
 
         `reading` must estimate the update's length as well as its direction. If it estimates
@@ -66,24 +86,38 @@ class ReportScores:
         return {entry.name: view for entry, view in named}
 
     @torch.no_grad()
-    def _of_batches(
-        self,
-        x: Float32s,
-        y: Int64s,
-        score: Callable[[Callable[[_Weights], torch.Tensor]], torch.Tensor],
-    ) -> Float64s:
-        parts = []
-        for i in range(0, len(y), _BATCH):
-            images, labels = (torch.from_numpy(part[i : i + _BATCH]) for part in (x, y))
+    def _of_batches(self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor]) -> Float64s:
+        task = Classification() if are_classes(y) else NextToken()
+        each, parts = each_loss(task.loss_name), []
+        size = min(_BATCH, getattr(self._model, "scored_at_once", _BATCH))
+        for i in range(0, len(y), size):
+            batch = task.collate(opened(x[i : i + size]), opened(y[i : i + size]))
 
-            def losses(
-                weights: _Weights, x: torch.Tensor = images, y: torch.Tensor = labels
-            ) -> torch.Tensor:
-                logits = functional_call(self._model, weights, (x,))
-                return nn.functional.cross_entropy(logits, y, reduction="none")
+            def losses(weights: _Weights, batch: Any = batch) -> torch.Tensor:
+                inputs, targets = batch
+                return each(functional_call(self._model, weights, (inputs,)), targets)
 
             parts.append(score(losses).double().numpy())
         return np.concatenate(parts)
+
+
+@contextmanager
+def _forward_derivatives(model: nn.Module) -> Iterator[None]:
+    """A context in which the model's outputs have derivatives with respect to dual numbers.
+
+    torch's fastest attention and recurrent layers have no such derivatives, so the context
+    replaces them by slower ones.
+    """
+    attention, onednn = torch.backends.mha, torch.backends.mkldnn
+    with ExitStack() as stack:
+        stack.callback(attention.set_fastpath_enabled, attention.get_fastpath_enabled())
+        attention.set_fastpath_enabled(False)
+        if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
+            stack.callback(setattr, onednn, "enabled", onednn.enabled)
+            onednn.enabled = False  # type: ignore[assignment]
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(forward_ad.dual_level())
+        yield
 
 
 @dataclass(frozen=True)
@@ -102,7 +136,7 @@ class Round:
     strangers: Sequence[Int64s]
     summed: bool = False
 
-    def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
+    def scores(self, score: Scorer, x: Array, y: Array) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and the scores of `strangers`.
 
         `score` computes the scores of examples, rows of `x` and `y`, from the estimate of an

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from fedveil.attacks.membership.model_answers import are_classes
 from fedveil.attacks.membership.report_scores import Round
 from fedveil.attacks.target import Target, claim_of, with_a_part
-from fedveil.base.array_types import Bools, Float32s, Int64s
+from fedveil.base.array_types import Array, Bools, Int64s
+from fedveil.base.example_arrays import stacked
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
 from fedveil.data.lone_records import without_a_fault
@@ -29,10 +31,13 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Labelled examples from which training sets are chosen, and each example's owner if known."""
+    """Examples from which training sets are chosen, and each example's owner if known.
 
-    x: Float32s
-    y: Int64s
+    `y` has the examples' targets: a class for each, or the tokens of each text.
+    """
+
+    x: Array
+    y: Array
     owners: Int64s | None
 
     @classmethod
@@ -48,13 +53,23 @@ class Pool:
         """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners
-        x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+        x, y = stacked([train.x, test.x]), stacked([train.y, test.y])
         if owners is not None:
             owners = np.concatenate([owners, np.arange(len(test)) % (owners.max() + 1)])
         return cls(x, y, owners)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def of_tokens(self) -> bool:
+        """Return True if the targets are tokens, False if they are classes."""
+        return not are_classes(self.y)
+
+    @property
+    def labels(self) -> Int64s:
+        """The examples' classes. All texts are of one class if their targets are tokens."""
+        return np.zeros(len(self), np.int64) if self.of_tokens else self.y
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
         """Copy the target with other training examples: the pool's `rows`, dealt to clients anew.
