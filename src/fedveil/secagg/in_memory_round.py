@@ -63,7 +63,7 @@ def run_round(
     client's number of neighbours in a sparse graph), it is at most neighbours + 1. Real vectors are
     clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
     entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's
-    randomness. Raises `RoundVoid` if too few clients are left.
+    randomness. Raises `RoundVoid` if too few clients are left, or if a sparse graph is cut.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round
