@@ -177,7 +177,7 @@ def test_all_dishonest_clients_of_a_round_may_share_secrets(
     ("options", "clients", "dishonest", "said"),
     [
         ({"assume_honest": 0.4}, 10, 6, None),
-        ({"assume_honest": 0.3}, 10, 7, "expects that 7 of 10 .* threshold = 7 at most 6 may"),
+        ({"assume_honest": 0.3}, 10, 7, "expects that 7 of 10 .*threshold = 7 at most 6 may"),
         ({"assume_honest": 0.1}, 10, 9, None),  # each client's own noise is enough
         ({"assume_honest": 0.1, "reconstruct_secrets_threshold": 3}, 11, 9, "= 3 at most 2 may"),
         ({"assume_honest": 0.7, "active_security": True}, 10, 3, None),
