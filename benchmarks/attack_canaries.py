@@ -47,7 +47,8 @@ from fedveil.protections.base import (
     State,
     Update,
 )
-from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.distributed_dp_settings import DistributedDPSettings
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings, _GridForm
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading

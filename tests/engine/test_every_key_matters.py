@@ -182,7 +182,7 @@ CASES: dict[str, Case] = {
     "protection.distributed_dp.bits": Case(10, DISTRIBUTED),
     "protection.distributed_dp.rotation": Case(False, DISTRIBUTED),
     "protection.distributed_dp.dropout_tolerance": Case(0.0, DISTRIBUTED),
-    "protection.distributed_dp.assume_honest": Case(0.5, DISTRIBUTED),
+    "protection.distributed_dp.assume_honest": Case(0.6, DISTRIBUTED),
     "protection.central_gaussian.clip_quantile": Case(0.6, CENTRAL | CENTRAL_QUANTILE),
     "protection.central_gaussian.clip_rate": Case(0.5, CENTRAL | CENTRAL_QUANTILE),
     "protection.central_gaussian.clip_bit_noise": Case(3.0, CENTRAL | CENTRAL_QUANTILE),

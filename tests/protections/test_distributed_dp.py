@@ -23,7 +23,8 @@ from fedveil.privacy.ledger import project
 from fedveil.privacy.loss import Gaussian
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
-from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.distributed_dp_settings import DistributedDPSettings
 from fedveil.starter import DEFAULT_JOB
 
 PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
@@ -233,9 +234,15 @@ def test_the_rotation_is_anew_in_every_round_and_the_same_for_all() -> None:
             "set only one of them",
         ),
         (
-            {"dropout_tolerance": 0.5, "assume_honest": 0.5},
-            "dropout_tolerance = 0.5 and assume_honest = 0.5 leave none of 10 clients with noise "
+            {"dropout_tolerance": 0.6, "assume_honest": 0.6},
+            "dropout_tolerance = 0.6 and assume_honest = 0.6 leave none of 10 clients with noise "
             "to rely on: lower dropout_tolerance or raise assume_honest",
+        ),
+        (
+            {"assume_honest": 0.7, "reconstruct_secrets_threshold": 3},
+            "assume_honest = 0.7 expects that 3 of 10 clients collude with the server, but with "
+            "reconstruct_secrets_threshold = 3 at most 2 may: more could unmask the others. Raise "
+            "assume_honest or the threshold",
         ),
     ],
 )

@@ -10,7 +10,11 @@ import pytest
 from fedveil.protections.advice import Cohort
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import build
-from fedveil.protections.distributed_dp import DistributedDPSettings, some_noise
+from fedveil.protections.distributed_dp_settings import (
+    DistributedDPSettings,
+    none_unmasked,
+    some_noise,
+)
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
     SPARSE_THRESHOLD,
@@ -108,6 +112,8 @@ def test_a_pin_holds_at_its_border(
         (10, {}, 6), (10, {"active_security": True}, 3), (20, {"ratio": 0.5}, 6),
         (20, {"ratio": 0.5, "active_security": True}, 3), (5000, {"ratio": 0.5}, 500),
         (1 << 20, {"threshold": 90}, 209_715), ((1 << 20) + 1, {"threshold": 90}, None),
+        (1438, {"neighbours": 4}, 1), (1438, {"neighbours": 10}, 3),
+        (1438, {"neighbours": 140, "threshold": 80}, 287), (15, {"neighbours": 14}, 10),
     ],
 )  # fmt: skip
 def test_how_many_may_collude_follows_from_those_that_share(
@@ -165,6 +171,35 @@ def test_all_dishonest_clients_of_a_round_may_share_secrets(
     made = DistributedDPSettings(**options)
     assert (made.least_survivors(clients), made.dishonest(clients)) == (least, dishonest)
     assert (some_noise(made, Cohort(99, clients)) is None) == (least > dishonest)
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "dishonest", "said"),
+    [
+        ({"assume_honest": 0.4}, 10, 6, None),
+        ({"assume_honest": 0.3}, 10, 7, "expects that 7 of 10 .*threshold = 7 at most 6 may"),
+        ({"assume_honest": 0.1}, 10, 9, None),  # each client's own noise is enough
+        ({"assume_honest": 0.1, "reconstruct_secrets_threshold": 3}, 11, 9, "= 3 at most 2 may"),
+        ({"assume_honest": 0.7, "active_security": True}, 10, 3, None),
+        ({"assume_honest": 0.6, "active_security": True}, 10, 4, "= 7 at most 3 may"),
+        ({"assume_honest": 0.8}, 2718, 543, None),
+        ({"assume_honest": 0.79}, 2718, 570, "expects that 570 of 2718 .* = 80 at most 543 may"),
+        ({"assume_honest": 0.9, "neighbours": 6}, 70, 7, "= 5 at most 1 may"),
+        (
+            {"assume_honest": 0.7, "active_security": True, "reconstruct_secrets_threshold": 3},
+            10, 3, "= 3 at most 0 may",
+        ),
+        ({"active_security": True, "reconstruct_secrets_threshold": 3}, 10, 0, None),
+    ],
+)  # fmt: skip
+def test_the_clients_that_are_not_trusted_cannot_unmask_others(
+    options: Any, clients: int, dishonest: int, said: str | None
+) -> None:
+    """With t shares, colluding clients and the server would read single vectors."""
+    made = DistributedDPSettings(dropout_tolerance=0.03, **options)
+    assert made.dishonest(clients) == dishonest
+    why = none_unmasked(made, Cohort(99 + clients, clients))
+    assert why is None if said is None else re.search(said, why or ""), why
 
 
 def test_the_graph_is_of_the_clients_that_share_secrets() -> None:

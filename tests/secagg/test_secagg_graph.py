@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import connected_components
 from scipy.stats import binomtest, hypergeom
 
 from fedveil.entropy import Seeded
@@ -121,6 +123,79 @@ def every_degree(clients: int, threshold: int) -> int | None:
         if void <= masking_graph.VOID and unmasked + apart <= masking_graph.UNMASKED:
             return k
     return None
+
+
+@given(st.integers(2, 40), st.integers(1, 9), st.integers(0, 99), st.floats(0.2, 1))
+def test_paths_among_the_clients_connect_them(
+    count: int, degree: int, seed: int, share: float
+) -> None:
+    clients = [5 * i + 3 for i in range(count)]
+    graph = masking_graph.sparse(clients, degree, Seeded(seed))
+    left = [c for c in clients if Seeded(seed, "left", c).bernoulli(share, 1)[0]] or clients[1:2]
+    near = [[other in graph.around(client) for other in left] for client in left]
+    parts, _ = connected_components(np.array(near, np.int8))
+    assert graph.connects(left) == (parts <= 1)
+
+
+def whole_or_void(hoods: list[set[int]], threshold: int, corrupt: set[int]) -> bool:
+    """Return True if no dropouts at all let the server and `corrupt` unmask a part of the sum."""
+    everyone = set(range(len(hoods)))
+    honest = sorted(everyone - corrupt)
+    if any(len(hoods[client] & corrupt) >= threshold for client in honest):
+        return False
+    for chosen in range(1 << len(honest)):
+        there = corrupt | {client for i, client in enumerate(honest) if chosen >> i & 1}
+        void = any(len(hood & there) < threshold for hood in hoods)
+        if void or not one_part(hoods, there):
+            continue
+        if not one_part(hoods, there - corrupt):
+            return False
+    return True
+
+
+def one_part(hoods: list[set[int]], clients: set[int]) -> bool:
+    left, reached = set(clients), sorted(clients)[:1]
+    while reached:
+        near = hoods[reached.pop()] & left
+        left, reached = left - near, [*reached, *near]
+    return not left
+
+
+@pytest.mark.parametrize(
+    ("clients", "neighbours", "threshold", "tolerated"),
+    [(10, 4, 4, 1), (10, 4, 3, 0), (11, 4, 5, 2), (10, 3, 4, 1), (9, 6, 5, 1)],
+)
+def test_no_dropouts_let_the_tolerated_clients_unmask_a_part(
+    clients: int, neighbours: int, threshold: int, tolerated: int
+) -> None:
+    """Every set of colluding clients and every set of dropouts is tried."""
+    assert masking_graph.tolerated(clients, neighbours, threshold) == tolerated
+    graph = masking_graph.sparse(range(clients), neighbours, Seeded(4))
+    hoods = [set(graph.around(client)) for client in range(clients)]
+    sets = [set(some) for some in combinations(range(clients), tolerated)]
+    assert all(whole_or_void(hoods, threshold, some) for some in sets)
+    if (clients, neighbours) == (10, 4):  # one more is too many
+        more = [set(some) for some in combinations(range(clients), tolerated + 1)]
+        assert not all(whole_or_void(hoods, threshold, some) for some in more)
+
+
+@pytest.mark.parametrize(
+    ("clients", "neighbours", "threshold"), [(1438, 40, 21), (1438, 70, 41), (2718, 150, 80)]
+)
+def test_more_tolerated_clients_would_make_unmasking_likely(
+    clients: int, neighbours: int, threshold: int
+) -> None:
+    most = masking_graph.tolerated(clients, neighbours, threshold)
+
+    def chance(corrupt: int) -> float:
+        unmasked = clients * hypergeom(clients, corrupt, neighbours).sf(threshold - 1)
+        gone = (corrupt + math.ceil(0.2 * clients)) / clients
+        return float(unmasked + clients * gone ** (neighbours // 2))
+
+    certain = 2 * (threshold - 1 - neighbours // 2) - 1
+    assert most == max(0, certain) or chance(most) <= 2.0**-40
+    assert most == int(0.2 * clients) or chance(most + 1) > 2.0**-40
+    assert max(0, certain) <= most <= 0.2 * clients
 
 
 @pytest.mark.parametrize("threshold", [2, 90, 1000, 50_000, 260_000])

@@ -69,7 +69,9 @@ def test_complete_graph_any_pattern(plan: tuple[int, int, dict[Any, list[int]], 
 def test_sparse_graph_any_pattern(
     plan: tuple[int, int, dict[Any, list[int]], bool], data: st.DataObject
 ) -> None:
-    """The sum is exact where every neighbourhood keeps the threshold; else the round is void."""
+    """The sum is exact where every neighbourhood keeps the threshold, and the survivors are
+    connected. Otherwise the round is void.
+    """
     count, _, drop, _ = plan
     drop.pop("consistency", None)
     inputs = vectors(count)
@@ -89,9 +91,28 @@ def test_sparse_graph_any_pattern(
             run_round(inputs, threshold, drop=drop, neighbours=degree, entropy=Seeded(1))
         assert void.value.needed == threshold > void.value.got
         return
+    if graph is not None and not graph.connects(there["masked"]):
+        with pytest.raises(RoundVoid, match="cut the masking graph"):
+            run_round(inputs, threshold, drop=drop, neighbours=degree, entropy=Seeded(1))
+        return
     done = run_round(inputs, threshold, drop=drop, neighbours=degree, entropy=Seeded(1))
     assert done.survivors == there["masked"]
     assert (done.total == sum(inputs[c] for c in done.survivors)).all()
+
+
+def test_dropouts_that_cut_the_graph_leave_no_sum_of_a_part() -> None:
+    """With a threshold of 2 of 5, a server could unmask the sum of the two between two gaps."""
+    played = Played(13, 2, neighbours=4)
+    drawn = masking_graph.sparse(played.ids, 4, played.root.stream("server"))
+    circle = sorted(drawn.numbers, key=drawn.numbers.__getitem__)
+    once = [circle[place] for place in (11, 12, 0)]
+    assert Played(13, 2, neighbours=4).play({"masked": once}).exact
+    twice = [*once, circle[3], circle[4]]
+    with pytest.raises(RoundVoid, match="the clients that dropped out cut the masking graph") as v:
+        played.play({"masked": twice})
+    assert (v.value.phase, v.value.got, v.value.needed) == ("masked", 0, 2)
+    assert played.server._state.name == "void"
+    assert not any(phase == "unmask" for phase, _ in played.requests)
 
 
 @pytest.mark.parametrize("threshold", range(1, 7))

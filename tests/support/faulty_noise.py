@@ -13,7 +13,8 @@ from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.protections.base import ClientContext, JobContext
-from fedveil.protections.distributed_dp import DistributedDP, DistributedDPSettings
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.distributed_dp_settings import DistributedDPSettings
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings, _GridForm
 
 

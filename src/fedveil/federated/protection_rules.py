@@ -38,7 +38,7 @@ def _no_node_unmasks(job: JobFields) -> str | None:
     """Under secure aggregation, `deployment.clients_per_node` has an upper limit. So the server and
     the clients of one node cannot together unmask other clients. If n clients of a round share
     secrets with threshold t, the number is below t. With `active_security`, it is below 2t - n.
-    With a sparse masking graph, it is at most n/5 instead.
+    In a sparse masking graph, it is at most n/5 instead, and less with few `neighbours`.
 
     Returns an error message, or None if the job follows this rule.
     """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from fedveil.base.array_types import Float64s, Int8s, Signed
 from fedveil.base.message import Message
@@ -26,10 +23,14 @@ from fedveil.privacy.sampled_gaussian import least_ratio, sampled_loss
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import Aggregate, ClientContext, JobContext, Spending, State, Update
-from fedveil.protections.clip_norm import AdaptiveClipSettings, Clipped, Clipping, clip_follows
+from fedveil.protections.clip_norm import Clipped, Clipping, clip_follows
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.description import Whose
-from fedveil.protections.directions import Direction
+from fedveil.protections.distributed_dp_settings import (
+    DistributedDPSettings,
+    none_unmasked,
+    some_noise,
+)
 from fedveil.protections.noise_rule import check_noised_sum, one_noise
 from fedveil.protections.reading import Domain
 from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
@@ -42,110 +43,13 @@ from fedveil.protections.secure_sum_settings import (
 )
 from fedveil.secagg.masking import Ring
 
-#: The default for a whole run's epsilon.
-_TARGET = 8.0
 #: The sums that an audit tries.
 _FOUR: Any = {"shares": 4, "clients": 4, "entry_bits": 12}
-
-
-class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
-    """Parameters of `distributed_dp`: the clip, the noise, and the dropouts that it tolerates."""
-
-    WEAKENS: ClassVar[Mapping[str, Direction]] = {
-        "clip": "none",
-        "noise_multiplier": "loss",
-        "target_epsilon": "loss",
-        "bits": "none",
-        "rotation": "none",
-        "dropout_tolerance": "smaller",
-        "assume_honest": "larger",
-        # The server chooses who shares secrets. The fewer, the larger a part may be dishonest.
-        "share_secrets_ratio": "smaller",
-    }
-
-    clip: float = Field(1.0, gt=0, description="each client clips its update to this L2 norm")
-    noise_multiplier: float | None = Field(
-        None,
-        gt=0,
-        description="standard deviation of the noise in a round's sum, divided by the sensitivity "
-        "2 * clip. null: the smallest value that reaches target_epsilon",
-    )
-    target_epsilon: float | None = Field(
-        None,
-        gt=0,
-        description="epsilon of the whole run at privacy.delta, for a client in every round. "
-        f"null: {_TARGET:g}, unless noise_multiplier is given",
-    )
-    bits: int = Field(
-        8,
-        ge=4,
-        le=24,
-        description="bits per entry of a client's update, as a fixed-point number. A report uses "
-        "more bits, for the noise and the sum",
-    )
-    rotation: bool = Field(
-        True,
-        description="if true, a random rotation spreads an update over all entries before "
-        "rounding. Under `privacy.unit: example` there is no rotation",
-    )
-    dropout_tolerance: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="share of a round's clients that may drop out: the others' noise is enough for "
-        "the epsilon. With more dropouts the round is void",
-    )
-    assume_honest: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="share of a round's clients that you trust to add their noise and keep it "
-        "secret. Their noise alone is enough for the epsilon",
-    )
-
-    @property
-    def target(self) -> float:
-        """The target epsilon of the whole run. It applies if no noise multiplier is set."""
-        return _TARGET if self.target_epsilon is None else self.target_epsilon
-
-    def least_survivors(self, clients: int) -> int:
-        """Return the smallest permitted number of survivors in a round of `clients` clients."""
-        sharing = self.sharing_clients(clients)
-        return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
-
-    def dishonest(self, clients: int) -> int:
-        """Return how many of a round's `clients` clients are assumed to add no noise.
-
-        All of them may share secrets, because the server chooses the clients that share secrets.
-        """
-        return math.floor((1 - _as_written(self.assume_honest)) * clients)
-
-
-def _as_written(share: float) -> Fraction:
-    return Fraction(repr(share))
 
 
 def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
     ratio = noise.ratio(shares)
     return PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
-
-
-def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, at least one client must remain after subtracting the clients that may
-    drop out and the clients that may be dishonest.
-
-    Returns an error message, or None if the settings follow this rule.
-    """
-    if cohort.per_round is None:
-        return None
-    n = cohort.per_round
-    if settings.least_survivors(n) > settings.dishonest(n):
-        return None
-    return (
-        f"dropout_tolerance = {settings.dropout_tolerance!r} and assume_honest = "
-        f"{settings.assume_honest!r} leave none of {settings.sharing_clients(n)} clients with "
-        "noise to rely on: lower dropout_tolerance or raise assume_honest"
-    )
 
 
 class DistributedDP(Clipped, SecureSum):
@@ -192,14 +96,17 @@ class DistributedDP(Clipped, SecureSum):
     gaussian_noise = "sum"
     loop = sum_of_squares
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
-    rules = (shareable, threshold_reachable, graph_fits, one_noise, some_noise, clip_follows)
+    rules = (
+        shareable, threshold_reachable, graph_fits, one_noise, some_noise, none_unmasked,
+        clip_follows,
+    )  # fmt: skip
     advice = (threshold_safe,)
 
     def __init__(self, settings: DistributedDPSettings, context: JobContext) -> None:
         super().__init__(settings, context)
         check_noised_sum(self.name, context)
         clients = context.clients_per_round
-        for rule in (one_noise, some_noise):
+        for rule in (one_noise, some_noise, none_unmasked):
             if (problem := rule(settings, Cohort(None, clients))) is not None:
                 raise InvalidValue(problem)
         self.clipping = clipping = Clipping(settings, settings.clip, self._ratio(), context)

@@ -117,14 +117,15 @@ class SecureSumSettings(Settings):
     def most_colluding(self, clients: int) -> int | None:
         """Return the largest number of colluding clients that cannot unmask another client.
 
-        They collude with the server, in a round of `clients` clients. Returns None if more clients
-        share secrets than secure aggregation supports.
+        They collude with the server, in a round of `clients` clients. In a sparse graph, the limit
+        holds except with probability 2^-40 (`masking_graph.tolerated`). Returns None if more
+        clients share secrets than secure aggregation supports.
         """
         sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
         if sharing > MAX_CLIENTS:
             return None
-        if self.graph_degree(sharing) is not None:
-            return int(masking_graph.CORRUPT * sharing)
+        if (degree := self.graph_degree(sharing)) is not None:
+            return masking_graph.tolerated(sharing, degree, threshold)
         return 2 * threshold - sharing - 1 if self.active_security else threshold - 1
 
 

@@ -64,7 +64,7 @@ def run_round(
     `active_security`, clients sign their messages. Real vectors are clipped to `clip` (default: the
     largest magnitude among them) and rounded to `bits` bits per entry. Integer vectors are summed
     unchanged. `entropy` defaults to the operating system's randomness. Raises `RoundVoid` if too
-    few clients are left.
+    few clients are left, or if dropouts cut a sparse graph.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round

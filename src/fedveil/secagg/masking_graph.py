@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,6 +44,16 @@ class MaskingGraph:
     def around(self, client: int) -> list[int]:
         """Return the client and its neighbours, in order."""
         return self.members[self.numbers[client]]
+
+    def connects(self, clients: Iterable[int]) -> bool:
+        """Return True if paths of neighbours, all of them in `clients`, connect `clients`."""
+        left = set(clients)
+        reached = [left.pop()] if left and len(self.members) > 1 else []
+        while reached and left:
+            near = left.intersection(self.around(reached.pop()))
+            left -= near
+            reached += near
+        return not left or len(self.members) == 1
 
 
 def complete(clients: Sequence[int]) -> MaskingGraph:
@@ -109,6 +119,32 @@ def automatic(clients: int, threshold: int) -> int | None:
     first = bisect_left(degrees, True, key=enough)
     last = bisect_left(degrees, True, lo=first, key=lambda k: unmasked(k) > UNMASKED)
     return next((k for k in degrees[first:last] if unmasked(k) + apart(k) <= UNMASKED), None)
+
+
+@lru_cache
+def tolerated(clients: int, neighbours: int, threshold: int) -> int:
+    """Return how many of `clients` clients may collude with the server and unmask no part of a sum.
+
+    Each client has `neighbours` neighbours. In a sparse graph, the result is at most the fraction
+    `CORRUPT` of the clients. Up to this number, the probability is at most `UNMASKED` that a
+    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected
+    although the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
+    """
+    if neighbours >= clients - 1:
+        return threshold - 1
+    dropped, reach = math.ceil(DROPPED * clients), neighbours // 2
+
+    def unsafe(corrupt: int) -> bool:
+        unmasked = clients * _tail(clients, corrupt, neighbours, threshold)
+        return bool(unmasked + clients * ((corrupt + dropped) / clients) ** reach > UNMASKED)
+
+    most = int(CORRUPT * clients)
+    probably = bisect_left(range(1, most + 1), True, key=unsafe)
+    # The circle is cut by two runs of `reach` clients that are gone. Next to a run, a neighbourhood
+    # has lost these clients, and the round is void unless `threshold` of it are left. So at least
+    # threshold - 1 - neighbours / 2 clients of each run have not dropped out, but collude.
+    certainly = min(threshold - 1, 2 * (threshold - 1 - (neighbours + 1) // 2) - 1)
+    return max(0, probably, min(certainly, most))
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:

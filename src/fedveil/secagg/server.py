@@ -17,7 +17,7 @@ from fedveil.secagg.disclosure import Disclosure
 from fedveil.secagg.keys import KeyPair, pair_seed, public_key
 from fedveil.secagg.masking import Ring, add_masks
 from fedveil.secagg.masking_graph import MaskingGraph
-from fedveil.secagg.phases import SEALED_BYTES, Phase, as_ids, as_rows, take_bytes, take_ids
+from fedveil.secagg.phases import SEALED_BYTES, TRAINS, Phase, as_ids, as_rows, take_bytes, take_ids
 from fedveil.secagg.secret import Secret
 from fedveil.secagg.shamir import SHARE_BYTES
 from fedveil.secagg.share_tags import TAG_BYTES
@@ -26,6 +26,10 @@ from fedveil.secagg.terms import Terms
 from fedveil.secagg.view import keys_view, vectors_view
 
 _SEEDS_AT_ONCE = 4096
+_CUT = (
+    "the clients that dropped out cut the masking graph, so the sum of a part of the others would "
+    "be unmasked (more neighbours, or a larger reconstruct_secrets_threshold)"
+)
 
 
 class Server:
@@ -33,8 +37,9 @@ class Server:
 
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
-    when `advance` closes a phase has dropped out. If too few remain, `advance` raises `RoundVoid`
-    and the sum is never unmasked. `entropy` draws the sparse graph. It also draws the clients that
+    when `advance` closes a phase has dropped out. If too few remain, or if the dropouts disconnect
+    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. `entropy` draws the
+    sparse graph. It also draws the clients that
     continue, if more than `terms.sharing` clients answer at first. `origin` is a digest of the data
     that the vectors were made from. This digest must be equal on server and clients.
 
@@ -125,9 +130,12 @@ class Server:
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
         got, needed = getattr(self, actions.counts)(answered)
+        why = self._disclosure.lacking(answered)
+        if closed == TRAINS and got >= needed and not self._graph.connects(answered):
+            got, why = 0, _CUT
         self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
         if got < needed:
-            raise RoundVoid(closed, got, needed, self._disclosure.lacking(answered))
+            raise RoundVoid(closed, got, needed, why)
         self._asked, self._answered = frozenset(getattr(self, actions.closes)(answered)), set()
 
     def _ask(self, phase: Phase) -> dict[int, Message]:

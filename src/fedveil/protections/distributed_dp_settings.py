@@ -1,0 +1,137 @@
+"""The parameters of `distributed_dp`, with the rules about its noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import ClassVar
+
+from pydantic import Field
+
+from fedveil.protections.advice import Cohort
+from fedveil.protections.clip_norm import AdaptiveClipSettings
+from fedveil.protections.directions import Direction
+from fedveil.protections.secure_sum_settings import SecureSumSettings
+
+#: The default for a whole run's epsilon.
+_TARGET = 8.0
+
+
+class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
+    """Parameters of `distributed_dp`: the clip, the noise, and the dropouts that it tolerates."""
+
+    WEAKENS: ClassVar[Mapping[str, Direction]] = {
+        "clip": "none",
+        "noise_multiplier": "loss",
+        "target_epsilon": "loss",
+        "bits": "none",
+        "rotation": "none",
+        "dropout_tolerance": "smaller",
+        "assume_honest": "larger",
+        # The server chooses who shares secrets. The fewer, the larger a part may be dishonest.
+        "share_secrets_ratio": "smaller",
+    }
+
+    clip: float = Field(1.0, gt=0, description="each client clips its update to this L2 norm")
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        description="standard deviation of the noise in a round's sum, divided by the sensitivity "
+        "2 * clip. null: the smallest value that reaches target_epsilon",
+    )
+    target_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of the whole run at privacy.delta, for a client in every round. "
+        f"null: {_TARGET:g}, unless noise_multiplier is given",
+    )
+    bits: int = Field(
+        8,
+        ge=4,
+        le=24,
+        description="bits per entry of a client's update, as a fixed-point number. A report uses "
+        "more bits, for the noise and the sum",
+    )
+    rotation: bool = Field(
+        True,
+        description="if true, a random rotation spreads an update over all entries before "
+        "rounding. Under `privacy.unit: example` there is no rotation",
+    )
+    dropout_tolerance: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="share of a round's clients that may drop out: the others' noise is enough for "
+        "the epsilon. With more dropouts the round is void",
+    )
+    assume_honest: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of a round's clients that you trust to add their noise and keep it "
+        "secret. Their noise alone is enough for the epsilon",
+    )
+
+    @property
+    def target(self) -> float:
+        """The target epsilon of the whole run. It applies if no noise multiplier is set."""
+        return _TARGET if self.target_epsilon is None else self.target_epsilon
+
+    def least_survivors(self, clients: int) -> int:
+        """Return the smallest permitted number of survivors in a round of `clients` clients."""
+        sharing = self.sharing_clients(clients)
+        return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
+
+    def dishonest(self, clients: int) -> int:
+        """Return how many of a round's `clients` clients are assumed to add no noise.
+
+        All of these may be among the clients that share secrets, because the server chooses those.
+        """
+        return math.floor((1 - _as_written(self.assume_honest)) * clients)
+
+
+def _as_written(share: float) -> Fraction:
+    return Fraction(repr(share))
+
+
+def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp, at least one client must remain after subtracting the clients that may
+    drop out and the clients that may be dishonest.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
+    if cohort.per_round is None:
+        return None
+    n = cohort.per_round
+    if settings.least_survivors(n) > settings.dishonest(n):
+        return None
+    return (
+        f"dropout_tolerance = {settings.dropout_tolerance!r} and assume_honest = "
+        f"{settings.assume_honest!r} leave none of {settings.sharing_clients(n)} clients with "
+        "noise to rely on: lower dropout_tolerance or raise assume_honest"
+    )
+
+
+def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp, the clients that `assume_honest` does not trust must be too few to
+    unmask others together with the server. If n clients of a round share secrets with threshold t,
+    their number is below t. With `active_security`, it is below 2t - n. In a sparse masking graph,
+    it is at most n/5, and less with few `neighbours`. There is no limit if only one client is
+    trusted.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
+    n = cohort.per_round
+    if n is None or not (dishonest := settings.dishonest(n)):
+        return None
+    limit = settings.most_colluding(n)
+    # A trusted client has the noise of one share, even if its vector is unmasked.
+    if limit is None or dishonest <= limit or settings.sharing_clients(n) - dishonest == 1:
+        return None
+    return (
+        f"assume_honest = {settings.assume_honest!r} expects that {dishonest} of {n} clients "
+        f"collude with the server, but with reconstruct_secrets_threshold = "
+        f"{settings.threshold(n)} at most {max(limit, 0)} may: more could unmask the others. Raise "
+        "assume_honest or the threshold"
+    )
