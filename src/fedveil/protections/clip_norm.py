@@ -73,7 +73,7 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
     says whether the update was shortened. The input has `length` entries and a norm of at most
-    `norm`. Clients accept every clip in the range of `QuantileClip`.
+    `norm`. Clients accept every clip in the range that `QuantileClip` allows.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Clipping:
         """Return the message fields with which the server sends the clip in `state` to clients.
 
         The result is empty if the clip is fixed. Raises an error if the clip is outside the range
-        of `QuantileClip`.
+        that `QuantileClip` allows.
         """
         if self.moving is None:
             return {}

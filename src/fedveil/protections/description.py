@@ -69,7 +69,7 @@ class Description(Audited):
 
     @classmethod
     def adapts(cls, settings: Any) -> bool:
-        """Return True if a protection with these settings is adaptive (`Protection.adaptive`)."""
+        """Return True if a round's cost depends on earlier rounds under these settings."""
         return False
 
     @classmethod

@@ -142,7 +142,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's epsilon, never rounded down. `eps` is that of `UnaryEncoding`."""
+        """Return a whole report's epsilon, never rounded down. `eps` is the code's parameter."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
