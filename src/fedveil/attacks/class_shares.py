@@ -166,7 +166,10 @@ def _along(reading: Reading, direction: Float64s) -> float:
 
 
 def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measured]:
-    """Return metrics for how well the attack finds the clients that hold mostly one class."""
+    """Return metrics for how well the attack finds the clients that hold mostly one class.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+    """
     most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
     classes = Classes.of(target, most)
     known: list[list[Float64s]] = []
@@ -221,7 +224,10 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Infer each client's number of examples per class, and which clients hold mostly one class."""
+    """Infer each client's number of examples per class, and which clients hold mostly one class.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+    """
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

@@ -205,6 +205,8 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Attack the job's first two clients. Each client reports its own update up to 100 times.
 
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch
     >>> from fedveil.attacks.repetition import attack

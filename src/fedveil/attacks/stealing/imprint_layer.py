@@ -74,10 +74,10 @@ class Imprint:
         """Create an imprint from `public`, examples that resemble those of the clients.
 
         The first of its `statistics` is the mean of all features. Each further one is a random
-        combination of the features, drawn from `rng`. Each statistic has `cells` cells, into which
-        equally many of the `public` examples fall, and one more cell that stays empty. With the
-        `form` "window", a neuron responds to the examples of one cell. With "relu", it responds to
-        all examples above a bound.
+        combination of the features, drawn from `rng` (default: a generator with seed 0). Each
+        statistic has `cells` cells, into which equally many of the `public` examples fall, and one
+        more cell that stays empty. With the `form` "window", a neuron responds to the examples of
+        one cell. With "relu", it responds to all examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)

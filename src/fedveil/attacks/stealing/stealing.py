@@ -99,9 +99,10 @@ def _errors(originals: Float64s, offered: Float64s) -> Float64s:
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Send the cohort of one round a model that steals examples. Clients train as the job says.
 
-    The cohort holds 200 examples in total at effort `quick`, 1,000 at `standard`, 4,000 at `full`,
-    or fewer if clients have fewer. The attacker knows the job and the test examples. It reads each
-    report, or the sum if the reports reveal nothing.
+    The cohort holds 200 examples in total at effort "quick", 1,000 at "standard", 4,000 at "full",
+    or fewer if clients have fewer. `watch` reports the progress and saves pictures. The attacker
+    knows the job and the test examples. It reads each report, or the sum if the reports reveal
+    nothing.
     """
     target.needs_classes("steal")
     wanted = by_effort(effort, 200, 1_000, 4_000)
