@@ -41,7 +41,10 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one `Cell` of a comparison: its run, or the reason why it has none."""
+    """The outcome of one `Cell` of a comparison: its run or, in `failure`, why it has none.
+
+    `unattacked` is the reason why the run could not be attacked, or "".
+    """
 
     cell: Cell
     run: ReadRun | None
@@ -146,7 +149,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context in which an error that ends the comparison says how to resume it."""
+        """Return a context that adds the command to resume the comparison to errors that end it."""
         return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:
