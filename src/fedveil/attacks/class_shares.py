@@ -191,7 +191,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
     The metrics are the median share of a client's labels that is counted right, and the share of
     clients for which every count is right. Returns no metrics unless the optimiser is SGD and the
-    model ends in a dense layer.
+    model ends in a dense layer. `effort` sets the number of clients.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))

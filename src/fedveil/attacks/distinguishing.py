@@ -244,7 +244,8 @@ def distinguished(
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     Each update of a pair is simulated in `trials` runs. If `sums` is True, the attacker sees only
-    the sum of all reports. Returns two results for each pair (one if `rounds` is 1).
+    the sum of all reports. Returns two results for each pair (one if `rounds` is 1). `watch`, if
+    given, reports the progress.
     """
     found, done = [], 0
     watch = watch or Watch()

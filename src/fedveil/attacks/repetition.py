@@ -127,7 +127,7 @@ def averaged(
     """Attack `trials` clients that have the pair's first update, and `trials` that have the second.
 
     Each client reports its update again and again. Returns one result for each number of reports in
-    `counts`, in ascending order of this number.
+    `counts`, in ascending order of this number. `watch`, if given, reports the progress.
     """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()

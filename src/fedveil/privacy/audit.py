@@ -122,7 +122,8 @@ def of_scores(
     """Test a claim by scores of a mechanism's outputs for two inputs a and b.
 
     `ahead` has the scores of outputs for a, and `back` those for b, equally many. Outputs that are
-    likelier for a must have larger scores.
+    likelier for a must have larger scores. A true claim is refuted with probability at most 1 -
+    `confidence`.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:

@@ -119,7 +119,8 @@ def independent_lower_bound(
 
     A canary is a test input that a fair coin put into the run or left out. `right` of the
     `canaries` guesses were right. `gaussian` is True if the run has Gaussian noise, which gives a
-    larger bound.
+    larger bound. The bound is for epsilon at `delta`, and wrong with probability at most 1 -
+    `confidence`.
     """
     # A guess is right with probability at most (e^epsilon + delta) / (1 + e^epsilon). In a run with
     # Gaussian noise it is right with probability at most Phi(mu / 2), with the mu of
@@ -184,7 +185,8 @@ def audit_run(
 
     A canary is a test input that a fair coin put into the run or left out. `included` is True for
     those put in. A positive score means that the canary seems to be in. `gaussian` is True if the
-    claim is about Gaussian noise, which gives larger bounds.
+    claim is about Gaussian noise, which gives larger bounds. A true claim is refuted with
+    probability at most 1 - `confidence`.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)

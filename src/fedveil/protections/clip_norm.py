@@ -124,7 +124,9 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the noisy mean of the results of `joint`.
+        """Return the mean update, given `mean`, the noisy mean of the mechanism's inputs.
+
+        `joint` makes these inputs.
 
         `state` has the clip of the round.
         """
@@ -141,8 +143,8 @@ class Clipping:
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
         """Return the round's aggregate: the mean update, and the next clip as the new state.
 
-        `mean` is the noisy mean of the results of `joint`, over `reports` clients. `state` has the
-        clip of the round.
+        `mean` is the noisy mean of the mechanism's inputs (see `joint`), over `reports` clients.
+        `state` has the clip of the round.
         """
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)

@@ -62,7 +62,10 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or the folder of a comparison with the same job. `stack` closes it."""
+        """Open the folder `path`: a new one, or that of a comparison with the same job.
+
+        If `path` is None, a new folder is created under runs/. `stack` closes the folder.
+        """
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)

@@ -171,7 +171,10 @@ class Deep(nn.Module):
         return crossing
 
     def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the dense network's input: the numbers, then each word's vector."""
+        """Return the dense network's input: the numbers, then each word's vector.
+
+        `words` has the index of each word, [rows, columns], or is None if there are no words.
+        """
         if self.words is None or words is None:
             return numbers
         vectors = self.words(words.int() + self.first)

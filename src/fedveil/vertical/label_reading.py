@@ -246,7 +246,7 @@ def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Return a class for each group, so that as many known labels as possible are right.
 
     No two groups get the same class. `groups` and `labels` have the group and the label of each
-    example whose label is known.
+    example whose label is known. `classes` is the number of groups and of classes.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -176,6 +176,8 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
+        `run` has the gradients of the run's first steps.
+
         Under LabelDP, the examples are clustered, and the known labels only name the clusters.
         """
         if self.eps is not None:
@@ -185,7 +187,10 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess all classes by clustering. The labels at indices `known` only name the clusters."""
+        """Guess each example's class by clustering the gradients in `run`.
+
+        The labels at indices `known` only name the clusters.
+        """
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)

@@ -140,9 +140,9 @@ class Imprint:
     def model(self, classes: int, gain: float) -> nn.Sequential:
         """Return a classifier that consists of this layer, an activation and an output layer.
 
-        The output layer's weights are `gain` or -`gain`. In a local step with learning rate lr on a
-        batch of b examples, an example changes the bias of each neuron that it activates by about
-        gain * lr / b.
+        The output layer has `classes` outputs, and its weights are `gain` or -`gain`. In a local
+        step with learning rate lr on a batch of b examples, an example changes the bias of each
+        neuron that it activates by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)

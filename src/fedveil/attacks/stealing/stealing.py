@@ -66,7 +66,10 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of originals above their nearest candidates, or None without images."""
+        """Return a PNG of originals above their nearest candidates.
+
+        `shape` is the shape of an example. If examples are not images, the result is None.
+        """
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -131,7 +134,8 @@ def steal(
     The clients get a model that begins with an `Imprint` of this `form`, which sorts examples into
     cells by statistics of their features. The first simulated round uses one statistic, the mean.
     If its reports reveal nothing, a second round uses `statistics` statistics, and enough cells for
-    all examples of the cohort. The attacker then reads the sum of the reports.
+    all examples of the cohort. The attacker then reads the sum of the reports. `watch`, if given,
+    reports the progress.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
