@@ -164,7 +164,7 @@ class Unary(Protection):
         return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return the server's part in a round. Raises `LimitReached` if the run must stop here."""
+        """Return the server's part in a round. Raises `LimitReached` if the run must stop."""
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)

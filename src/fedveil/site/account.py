@@ -182,10 +182,10 @@ class SiteAccount:
         """Open the account of the data set `name`, or create it.
 
         `counter` is a file that reveals if the account was deleted or replaced by an older copy.
-        Nobody who can write to `folder` should be able to write to it. If it is None, the file is
-        in `folder`. Nothing then reveals that both files were replaced. `clock` returns the current
-        time in UTC. Raises `AccountInvalid` for an older copy, a missing line, or a line that was
-        not written with `key`.
+        Nobody who can write to `folder` should be able to write to `counter`. If `counter` is None,
+        the file is in `folder`, and nothing reveals that both files were replaced. `clock` returns
+        the current time in UTC. Raises `AccountInvalid` for an older copy, a missing line, or a
+        line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()

@@ -34,17 +34,18 @@ _PEELABLE = 0.05
 def cells_needed(examples: int, statistics: int) -> int:
     """Return a number of cells per statistic that reveals more than half of the examples.
 
-    A cell is an interval of a statistic. An `Imprint` sorts the examples into cells, separately by
-    each of its `statistics` statistics.
+    A statistic of an example is a number, such as its mean, and a cell is an interval of such
+    numbers. An `Imprint` sorts the examples into cells, separately by each of its `statistics`
+    statistics.
     """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """Return candidates for the clients' examples, from a reported update of the imprint's model.
+    """Return candidates for the clients' examples, from `reading`, the estimate of an update.
 
-    The result is [candidates, features], possibly empty. `prior` is the distribution of public
-    examples.
+    The update is that of a model that begins with the layer `imprint`. The result is [candidates,
+    features], possibly empty. `prior` is the distribution of public examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))

@@ -44,7 +44,8 @@ _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 class CsvFormat:
     """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
 
-    `place` is the path of the file's settings in the job, for messages, or None if it has none.
+    `place` is the path of the file's settings in the job, for messages, or None if the job has
+    none.
     """
 
     path: str
