@@ -166,7 +166,10 @@ def _along(reading: Reading, direction: Float64s) -> float:
 
 
 def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measured]:
-    """Return metrics for how well the attack finds the clients that hold mostly one class."""
+    """Return metrics for how well the attack finds the clients that hold mostly one class.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+    """
     most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
     classes = Classes.of(target, most)
     known: list[list[Float64s]] = []
@@ -188,7 +191,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
     The metrics are the median share of a client's labels that is counted right, and the share of
     clients for which every count is right. Returns no metrics unless the optimiser is SGD and the
-    model ends in a dense layer.
+    model ends in a dense layer. `effort` sets the number of clients.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
@@ -221,7 +224,10 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Infer each client's number of examples per class, and which clients hold mostly one class."""
+    """Infer each client's number of examples per class, and which clients hold mostly one class.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+    """
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

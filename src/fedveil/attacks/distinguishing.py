@@ -176,8 +176,8 @@ def curves(protection: Protection, rounds: int) -> Family | None:
     """Return a function that computes the charges of `rounds` reports at another cost, or None.
 
     A charge is a privacy loss and the number of times that it was spent. The returned function
-    takes a factor. At factor 1, it returns the charges of `protection`. At a larger factor, it
-    changes the parameter that decides the cost, such as an epsilon, so that the charges are larger.
+    takes a factor. At factor 1, it returns the charges of `protection`. At a larger factor, the
+    parameter that decides the cost, such as an epsilon, is changed so that the charges are larger.
     The result is None if there is no such parameter, or if the cost of a round depends on earlier
     rounds.
     """
@@ -244,7 +244,8 @@ def distinguished(
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     Each update of a pair is simulated in `trials` runs. If `sums` is True, the attacker sees only
-    the sum of all reports. Returns two results for each pair (one if `rounds` is 1).
+    the sum of all reports. Returns two results for each pair (one if `rounds` is 1). `watch`, if
+    given, reports the progress.
     """
     found, done = [], 0
     watch = watch or Watch()
@@ -272,7 +273,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Guess from a client's reports which of two known updates the client has.
 
     The attack is made on two pairs of updates. The first pair is two very different updates
-    (`far_apart`). The second pair is the updates of the job's first two clients.
+    (`far_apart`). The second pair is the updates of the job's first two clients. `effort` sets how
+    long the attack runs, and `watch` reports its progress.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

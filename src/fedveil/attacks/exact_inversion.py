@@ -71,7 +71,8 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction (a vector q) counts as zero on neuron i if entry i of |`left` @ q| is below `zero`.
+    A direction is a vector q. It counts as zero on neuron i if entry i of |`left` @ q| is below
+    `zero`.
     """
 
     left: Float64s
@@ -343,8 +344,9 @@ def recovered(originals: Array, examples: Float64s | None) -> int:
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
-    Effort `quick` leaves out batches of 20. The attacker knows the model, the batch's size and the
-    report. If single reports reveal nothing, the attacker inverts the cohort's sum as one batch.
+    Effort "quick" leaves out batches of 20. `watch` reports the progress and saves pictures. The
+    attacker knows the model, the batch's size and the report. If single reports reveal nothing, the
+    attacker inverts the cohort's sum as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

@@ -54,7 +54,10 @@ class Phrases:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Run the job with planted phrases, and measure what the final model reveals of them."""
+    """Run the job with planted phrases, and measure what the final model reveals of them.
+
+    `effort` sets how many phrases are planted, and `watch` reports the progress.
+    """
     _check(target)
     entropy = Seeded(target.job.seed, "attack", "extraction")
     of_each, candidates = by_effort(effort, 8, 16, 32), by_effort(effort, 255, 1023, 4095)

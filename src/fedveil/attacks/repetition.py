@@ -127,7 +127,7 @@ def averaged(
     """Attack `trials` clients that have the pair's first update, and `trials` that have the second.
 
     Each client reports its update again and again. Returns one result for each number of reports in
-    `counts`, in ascending order of this number.
+    `counts`, in ascending order of this number. `watch`, if given, reports the progress.
     """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
@@ -204,6 +204,8 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Attack the job's first two clients. Each client reports its own update up to 100 times.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

@@ -35,10 +35,11 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 
 
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
-    """Return the mean of the true-positive and the true-negative rate at a threshold.
+    """Return the metric `name`: the mean of the true-positive and the true-negative rate.
 
-    `members` and `others` are the scores of members and of non-members. The interval has confidence
-    0.95. It combines an interval for each rate with confidence sqrt(0.95).
+    `members` and `others` are the scores of members and of non-members. A score above `threshold`
+    counts as a member's. The interval has confidence 0.95. It combines an interval for each rate
+    with confidence sqrt(0.95).
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -65,7 +66,7 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 
 
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
-    """Return the true-positive rate at a false-positive rate of at most `rate`.
+    """Return the metric `name`: the true-positive rate at a false-positive rate up to `rate`.
 
     `members` are the scores of members, and `others` the n scores of non-members. The threshold is
     the k-th highest of `others`, k = floor(rate (n + 1)). A non-member's score exceeds it with

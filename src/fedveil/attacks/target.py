@@ -83,8 +83,8 @@ def _played(run: Path, job: Job) -> dict[str, Any]:
     """Return the fields of a run's target that come from the run's latest checkpoint.
 
     The fields are `took_part` (the clients that took part before the model was saved), `played`
-    (the number of rounds) and `claim` (see `claim_of`). The result is empty if there is no
-    checkpoint.
+    (the number of rounds) and `claim` (the guarantee of an adaptive run, from `claim_of`). The
+    result is empty if there is no checkpoint.
     """
     saved = Checkpoint.at(run)
     if saved is None:
@@ -316,7 +316,7 @@ class Target:
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
     ) -> list[Float32s]:
-        """Train the clients as in round `round`. Returns one update, a vector, for each client.
+        """Train the clients as in the given `round`. Returns one update, a vector, for each client.
 
         The clients start from `weights`, by default the target's own. Raises `AttackImpossible` if
         an update is not finite.

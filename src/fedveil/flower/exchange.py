@@ -26,7 +26,7 @@ def exchange(
 
     `grid` is Flower's connection to the clients. Ends when all replies have arrived, or after
     `timeout_s` seconds. If Flower does not accept a message, its index is yielded first, with None
-    instead of a reply. At most `BATCH` replies are in memory at once.
+    instead of a reply. Only a limited number of replies are in memory at once.
     """
     pushed = set(grid.push_messages(messages))
     names = [message.metadata.message_id for message in messages]

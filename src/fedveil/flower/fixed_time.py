@@ -41,8 +41,8 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        If a time is fixed, and `train` has not ended after the fraction `_TRAINING` of it, raises
-        `ClientWithheld` and discards the result.
+        If a time is fixed, and `train` has not ended after 7/8 of it, raises `ClientWithheld` and
+        discards the result.
         """
         if self._seconds is None:
             return train()

@@ -28,7 +28,7 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A file in a client's state folder. Its digest must be one that `folder.seal` states for it.
+    """A file in a client's state folder, whose digest must be stated in the file `folder.seal`.
 
     `folder` is the folder that contains the file `folder.seal`. The default is the folder of
     `path`. Only one process at a time may write the file. If a process is killed during a write,

@@ -84,7 +84,7 @@ class ReadRun:
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
-        """For each different event that starts with `beginning`, return the text that follows."""
+        """Return the text after `beginning` of each different event that starts with it."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))

@@ -39,7 +39,10 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of the runs in order. Federated and vertical runs have separate tables."""
+    """Return a page of the runs in order. Federated and vertical runs have separate tables.
+
+    If `title` is "", the page's title states the number of runs.
+    """
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}

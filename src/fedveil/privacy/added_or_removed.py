@@ -35,9 +35,9 @@ class OneSided:
     """Gaussian noise on a sum that includes a contribution with probability `rate`.
 
     The contribution has a norm of at most c, and `ratio` is the noise's standard deviation over c.
-    With N(m) for N(m, ratio²), the sum in units of c has the distribution Q = N(0) without the
-    contribution, and P = (1 - rate) N(0) + rate N(1) with it. The loss is that of P against Q for
-    the `order` "removed", and of Q against P for "added".
+    Let N(m) be the normal distribution N(m, ratio²). In units of c, the sum has the distribution Q
+    = N(0) without the contribution, and P = (1 - rate) N(0) + rate N(1) with it. The loss is that
+    of P against Q for the `order` "removed", and of Q against P for "added".
     """
 
     ratio: float

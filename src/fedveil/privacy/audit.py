@@ -93,8 +93,10 @@ def run(
     """Run `mechanism` on the inputs `a` and `b`, and test whether the outputs refute its claim.
 
     `claim` is a loss, or an epsilon at delta = 0. It must be the claim for this pair of inputs: if
-    they differ in several bits or parameters, it is the composed loss. `trials`, `confidence`,
-    `entropy` and `score` are as in `lower_bound`.
+    they differ in several bits or parameters, it is the composed loss. The mechanism runs `trials`
+    times on each input, with randomness from `entropy` (default: the operating system). A true
+    claim is refuted with probability at most 1 - `confidence`. `score` maps one output to a number
+    that differs between the inputs. Without it, scores are trained on the outputs.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -120,7 +122,8 @@ def of_scores(
     """Test a claim by scores of a mechanism's outputs for two inputs a and b.
 
     `ahead` has the scores of outputs for a, and `back` those for b, equally many. Outputs that are
-    likelier for a must have larger scores.
+    likelier for a must have larger scores. A true claim is refuted with probability at most 1 -
+    `confidence`.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -158,7 +161,8 @@ def lower_bound(
     `privatize`, `perturb` or `select`. The bound is for epsilon at `delta`. It is above the true
     epsilon with probability at most 1 - `confidence`. It is 0 if no difference was found, and at
     most about log(trials / 15) at the default confidence. `score` maps one output to a number that
-    differs between the inputs. Without it, scores are trained on the outputs.
+    differs between the inputs. Without it, scores are trained on the outputs. `entropy` is the
+    source of randomness, by default the operating system.
 
     Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
     """

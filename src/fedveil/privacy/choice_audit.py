@@ -58,7 +58,9 @@ class Counted:
         """Return the largest true epsilon at which `claim` would probably not be refuted.
 
         The result does not depend on the hits. It is infinite if even a truthful report in every
-        choice would not refute the claim. `chance` and `error` are as in `lower_bound`.
+        choice would not refute the claim. `chance(eps)` is the probability that a choice with the
+        epsilon `eps` reports the truth. The claim is tested by a bound that is wrong with
+        probability at most `error`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):

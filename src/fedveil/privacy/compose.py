@@ -64,8 +64,9 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
     """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`,
-    for which `adaptive` is explained.
+    A charge is a loss and its number of releases. A single pure release has exactly its stated
+    epsilon. Otherwise the result is that of `compose`. If `adaptive` is True, losses may have been
+    chosen after seeing earlier outputs.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -277,9 +278,10 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the sum of the losses in `groups` as a tilted distribution, and its tilt.
+    """Return the distribution of the sum of the losses in `groups`, tilted, and its tilt.
 
-    The tilt is `tilt`, or a smaller one if `tilt` is too steep.
+    A distribution is tilted if each mass is multiplied by e^(tilt * loss) and the masses are
+    normalised. The tilt is `tilt`, or a smaller one if `tilt` is too steep.
     """
     while True:
         try:

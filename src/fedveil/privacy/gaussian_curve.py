@@ -87,7 +87,8 @@ def _difference(x: float, y: float, eps: float) -> float:
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
     """Return True if Gaussian noise with these `x` and `y` is (eps, delta)-private.
 
-    With mu = sensitivity / sigma, x is eps / mu - mu / 2, and y is eps / mu + mu / 2.
+    With mu, the sensitivity over the standard deviation, x is eps / mu - mu / 2, and y is eps / mu
+    + mu / 2.
     """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta

@@ -1,8 +1,8 @@
 """The sensitivity of a sum of clipped contributions that is rounded to a grid.
 
 Only each example's contribution is clipped, and the sum is rounded after adding. So a contribution
-can move the rounded sum by a little more than its own length. The bounds here hold for every input,
-in exact arithmetic.
+can move the rounded sum by a little more than its own length. The bounds in this module hold for
+every input, in exact arithmetic.
 """
 
 from __future__ import annotations

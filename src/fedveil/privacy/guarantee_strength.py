@@ -49,7 +49,7 @@ def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
 
 
 def promise(epsilon: float, delta: float = 0.0) -> Promise:
-    """Return the word for the strength of the guarantee (epsilon, delta), such as "meaningful".
+    """Return a word for the strength of the guarantee (epsilon, delta), such as "meaningful".
 
     >>> from fedveil.privacy import promise
     >>> promise(0.9), promise(0.9, delta=0.01)
@@ -63,7 +63,7 @@ def promise(epsilon: float, delta: float = 0.0) -> Promise:
 
 
 def told(epsilon: float, delta: float = 0.0) -> str:
-    """Format an epsilon with the word for its strength, such as "1.89 (meaningful)".
+    """Format an epsilon with a word for its strength (see `promise`), such as "1.89 (meaningful)".
 
     `delta` affects the word but is not shown.
 
@@ -77,7 +77,7 @@ def told(epsilon: float, delta: float = 0.0) -> str:
 class Figure(NamedTuple):
     """An (epsilon, delta) guarantee of differential privacy.
 
-    As a string, it includes the word for its strength.
+    As a string, it includes a word for its strength (see `promise`).
 
         >>> from fedveil.privacy import Figure
         >>> print(Figure(1.886491, 1e-5))
@@ -89,12 +89,12 @@ class Figure(NamedTuple):
 
     @property
     def promise(self) -> Promise:
-        """Return the word for this guarantee's strength."""
+        """Return a word for the strength of this guarantee, such as "meaningful"."""
         return promise(self.epsilon, self.delta)
 
     @property
     def thin(self) -> bool:
-        """Return True if the word for this guarantee is "next to none" or "none"."""
+        """Return True if this guarantee is so weak that `promise` is "next to none" or "none"."""
         return self.promise in ("next to none", "none")
 
     def __str__(self) -> str:

@@ -163,7 +163,10 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval outside which the sum of `parts` has at most mass TAIL on each side."""
+    """Return an interval outside which the sum of `parts` has almost no mass.
+
+    The mass is at most `TAIL` on each side.
+    """
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))

@@ -2,11 +2,11 @@
 
 An auditor who knows a release without its noise knows the noise of every entry. If the noise is
 Gaussian with the same sigma in all n entries, the sum of its squares is sigma² times a chi-square
-variable with n degrees of freedom. So sigma is at most √(squares / q), where q is the quantile of
-the chi-square distribution at the allowed error.
+variable with n degrees of freedom. So sigma is at most √(s / q), where s is this sum and q the
+quantile of the chi-square distribution at the allowed error.
 
-Let replacing a client move each of r releases by `moved`. The releases reveal at least as much as
-one draw from N(0, 1) for one data set and N(√r · moved / sigma, 1) for the other.
+Replacing a client moves each of r releases by some distance m. The releases reveal at least as much
+as one draw from N(0, 1) for one data set and N(√r · m / sigma, 1) for the other.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon at `delta` > 0, valid only for a run with Gaussian noise.
 
-    The bound is larger than that of `lower_bound`, which takes the same arguments.
+    Each of the `canaries` is a test input that a fair coin put into the run or left out. `guesses`
+    of the coins were guessed, and `right` guesses were right. The result is above the run's epsilon
+    with probability at most 1 - `confidence`. It is larger than that of `lower_bound`.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -117,7 +119,8 @@ def independent_lower_bound(
 
     A canary is a test input that a fair coin put into the run or left out. `right` of the
     `canaries` guesses were right. `gaussian` is True if the run has Gaussian noise, which gives a
-    larger bound.
+    larger bound. The bound is for epsilon at `delta`, and wrong with probability at most 1 -
+    `confidence`.
     """
     # A guess is right with probability at most (e^epsilon + delta) / (1 + e^epsilon). In a run with
     # Gaussian noise it is right with probability at most Phi(mu / 2), with the mu of
@@ -182,7 +185,8 @@ def audit_run(
 
     A canary is a test input that a fair coin put into the run or left out. `included` is True for
     those put in. A positive score means that the canary seems to be in. `gaussian` is True if the
-    claim is about Gaussian noise, which gives larger bounds.
+    claim is about Gaussian noise, which gives larger bounds. A true claim is refuted with
+    probability at most 1 - `confidence`.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -232,8 +236,10 @@ def alone(
 ) -> Alone:
     """Guess for every canary whether it is in the run, and compute a lower bound on epsilon.
 
-    The arguments are those of `audit_run`. The bound is valid only if the canaries' outcomes are
-    independent.
+    The bound is valid only if the canaries' outcomes are independent. `scores` has a score for each
+    canary, positive if it seems to be in. `included` is True for canaries that are in. `gaussian`
+    is True if `claim` is about Gaussian noise, which gives a larger bound. The bound has the given
+    `confidence`.
     """
     m, delta = len(scores), claim.delta
 

@@ -17,10 +17,11 @@ _BATCH = 1 << 20
 
 
 def ordered_pairs(table: Float64s) -> Pairs:
-    """Return all ordered pairs of different rows, as pairs of row indices.
+    """Return the ordered pairs of different rows, as pairs of row indices.
 
-    If reversing both axes leaves the table of n rows unchanged, the pairs (i, j) and (n - 1 - i, n
-    - 1 - j) have the same curve. Pairs with i + j >= n are then left out.
+    If the table, of n rows, does not change when both of its axes are reversed, the pairs (i, j)
+    and (n - 1 - i, n - 1 - j) have the same privacy curve. In this case, pairs with i + j >= n are
+    left out.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)

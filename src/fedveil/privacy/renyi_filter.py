@@ -61,7 +61,7 @@ def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 10)
 def renyi_cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
-    """Return a loss's Rényi cost at each order, and its probability of an infinite loss."""
+    """Return a loss's Rényi cost at each order of the fixed grid, and its Pr[infinite loss]."""
     release = loss.release
     if isinstance(release, Gaussian):
         return (1 + _ABOVE_ONE) / (2 * release.ratio**2), 0.0

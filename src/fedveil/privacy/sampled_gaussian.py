@@ -1,8 +1,8 @@
 """Gaussian noise on the sum of a secretly sampled batch, if one example is replaced.
 
-Each example of a client is taken into a batch independently and secretly with probability q. Each
-taken example adds a vector of L2 norm at most c to a sum. The vector may depend on everything
-public. Noise N(0, sigma²) is added to every coordinate of the sum.
+Each example of a client is taken into a batch independently and secretly, with the same
+probability. Each taken example adds a vector of L2 norm at most c to a sum. The vector may depend
+on everything public. Noise N(0, sigma²) is added to every coordinate of the sum.
 """
 
 # Data sets that differ in one example have these output distributions, given which of the other
@@ -102,8 +102,9 @@ class SampledGaussian:
 def sampled_release(ratio: float, rate: float) -> Release:
     """Return the release of a sum with Gaussian noise over a batch sampled at `rate`.
 
-    `ratio` is as in `SampledGaussian`. At rate 1, or if `SampledGaussian` cannot compute this
-    ratio, the result is a `Gaussian`, which ignores the sampling and never understates the loss.
+    `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
+    contribution. At rate 1, or if `SampledGaussian` cannot compute this ratio, the result is a
+    `Gaussian`, which ignores the sampling and never understates the loss.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
         return Gaussian(ratio)
@@ -116,9 +117,10 @@ def sampled_loss(
     """Return the privacy loss of a noisy sum over a batch sampled at `rate`, for one example.
 
     Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
-    epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is as in
-    `SampledGaussian`, and `per` names the unit of data. If `SampledGaussian` cannot compute the
-    ratio, the result is the loss without sampling.
+    epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is the
+    noise's standard deviation over 2c, where c is the largest norm of an example's contribution.
+    `per` names the unit of data. If `SampledGaussian` cannot compute the ratio, the result is the
+    loss without sampling.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta
@@ -138,8 +140,9 @@ def sampled_loss(
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:
     """Return the least noise ratio at which `rounds` rounds together cost at most (epsilon, delta).
 
-    Each round samples its batch at `rate`. The ratio is as in `SampledGaussian`. The result is too
-    large by at most 0.01%. Raises `InvalidValue` if no ratio up to 10^6 is large enough.
+    Each round samples its batch at `rate`. The ratio is the noise's standard deviation over 2c,
+    where c is the largest norm of an example's contribution. The result is too large by at most
+    0.01%. Raises `InvalidValue` if no ratio up to 10^6 is large enough.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)

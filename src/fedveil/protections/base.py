@@ -143,7 +143,8 @@ class RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
         `sent` begins with the model's `dimension` weights. `cohort` has the round's clients, and
-        `state` is the protection's state. `summed` is as in `RoundContext`.
+        `state` is the protection's state. `summed[i]` is the last round in which client i's report
+        was in the sum, or 0 if there is none. The array is empty if clients keep no state.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -159,8 +160,8 @@ class ClientContext:
     """The data about a round that a client's half of a protection needs.
 
     `model` are the global weights that the client received, and `examples` is the number of its own
-    examples. `origin` is the digest as in `RoundContext`, computed from the vector that this client
-    received. `answered` remembers the last round that the client answered.
+    examples. `origin` is a digest of the vector that this client received, or empty if it received
+    only `model`. `answered` remembers the last round that the client answered.
     """
 
     client: ClientId

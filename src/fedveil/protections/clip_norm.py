@@ -73,7 +73,7 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
     says whether the update was shortened. The input has `length` entries and a norm of at most
-    `norm`. Clients accept every clip in the range of `QuantileClip`.
+    `norm`. Clients accept every clip in the range that `QuantileClip` allows.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Clipping:
         """Return the message fields with which the server sends the clip in `state` to clients.
 
         The result is empty if the clip is fixed. Raises an error if the clip is outside the range
-        of `QuantileClip`.
+        that `QuantileClip` allows.
         """
         if self.moving is None:
             return {}
@@ -124,7 +124,9 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the noisy mean of the results of `joint`.
+        """Return the mean update, given `mean`, the noisy mean of the mechanism's inputs.
+
+        `joint` makes these inputs.
 
         `state` has the clip of the round.
         """
@@ -141,8 +143,8 @@ class Clipping:
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
         """Return the round's aggregate: the mean update, and the next clip as the new state.
 
-        `mean` is the noisy mean of the results of `joint`, over `reports` clients. `state` has the
-        clip of the round.
+        `mean` is the noisy mean of the mechanism's inputs (see `joint`), over `reports` clients.
+        `state` has the clip of the round.
         """
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)

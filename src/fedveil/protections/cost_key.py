@@ -21,8 +21,9 @@ class CostKey:
     - `start` is where the search starts if the parameter is null.
     - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
       to null.
-    - `total` is a parameter that limits the cost of a run under an adaptive protection
-      (`Protection.adaptive`), or None. If `total` is None, no value can be found for such a run.
+    - `total` is a parameter that limits the cost of a run if the protection is adaptive, that is,
+      if a round's cost depends on earlier rounds. If `total` is None, no value can be found for
+      such a run.
     """
 
     parameter: str

@@ -69,7 +69,7 @@ class Description(Audited):
 
     @classmethod
     def adapts(cls, settings: Any) -> bool:
-        """Return True if a protection with these settings is adaptive (`Protection.adaptive`)."""
+        """Return True if a round's cost depends on earlier rounds under these settings."""
         return False
 
     @classmethod
@@ -139,7 +139,8 @@ class Description(Audited):
 
         `asked` are the settings of a server, for rounds of `clients` clients. `demanded` are the
         settings on which a client insists, for rounds of `expected` clients. If `expected` is None,
-        the client did not say how many. The privacy losses of a report are not compared here.
+        the client did not say how many. This method does not compare the privacy losses of a
+        report.
         """
         return None
 

@@ -147,9 +147,10 @@ def _pattern(value: float) -> np.uint32:
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Do what `_add_below` does, with the same arguments and result.
+    """Add `factor * vector` to `units`, unless an entry of `vector` is too large in magnitude.
 
-    Two threads share a long vector.
+    Two threads share a long vector. Which entries are too large depends on `limit` (see
+    `_add_below`). Returns False, and adds nothing, if there is such an entry.
     """
 
     def add(part: slice) -> tuple[slice, bool]:

@@ -1,4 +1,4 @@
-"""pw_encrypt: secure aggregation with pairwise masks, which survives dropouts.
+"""pw_encrypt: secure aggregation with pairwise masks. Clients may drop out.
 
 The server learns the weighted mean of the survivors' updates, and nothing else about them.
 """

@@ -76,7 +76,7 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of each entry's middle values.
+    """Stores all reports. Its value is the mean of each entry's middle values, times their number.
 
     An entry's middle values are all but its largest and smallest values. The number dropped at each
     end is the fraction `cut` of the reports, rounded up. If this would drop all values, the median

@@ -142,7 +142,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's epsilon, never rounded down. `eps` is that of `UnaryEncoding`."""
+        """Return a whole report's epsilon, never rounded down. `eps` is the code's parameter."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
@@ -164,7 +164,7 @@ class Unary(Protection):
         return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return the server's part in a round. Raises `LimitReached` if the run must stop here."""
+        """Return the server's part in a round. Raises `LimitReached` if the run must stop."""
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)

@@ -1,4 +1,7 @@
-"""signds: clients send privately selected dimensions, one sign, and a bit on the magnitude."""
+"""signds: clients send privately selected dimensions of their updates, and one sign.
+
+They can also send a bit about the size of the update's largest entries.
+"""
 
 from __future__ import annotations
 
@@ -100,10 +103,10 @@ class SignDSProtection(Protection):
 
     In each dimension, the aggregate of n reports is (lr_global / n) * (number of +1 - number of
     -1). With `magnitude: estimated`, lr_global is 2 * r_est * n, where r_est is the server's
-    estimate of the clients' magnitude. The bits of a round change r_est before the round's
-    aggregate uses it. If fewer than 5% of the reports have bits, lr_global is `sign_global_lr` and
-    r_est does not change. With `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is
-    sent. Clients have equal weights.
+    estimate of the magnitude, the mean size of an update's largest entries. A round's bits change
+    r_est before the round's aggregate uses it. If fewer than 5% of the reports have bits, lr_global
+    is `sign_global_lr` and r_est does not change. With `magnitude: fixed`, lr_global is
+    `sign_global_lr` and no bit is sent. Clients have equal weights.
 
     Privacy: sign_eps per update for dimensions and sign, plus sign_mag_eps for the bit. Both are
     pure and replace-one. Source: MindSpore Federated's document on SignDS.
@@ -124,11 +127,17 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return a new `MagnitudeEstimator`'s state, or an empty one with `magnitude: fixed`."""
+        """Return the initial estimate of the magnitude, or an empty state if none is needed.
+
+        None is needed with `magnitude: fixed`.
+        """
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless `state` is a valid state of a `MagnitudeEstimator`."""
+        """Raise `ValueError` unless `state` has a valid estimate of the magnitude.
+
+        With `magnitude: fixed`, `state` must be empty.
+        """
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)

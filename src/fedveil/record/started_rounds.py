@@ -50,9 +50,9 @@ class Attempts:
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
         """Record on disk that `round` is started, and the cost of one of its reports.
 
-        `stated` has the number of the last started round (`round`), and the privacy guarantees
-        (`PRIVACY`) of the run if every report requested so far is sent. Pages show `stated` if the
-        last started round gets no record.
+        `stated` has the number of the last started round, and the privacy guarantees of the run if
+        every report requested so far is sent. Pages show `stated` if the last started round gets no
+        record.
         """
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())

@@ -182,10 +182,10 @@ class SiteAccount:
         """Open the account of the data set `name`, or create it.
 
         `counter` is a file that reveals if the account was deleted or replaced by an older copy.
-        Keep it from everyone who can write to `folder`. By default it lies in `folder`, where
-        nothing reveals that both files were replaced. `clock` returns the current time in UTC.
-        Raises `AccountInvalid` for an older copy, a missing line, or a line that was not written
-        with `key`.
+        Nobody who can write to `folder` should be able to write to `counter`. If `counter` is None,
+        the file is in `folder`, and nothing reveals that both files were replaced. `clock` returns
+        the current time in UTC. Raises `AccountInvalid` for an older copy, a missing line, or a
+        line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -234,7 +234,10 @@ class SiteAccount:
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Write a release's charge to disk. If `limit` forbids it, only raise `OverSpent`."""
+        """Write a release's charge to disk. Raises `OverSpent` if `limit` forbids it.
+
+        The account then does not change.
+        """
         kind = Ledger().charges(released.spending)
         if not kind:
             raise InvalidValue(

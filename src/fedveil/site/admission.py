@@ -123,9 +123,9 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Return the modules of the job's own code, which `order` names, from the site's folder.
+        """Read the modules that the job in `order` names from the site's folder, and return them.
 
-        Raises `SiteRefused` unless the policy permits each module by its digest.
+        Raises `SiteRefused` unless the policy lists the digest of each module.
         """
         found = []
         for name in sorted({top(name) for name in order.code}):

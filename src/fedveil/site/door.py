@@ -89,7 +89,10 @@ class Door:
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
-        """Return a function that trains for a round with code of `order`, in another process."""
+        """Return a function that trains for one round with the code in `order`.
+
+        The training runs in another process.
+        """
         code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
         assert limit_s is not None, "a rule of the policy"
         modules = self._site.admission.modules(order)

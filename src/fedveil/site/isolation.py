@@ -64,8 +64,8 @@ class Interpreter(NamedTuple):
 def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch: Path) -> list[str]:
     """Return a command that runs the command `words` in isolation.
 
-    `means` names the tool that isolates. `shown` maps each path that the process sees to the file
-    or folder behind it. `scratch` is an empty folder, where `unshare` builds the new root.
+    `means` names the tool that isolates. `shown` maps each path that the process sees to the real
+    file or folder. `scratch` is an empty folder, where `unshare` builds the new root.
     """
     binds = {**{str(path): str(path) for path in Interpreter.own().reads},
              **{at: str(path) for at, path in shown.items()}}  # fmt: skip

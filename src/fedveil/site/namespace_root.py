@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> None:
     """Set up the file system, hide everything else, drop all privileges, and run `words`.
 
-    `root` is an empty folder. `shown` maps each path that the command sees to the path behind it.
+    `root` is an empty folder. `shown` maps each path that the command sees to the real path.
     `scratch` is the number of bytes that the command may write to /tmp.
     """
     _mount(None, "/", None, _REC | _PRIVATE)
@@ -46,7 +46,10 @@ def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> No
 
 
 def _show(path: str, seen: str, *, read_only: bool = True) -> None:
-    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it."""
+    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it.
+
+    If `read_only` is True, nothing can write to it there.
+    """
     if os.path.isdir(path):  # noqa: PTH112
         os.makedirs(seen, exist_ok=True)  # noqa: PTH103
     else:

@@ -179,10 +179,11 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at, released)
 
     def left_late(self, released: Release) -> None:
-        """Write to the account that a report leaves late. Its time then reveals the training time.
+        """Record in the account that a report leaves after its fixed time.
 
-        `released` is the charged report. Call this method before it leaves. The account gets only
-        one such line for each task of a run.
+        The time of such a report reveals how long the training took. `released` is the charged
+        report. Call this method before it leaves. The account gets only one such line for each task
+        of a run.
         """
         assert self._account is not None, "admit has charged the report"
         what = f"the time of {released.what}"

@@ -33,7 +33,7 @@ class Terms:
 
     @classmethod
     def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Read the terms from `keys`, which are the same as in a protected Flower app.
+        """Read the terms from `keys`, which are named as in a protected Flower app.
 
         The keys are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
         and, for secure aggregation, `clients` (the number of sites). Raises `JobError` or

@@ -41,7 +41,10 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one `Cell` of a comparison: its run, or the reason why it has none."""
+    """The outcome of one `Cell` of a comparison: its run or, in `failure`, why it has none.
+
+    `unattacked` is the reason why the run could not be attacked, or "".
+    """
 
     cell: Cell
     run: ReadRun | None
@@ -59,7 +62,10 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or the folder of a comparison with the same job. `stack` closes it."""
+        """Open the folder `path`: a new one, or that of a comparison with the same job.
+
+        If `path` is None, a new folder is created under runs/. `stack` closes the folder.
+        """
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -146,7 +152,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context in which an error that ends the comparison says how to resume it."""
+        """Return a context that adds the command to resume the comparison to errors that end it."""
         return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:

@@ -233,9 +233,10 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over the whole run's epsilon, where it is finite.
+    """Yield curves of the metric `key` over the epsilon of the whole run.
 
-    `found` has the line of each setting. A protection with its other parameters is one curve.
+    `found` has the line of each setting. Settings that differ only in epsilon form one curve.
+    Settings with an infinite epsilon are left out.
     """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()

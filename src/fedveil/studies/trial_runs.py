@@ -96,7 +96,7 @@ def best(found: Sequence[Trial], unit: str) -> Trial | None:
     """Return the best trial that has learnt, with a guarantee for this unit of privacy, or None.
 
     `found` are all trials, and `unit` is "client" or "example". A trial has learnt if its gain over
-    the untrained model is at least `LEAST_GAIN` of the gain without protection.
+    the untrained model is at least a quarter of the gain without protection.
     """
     named = {one.name: one for one in found}
     start, bare = named[UNTRAINED].value, named[BARE].value

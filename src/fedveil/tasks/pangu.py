@@ -60,7 +60,10 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the model's three parts. Only parts of parties `here` (None: all) have modules."""
+        """Return the model's three parts.
+
+        `here` are the parties whose parts have modules. None means all parties.
+        """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:

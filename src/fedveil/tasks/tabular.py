@@ -1,9 +1,9 @@
-"""`tabular`: a wide-and-deep model. Leader and follower `bank` own different features of a table.
+"""`tabular`: a wide-and-deep model. Leader and follower `bank` have different features of a table.
 
     leader: leader_wide, leader_deep   ┐
     bank:   bank_wide,   bank_deep     ┴→  top
 
-Each owner encodes a feature twice, from its own training rows alone. For the wide part, a value
+Each party encodes a feature twice, from its own training rows alone. For the wide part, a value
 becomes the index of its interval between quantiles. For the deep part, the feature is scaled to
 mean 0 and variance 1.
 """

@@ -1,4 +1,4 @@
-"""The wide-and-deep model, split between owners of features.
+"""The wide-and-deep model, split between the parties that have features (OWNER below).
 
     OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
                                               plus a nonlinear one of all other parts
@@ -11,7 +11,7 @@ the gradient. So a follower's wide part goes through the leader's hidden layer, 
 do. Under `wide: linear` it does not, as in the paper, and the follower can then read every label of
 two classes.
 
-Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
+Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016. The split is new.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The sizes of an owner's encoding.
+    """The sizes of a party's encoded features.
 
-    `intervals` has the number of intervals of each number column, and `places` the number of
-    indices of each word column.
+    `intervals` has the number of intervals for each column of numbers. `places` has the number of
+    different word indices for each column of words.
     """
 
     intervals: tuple[int, ...]
@@ -62,12 +62,13 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build the split model: a wide and a deep part for each owner of features, and the top.
+    """Build the split model: a wide and a deep part for each party with features, and the top.
 
-    `owners` maps each owner to its features. The top's output is one number or, with `classes`, one
-    logit per class. `words` is the length of a word's vector. Initial weights are drawn from
-    `seed`. Parts of parties on other machines have no modules: parts of an owner whose features are
-    None, and the top if the leader is not in `here`.
+    `owners` maps each of these parties to its features. The top's output is one number or, with
+    `classes`, one logit per class. `words` is the length of a word's vector, or None if no party
+    has words. Initial weights are drawn from `seed`. Parts of parties on other machines have no
+    modules: the parts of a party whose features are None, and the top if the leader is not in
+    `here` (None: all parties).
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -95,9 +96,10 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """Adds a linear layer on some owners' wide outputs to a network on all other outputs.
+    """A linear layer on the wide outputs of some parties, plus a network on all other outputs.
 
-    `linear` has True for the owners whose wide outputs the linear layer reads.
+    `linear` has True for each party whose wide output the linear layer reads. `scores` is the
+    length of a wide output, `width` that of a deep output, and `outputs` that of the result.
     """
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
@@ -108,7 +110,10 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return the output [rows, outputs]. `given` has each owner's wide, then deep output."""
+        """Return the output [rows, outputs]. `given` has each party's wide and deep outputs.
+
+        A party's wide output comes directly before its deep output.
+        """
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -166,7 +171,10 @@ class Deep(nn.Module):
         return crossing
 
     def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the dense network's input: the numbers, then each word's vector."""
+        """Return the dense network's input: the numbers, then each word's vector.
+
+        `words` has the index of each word, [rows, columns], or is None if there are no words.
+        """
         if self.words is None or words is None:
             return numbers
         vectors = self.words(words.int() + self.first)

@@ -86,7 +86,10 @@ class Releases:
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Return the CSV file `SENT`: how often each example was sent, by its id in `ids`."""
+        """Return a CSV file that says how often each example was sent.
+
+        `ids` has the examples' ids. If a subset has no ids, its examples are numbered.
+        """
         held_out = np.full(len(ids["test"]), self.looks)
         text = ["subset,id,times"]
         for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
@@ -256,7 +259,8 @@ def figures(
     - Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows
       differ in two bits), and for all bits of an example that is sent once.
     - Each part that sends unprotected outputs of the party's own data has a line with an infinite
-      epsilon. So have the gradients of `unprotected_gradients`.
+      epsilon. So has each part of another party to which this party returns a gradient that it
+      computes from its own columns.
     - `label`, a label's privacy loss under LabelDP, adds a line.
     - Each part that examples train has a line with an infinite epsilon, for an example's influence
       on the later bits of other examples.
@@ -352,7 +356,8 @@ def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
     """Return the other parties' parts whose gradients `party` computes from its own columns.
 
     A follower returns such gradients if its own columns enter between the received output and the
-    output that it sends. What a leader's gradients reveal is not included: see `label_protection`.
+    output that it sends. Returns no parts for the leader, whose gradients depend on the labels (see
+    the job's `privacy.label_protection`).
     """
     if party == split.leader:
         return []

@@ -286,7 +286,7 @@ def _digest_of(path: Path) -> str:
 def _check_no_other(path: Path, names: Set[str]) -> None:
     """Raise BundleInvalid if the bundle at `path` has a file that is not in `names`.
 
-    Files in the folder `STATE` are allowed.
+    Files in the folder state/, which scoring writes, are allowed.
     """
     for other in sorted(path.rglob("*")):
         name = other.relative_to(path)

@@ -102,7 +102,11 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the rounding errors of a step that has been applied. `staged` is from `staging`."""
+        """Save the rounding errors of a step that has been applied.
+
+        `staged` has pairs of example positions and rounding errors, by part and direction (see
+        `of`).
+        """
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1

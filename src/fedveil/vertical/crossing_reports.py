@@ -84,7 +84,10 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if fewer than `examples` training examples have a saved report."""
+        """Raise RunFolderError if fewer than `examples` training examples have a saved report.
+
+        `crossing` says of which part's output the reports are.
+        """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0

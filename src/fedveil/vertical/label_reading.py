@@ -56,8 +56,9 @@ def by_norm(by_part: Sequence[Float64s]) -> Float64s:
 def by_sign(rows: Float64s) -> Float64s:
     """Return a score per row, usually above 0 in one of two classes and below 0 in the other.
 
-    `rows` are from `directions`. A row's score is its projection on the first right singular vector
-    of all rows. The sign of this vector, and so which class is above 0, is arbitrary.
+    Each row has the gradients of one example, scaled to length 1 (see `directions`). A row's score
+    is its projection on the first right singular vector of all rows. The sign of this vector, and
+    so which class is above 0, is arbitrary.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -72,8 +73,9 @@ def by_sign(rows: Float64s) -> Float64s:
 class Window:
     """The gradients that a follower received in a few consecutive training steps.
 
-    Row r of `rows` has the gradients of one example in one step, from `directions`. `places[r]` is
-    the index of that example. An example has several rows if it was used in several steps.
+    Row r of `rows` has the gradients that one example got in one step, scaled to length 1 (see
+    `directions`). `places[r]` is the index of that example. An example has several rows if it was
+    used in several steps.
     """
 
     places: Int64s
@@ -89,10 +91,11 @@ def by_known(
 ) -> Float64s:
     """Return each example's nearness to each class, [examples, classes], given some known labels.
 
-    `windows` have the gradients that the attacker received. `known` are the indices of the examples
-    whose `labels` the attacker knows. A class's centre starts as the mean of the gradients of its
-    known examples. Then it moves to the mean of all gradients that are nearer to it than to other
-    centres. A class without a known example never has the best score.
+    Each of the `windows` has the gradients that the attacker received in a few consecutive steps.
+    `known` are the indices of the examples whose `labels` the attacker knows. A class's centre
+    starts as the mean of the gradients of its known examples. Then it moves to the mean of all
+    gradients that are nearer to it than to other centres. A class without a known example never has
+    the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -111,9 +114,9 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
-    `windows` have the gradients of consecutive steps. Returns the group of each of the `examples`
-    examples, from 0 to `classes` - 1. If there are more than two groups, `seed` determines their
-    initial centres.
+    Each of the `windows` has the gradients of a few consecutive steps. Returns the group of each of
+    the `examples` examples, from 0 to `classes` - 1. If there are more than two groups, `seed`
+    determines their initial centres.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -131,8 +134,9 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
     """Return each example's cosine to each group's centre, [examples, groups], summed over windows.
 
-    The centres start at `centres`. In each window, every centre first moves to the mean direction
-    of the rows that are nearest to it. The cosines to the moved centres count.
+    Each of the `windows` has the gradients of a few consecutive steps. The groups' centres start at
+    `centres`. In each window, every centre first moves to the mean direction of the rows that are
+    nearest to it. The cosines to the moved centres count.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -196,9 +200,9 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move each centre to the mean direction of its nearest rows, repeatedly until nothing changes.
 
-    The nearest centre has the largest sum of two cosines: that of the row, and that of the row's
-    example in earlier windows (`before`, [rows, centres]). Returns the centres, and the cosine of
-    each row to each centre, [rows, centres].
+    A row's nearest centre is the one with the largest sum of two cosines: that of the row, and that
+    of the row's example in earlier steps (`before`, [rows, centres]). Returns the centres, and the
+    cosine of each row to each centre, [rows, centres].
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -242,7 +246,7 @@ def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Return a class for each group, so that as many known labels as possible are right.
 
     No two groups get the same class. `groups` and `labels` have the group and the label of each
-    example whose label is known.
+    example whose label is known. `classes` is the number of groups and of classes.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -90,7 +90,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """True if `tell` has got the result for the first steps, or if nothing is watched."""
+        """True if the result for the run's first steps was reported, or if nothing is watched."""
         return len(self._windows) < self._all or not self._all
 
     @property

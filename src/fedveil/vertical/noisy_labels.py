@@ -32,7 +32,7 @@ def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Row
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """Return `rows` with the labels in the file `path`, which are below `classes`.
+    """Return `rows` with the labels in the file `path`. `classes` is the number of classes.
 
     Raises RunFolderError if the file is damaged.
     """

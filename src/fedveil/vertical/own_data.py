@@ -8,10 +8,10 @@ from fedveil.vertical.split import Part
 
 
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
-    """Return the names of the parts whose output is computed from their owner's own columns.
+    """Return the names of the parts whose output is computed from columns of the part's owner.
 
-    A part counts if it reads such columns, or the output of a counted part of the same owner.
-    Another party's output does not make a part count, even if it was computed from the owner's
+    A part is included if it reads such columns, or the output of an included part of the same
+    owner. Reading another party's output is no reason, even if that was computed from the owner's
     data.
     """
     by_name = {part.name: part for part in parts}

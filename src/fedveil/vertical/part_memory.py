@@ -94,7 +94,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
-    """Return a text on the memory that `parts` need with a batch of `batch` bytes."""
+    """Return a text that says how much memory `parts` need, if a batch needs `batch` bytes."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")

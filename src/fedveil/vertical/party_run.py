@@ -146,7 +146,7 @@ class PartyRun:
     def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
         """Run `exchange`. If a part fails, save the traceback in the run's folder.
 
-        The saved file also shows that other parties have learned of the failure.
+        If this file exists, other parties have learned of the failure.
         """
         try:
             return (yield from exchange)

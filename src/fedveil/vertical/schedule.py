@@ -193,9 +193,9 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return two sets of parts, by the pass for which a peer waits: forward, then backward.
+    """Return two sets: the parts whose forward, and whose backward pass another party waits for.
 
-    A set also has the parts of the same owner that must run before such a part.
+    Each set also has the parts of the same owner that must run before one of these parts.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}

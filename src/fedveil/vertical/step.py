@@ -63,7 +63,7 @@ class Occasion:
     """The micro-batch for which a tensor is sent.
 
     `number` identifies the evaluation, and `step` the training step or the evaluation's batch. Each
-    part has an independent stream of random numbers for each occasion (`path`).
+    part has an independent stream of random numbers for each occasion.
     """
 
     subset: str

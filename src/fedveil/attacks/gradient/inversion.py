@@ -177,7 +177,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     few test examples. It receives one client's report or, if single reports reveal nothing, the
     cohort's aggregate. From an aggregate, it reconstructs the examples of all clients together, or
     only those of the first client if the clients have too many examples or different numbers of
-    examples.
+    examples. `watch` reports the progress and saves pictures.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

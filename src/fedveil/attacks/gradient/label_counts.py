@@ -16,9 +16,10 @@ def label_counts(
     """Estimate the number of a client's `count` examples with each label. Returns counts by class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). Let e be the classes' mean errors, the gradient of the last layer's biases.
-    Divided by e_c, the gradient of class c's weights is about the mean input that the layer gets
-    from examples of class c. P_c is the layer's softmax for this input. The counts n solve
+    learning" (iLRG). Let e be the classes' mean errors, that is, the gradient of the last layer's
+    biases. The gradient of class c's weights, divided by e_c, is about the mean input that the
+    layer gets from examples of class c. P_c is the layer's softmax for this input. The counts n
+    solve
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 

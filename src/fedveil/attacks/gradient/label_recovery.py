@@ -93,8 +93,8 @@ def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None 
     remaining labels are assigned one by one, each to the class whose share exceeds its assigned
     labels most.
 
-    `scale` is the client's learning rate if it took one step, in which a bias moves by `scale`
-    times the class's error. Otherwise `scale` is None, and it is estimated.
+    If the client took one step, `scale` is its learning rate: a bias moves by `scale` times the
+    class's error. Otherwise `scale` is None, and is estimated.
     """
     error = error_of(reading, layer, count)
     there = error < 0

@@ -17,7 +17,7 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `clients` has that one client, or all clients of the cohort. The estimate `reading` is `share`
+    `clients` has that one client, or all clients of the cohort. `reading` is the estimate: `share`
     times the sum of the updates that these clients sent, plus noise.
     """
 

@@ -132,7 +132,8 @@ def measured(
 ) -> tuple[list[Measured], int]:
     """Play several games (`Game`). Returns the metrics, and the number of rounds of each game.
 
-    `step` is called after each game with the number of finished games and the number of all games.
+    `effort` sets the number of games. `step` is called after each game with the number of finished
+    games and the number of all games.
     """
     target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))
@@ -151,7 +152,10 @@ def measured(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Distinguish clients that take part in a job's rounds from clients that do not."""
+    """Distinguish clients that take part in a job's rounds from clients that do not.
+
+    `effort` sets how long the attack runs, and `watch` reports its progress.
+    """
     found, rounds = measured(
         target, effort, lambda done, total: watch.step(done, total, f"game {done} of {total}")
     )

@@ -57,7 +57,10 @@ _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Run all membership attacks, on the trained model and on the reports of one round."""
+    """Run all membership attacks, on the trained model and on the reports of one round.
+
+    `effort` sets how long the attacks run, and `watch` reports their progress.
+    """
     target.needs_classes("membership", of_texts=True)
     target = target.without_empty_texts()
     count = by_effort(effort, 4, 32, 64)
@@ -105,7 +108,10 @@ class Case:
 
     @classmethod
     def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
-        """Train `count` reference models, and the attacked model if `target` is not trained yet."""
+        """Train `count` reference models, and the attacked model if `target` is not trained.
+
+        `watch` reports the progress.
+        """
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         given = np.arange(len(pool)) < len(pool) - len(dataset.test)

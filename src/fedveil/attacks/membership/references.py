@@ -52,7 +52,7 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return each example's mean score in models trained without it, and a standard deviation.
 
-        `of` computes the scores of all examples from one model's answers. The standard deviation is
+        `of` computes the scores of all examples from one model's outputs. The standard deviation is
         one number, pooled over all examples.
         """
         means, shared, _ = self._moments(of, ~self.held)
@@ -61,7 +61,7 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of each example's score over reference models.
 
-        `of` computes the scores of all examples from one model's answers. If `member` is True, the
+        `of` computes the scores of all examples from one model's outputs. If `member` is True, the
         models that were trained on the example are used, otherwise the models that were not. An
         example may have no model of this kind. Its mean is then the mean over the models of the
         other kind, plus the average difference between these two means for the other examples.
@@ -115,9 +115,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Each reference model is attacked in turn, with the others as references. The model that the
-    attacker is interested in is not used, so its scores give an unbiased accuracy at this
-    threshold.
+    Each reference model is attacked in turn, with the others as references. The attacked model is
+    not used, so its scores give an unbiased accuracy at this threshold.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

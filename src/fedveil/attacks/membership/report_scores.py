@@ -44,11 +44,12 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Array, y: Array) -> Float64s:
-        """Return the rate at which each example's loss falls along the estimated update.
+        """Return how fast the loss of each example falls along the update that `reading` estimates.
 
-        The estimate's entries are weighted by their reliability, and the result is scaled to norm
-        1. The rate is the inner product of the example's negative gradient with this vector. All
-        rates are 0 if the report reveals nothing.
+        The examples are the rows of `x` and `y`. The update's entries are weighted by their
+        reliability, and the vector is scaled to norm 1. The result is the inner product of this
+        vector with the example's negative gradient. It is 0 for all examples if the report reveals
+        nothing.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -71,8 +72,8 @@ class ReportScores:
     def moved(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return by how much each example's loss falls if the estimated update is applied.
 
-        `reading` must estimate the update's length as well as its direction. If it estimates
-        nothing, all results are 0.
+        The examples are the rows of `x` and `y`. `reading` must estimate the update's length as
+        well as its direction. If it estimates nothing, all results are 0.
         """
         if reading.empty:
             return np.zeros(len(y))

@@ -97,7 +97,8 @@ class Pool:
 class Rehearsal:
     """Result of a simulated run: its final model, and the number of its rounds.
 
-    `clients` are the clients that took part before this model was saved.
+    `clients` are the clients that took part before this model was saved. `claim` is the ledger's
+    guarantee if the run is adaptive, otherwise None.
     """
 
     model: nn.Module

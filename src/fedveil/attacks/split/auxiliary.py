@@ -65,8 +65,8 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
     """Draw the mean of `evidence.reports` random reports for each row of `seen`.
 
-    An entry of `seen`, [n, values], is the probability that this bit of a report is 1. If reports
-    have no random bits, returns `seen` itself.
+    `seen` is [n, values]. If reports are bits, an entry is the probability that this bit is 1. If
+    reports have no random bits, `seen` is returned.
     """
     if evidence.lie is None or evidence.lie == 0:
         return seen

@@ -45,7 +45,8 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Reconstruct the inputs of each part that sends its output to another party.
 
-    The inputs must be images, numbers, or numbers and words. Words are the categories of a table's
+    `effort` sets how long the attack runs. `watch` reports its progress and saves its pictures. The
+    inputs must be images, numbers, or numbers and words. Words are the categories of a table's
     columns, each of which the part maps to a vector. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
@@ -244,7 +245,10 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts that `attack` can attack. Raises `AttackImpossible` if there are none."""
+    """Return the parts whose inputs can be reconstructed.
+
+    Raises `AttackImpossible` if there are none.
+    """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:

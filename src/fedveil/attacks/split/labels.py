@@ -40,10 +40,11 @@ _WINDOW = 20
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Infer the labels as the first follower, from the first training step and from many steps.
 
-    The first step is simulated with several batches. In each, the attacker knows one label of every
-    class or, if there are more than 10 classes, 10 labels. Over many steps there are two attackers.
-    One knows the labels of 10 early examples. The other knows no label and clusters the examples.
-    To score it, clusters are matched to classes such that most examples are right.
+    `effort` sets how long the attack runs, and `watch` reports its progress. The first step is
+    simulated with several batches. In each, the attacker knows one label of every class or, if
+    there are more than 10 classes, 10 labels. Over many steps there are two attackers. One knows
+    the labels of 10 early examples. The other knows no label and clusters the examples. To score
+    this guess, clusters are matched to classes such that most examples are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -90,8 +91,8 @@ class _Begun:
 
     `windows` has the gradients' directions. Each window covers a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
-    the true label of example i. `added` has two summaries of each example's gradients (see
-    `_added`).
+    the true label of example i. `added` has two summaries of each example's gradients: their sum
+    over the steps, and their change.
     """
 
     windows: list[Window]
@@ -152,7 +153,10 @@ class _Follower:
         return found or [np.zeros((examples, 1))]
 
     def begun(self, steps: int, watch: Watch) -> _Begun:
-        """Collect what the follower sees of the run's first `steps` steps."""
+        """Collect what the follower sees of the run's first `steps` steps.
+
+        `watch` reports the progress.
+        """
         came, looks = [], []
         for positions, crossed in self.target.begun(steps):
             came.append(positions)
@@ -172,6 +176,8 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
+        `run` has the gradients of the run's first steps.
+
         Under LabelDP, the examples are clustered, and the known labels only name the clusters.
         """
         if self.eps is not None:
@@ -181,7 +187,10 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess all classes by clustering. The labels at indices `known` only name the clusters."""
+        """Guess each example's class by clustering the gradients in `run`.
+
+        The labels at indices `known` only name the clusters.
+        """
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)

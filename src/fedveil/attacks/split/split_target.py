@@ -268,8 +268,8 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
     """Return the leader's training rows with the labels that LabelDP drew.
 
-    The labels are loaded from the run's `folder`. If it is None, they are drawn here. Without
-    LabelDP, the rows are unchanged.
+    The labels are loaded from the run's `folder`. If `folder` is None, this function draws them.
+    Without LabelDP, the rows are unchanged.
     """
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:

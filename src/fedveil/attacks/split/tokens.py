@@ -40,8 +40,9 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens from the vectors and the gradients that a follower receives.
 
-    The finding has a metric for each variant of the attack. In all variants, the follower has the
-    leader's tokenizer. The name of a variant says what else it has:
+    `effort` sets how long the attack runs, and `watch` reports its progress. The finding has a
+    metric for each variant of the attack. In all variants, the follower has the leader's tokenizer.
+    The name of a variant says what else it has:
 
     - "own copy" (only after training): the vectors of words and positions before training, which
       the follower computes from the job's seed.

@@ -1,8 +1,8 @@
 """UnSplit: finds inputs and a model part that fit the reports, given only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
-and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts
-and falling learning rates.
+and label inference attacks against split learning, 2022, algorithm 1. This module adds several
+starts and falling learning rates.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ class Imprint:
         """Create an imprint from `public`, examples that resemble those of the clients.
 
         The first of its `statistics` is the mean of all features. Each further one is a random
-        combination of the features, drawn from `rng`. Each statistic has `cells` cells, into which
-        equally many of the `public` examples fall, and one more cell that stays empty. With the
-        `form` "window", a neuron responds to the examples of one cell. With "relu", it responds to
-        all examples above a bound.
+        combination of the features, drawn from `rng` (default: a generator with seed 0). Each
+        statistic has `cells` cells, into which equally many of the `public` examples fall, and one
+        more cell that stays empty. With the `form` "window", a neuron responds to the examples of
+        one cell. With "relu", it responds to all examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -140,9 +140,9 @@ class Imprint:
     def model(self, classes: int, gain: float) -> nn.Sequential:
         """Return a classifier that consists of this layer, an activation and an output layer.
 
-        The output layer's weights are `gain` or -`gain`. In a local step with learning rate lr on a
-        batch of b examples, an example changes the bias of each neuron that it activates by about
-        gain * lr / b.
+        The output layer has `classes` outputs, and its weights are `gain` or -`gain`. In a local
+        step with learning rate lr on a batch of b examples, an example changes the bias of each
+        neuron that it activates by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)

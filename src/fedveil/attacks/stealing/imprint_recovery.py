@@ -34,17 +34,18 @@ _PEELABLE = 0.05
 def cells_needed(examples: int, statistics: int) -> int:
     """Return a number of cells per statistic that reveals more than half of the examples.
 
-    A cell is an interval of a statistic. An `Imprint` sorts the examples into cells, separately by
-    each of its `statistics` statistics.
+    A statistic of an example is a number, such as its mean, and a cell is an interval of such
+    numbers. An `Imprint` sorts the examples into cells, separately by each of its `statistics`
+    statistics.
     """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """Return candidates for the clients' examples, from a reported update of the imprint's model.
+    """Return candidates for the clients' examples, from `reading`, the estimate of an update.
 
-    The result is [candidates, features], possibly empty. `prior` is the distribution of public
-    examples.
+    The update is that of a model that begins with the layer `imprint`. The result is [candidates,
+    features], possibly empty. `prior` is the distribution of public examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))
@@ -140,8 +141,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples i that can lie in cell `cells[i]`.
 
-    `noise` is the standard deviation of the noise in each entry of the examples. If it is passed
-    with a minus sign, the mask marks only the examples that certainly lie in their cell.
+    `noise` is the standard deviation of the noise in each entry of the examples. If `noise` is
+    passed with a minus sign, the mask marks only the examples that certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

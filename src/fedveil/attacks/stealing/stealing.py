@@ -66,7 +66,10 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of originals above their nearest candidates, or None without images."""
+        """Return a PNG of originals above their nearest candidates.
+
+        `shape` is the shape of an example. If examples are not images, the result is None.
+        """
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -99,9 +102,10 @@ def _errors(originals: Float64s, offered: Float64s) -> Float64s:
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Send the cohort of one round a model that steals examples. Clients train as the job says.
 
-    The cohort holds 200 examples in total at effort `quick`, 1,000 at `standard`, 4,000 at `full`,
-    or fewer if clients have fewer. The attacker knows the job and the test examples. It reads each
-    report, or the sum if the reports reveal nothing.
+    The cohort holds 200 examples in total at effort "quick", 1,000 at "standard", 4,000 at "full",
+    or fewer if clients have fewer. `watch` reports the progress and saves pictures. The attacker
+    knows the job and the test examples. It reads each report, or the sum if the reports reveal
+    nothing.
     """
     target.needs_classes("steal")
     wanted = by_effort(effort, 200, 1_000, 4_000)
@@ -130,7 +134,8 @@ def steal(
     The clients get a model that begins with an `Imprint` of this `form`, which sorts examples into
     cells by statistics of their features. The first simulated round uses one statistic, the mean.
     If its reports reveal nothing, a second round uses `statistics` statistics, and enough cells for
-    all examples of the cohort. The attacker then reads the sum of the reports.
+    all examples of the cohort. The attacker then reads the sum of the reports. `watch`, if given,
+    reports the progress.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes

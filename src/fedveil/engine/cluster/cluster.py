@@ -1,4 +1,7 @@
-"""The interface of a cluster: starts machines and calls their methods. Any machine may be lost."""
+"""The interface of a cluster: starts remote machines, and calls methods of the `Machine` on each.
+
+Any machine may be lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Place:
 
 
 class Call(ABC):
-    """A call of a remote machine's method, which has ended or is still running."""
+    """A call of a method of a remote `Machine`. It has ended, or is still running."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -34,7 +37,10 @@ class Remote(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Call:
-        """Start a call of a method of `Machine`. Arguments can be handles from `Cluster.share`."""
+        """Start a call of `method`, a method's name, of the remote `Machine`.
+
+        The `arguments` can be handles from `Cluster.share`.
+        """
 
     @abstractmethod
     def pulse(self) -> Call:
@@ -46,7 +52,7 @@ class Remote(ABC):
 
 
 class Cluster(ABC):
-    """Starts machines, and waits until calls of their methods have ended."""
+    """Starts remote machines, and waits for the calls that run on them."""
 
     #: Names the cluster in messages, for example "the Ray cluster at 10.0.0.1:6379".
     name: str

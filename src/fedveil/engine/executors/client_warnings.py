@@ -31,7 +31,8 @@ _filters = ExitStack()
 class WarningsApart:
     """A context in which `WarningsNoted` can record warnings per thread.
 
-    It replaces Python's warning filters, which is slow.
+    Entering it replaces Python's warning filters, which takes long. Inside this context, entering
+    `WarningsNoted` is fast.
     """
 
     def __enter__(self) -> None:

@@ -1,8 +1,8 @@
 """The arrays of a Flower record as one flat float32 vector, and back.
 
-The vector has all float16, float32 and float64 arrays, except arrays whose names match `keep`. Kept
-arrays are not sent: each client starts from the server's value, and its own new value stays with
-the client. Arrays of any other type are refused. No array is sent unprotected.
+The vector has all float16, float32 and float64 arrays, except arrays whose names match the setting
+`keep`. Kept arrays are not sent: each client starts from the server's value, and its own new value
+stays with the client. Arrays of any other type are refused. No array is sent unprotected.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the metrics in `content` whose names are in `names`, and a list of all other names.
+    """Return the metrics in `content` that `names` lists, and the names of everything else.
 
-    The list names the other metrics, and the records in `content` that contain no metrics.
+    The second result has the names of the other metrics, and of the records without metrics.
     """
     shown, held = MetricRecord(), []
     for key, record in content.items():

@@ -88,7 +88,7 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of this offer's settings and of the number `run` of the Flower run."""
+        """Return a digest of this offer's settings and of `run`, the number of the Flower run."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 

@@ -17,9 +17,10 @@ from fedveil.flower.app.clear_metrics import Metric
 class RoundRecord:
     """The outcome of a round.
 
-    `rejected`, `withheld` and `failed` count replies without a usable report, by reason. `dropped`
-    is the number of clients that were asked and did not reply in time. `void` says why there is no
-    aggregate, and is None if there is one.
+    `rejected`, `withheld` and `failed` count replies without a usable report by reason: the server
+    refuses the report, the client refuses to send it, or the client failed. `dropped` is the number
+    of clients that were asked and did not reply in time. `void` says why there is no aggregate, and
+    is None if there is one.
     """
 
     round: int

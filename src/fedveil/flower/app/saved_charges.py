@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 
 
 class KeptRounds:
-    """The ledger file of one strategy. `terms` describes the strategy's protection.
+    """The ledger file of one strategy. `terms` is a text that describes the strategy's protection.
 
     Before a round's first report is requested, all of its clients are saved as charged. If the
     process is killed during the round, these charges stay. When the round ends, reports that were

@@ -111,7 +111,7 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _terms(self) -> str:
-        """A description of the protection. A saved ledger with another one is refused."""
+        """A text that describes the protection. A saved ledger with another text is refused."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"

@@ -178,10 +178,10 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
 
 
 def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
-    """Return an encoded message with the numbers of the clients `members` of this node.
+    """Return an encoded message with the ids of the clients `members` of this node.
 
-    If the job says that clients reveal their number of examples, the message has these numbers too.
-    `files` loads the examples.
+    If the job says that clients reveal how many examples they have, the message has these counts
+    too. `files` loads the examples.
     """
     clients, counts = [member.client for member in members], list[int]()
     for member in members:

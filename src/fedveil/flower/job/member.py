@@ -46,7 +46,8 @@ class RoundTraining(Protocol):
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """Return the client's update and number of examples. Raises any error of training.
 
-        `function` names the user's function that returns the client's examples, or is None.
+        `function` names the user's function that returns the client's examples. None means that the
+        client has its part of the job's data set.
         """
 
     @property

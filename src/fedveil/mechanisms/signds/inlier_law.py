@@ -101,14 +101,14 @@ class InlierLaw:
         return 1 / (1 + math.exp(min(behind, _MOST_EXPONENT)))
 
     def expected_ratio(self) -> float:
-        """Return the expected share of selected dimensions that are in the top-k set, E[v] / h."""
+        """Return the expected share of selected dimensions that are in the top-k set."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         below, above = self._moments(Fraction(0))
         total = self._below * e.denominator + self._above * e.numerator
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if E[v], the mean number of selected top-k dimensions, is at least x."""
+        """Return True if the mean number of selected dimensions in the top-k set is at least x."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
@@ -121,9 +121,9 @@ class InlierLaw:
 class ThresholdSearch:
     """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
 
-    v is the number of selected dimensions in the top-k set, which has `topk` of `dim` dimensions.
-    Selections with v >= threshold are e^eps times as likely as others. The best threshold maximises
-    E[v].
+    The top-k set has `topk` of `dim` dimensions. v is the number of selected dimensions in this
+    set. Selections with v >= threshold are e^eps times as likely as others. The best threshold
+    maximises the mean of v, E[v].
     """
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
@@ -133,8 +133,8 @@ class ThresholdSearch:
     def best(self, dim_out: int) -> int:
         """Return the best threshold for a selection of `dim_out` dimensions.
 
-        The best threshold is the number in 1..dim_out that makes E[v] largest, where v is the
-        number of selected dimensions in the top-k set. If several do, it is the smallest of them.
+        It is the number in 1..dim_out with which the mean number of selected dimensions in the
+        top-k set is largest. If several are best, the result is the smallest of them.
         """
         # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         # raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
@@ -150,9 +150,10 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if E[v] / dim_out is at least `ratio` with the best threshold.
+        """Return True if the mean share of top-k dimensions can be at least `ratio`.
 
-        v is the number of the `dim_out` selected dimensions that are in the top-k set.
+        `dim_out` is the number of selected dimensions. The share is the part of them that is in the
+        top-k set. The mean is that with the best threshold.
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out
@@ -161,10 +162,10 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h for which E[v] / h is at least `ratio` with the best threshold.
+        """Return the largest number of dimensions of which a share `ratio` is in the top-k set.
 
-        v is the number of the h selected dimensions that are in the top-k set. Returns 0 if there
-        is no such h.
+        The mean of this share, with the best threshold, must be at least `ratio`. Returns 0 if it
+        is lower for every number of selected dimensions.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of
@@ -187,7 +188,10 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return E[v] at the best threshold for `h` selected dimensions, and its error bound."""
+        """Return the mean number of selected dimensions in the top-k set, and its error bound.
+
+        The number of selected dimensions is `h`. The mean is that with the best threshold.
+        """
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):

@@ -1,7 +1,7 @@
 """The random choices in a report of `UnaryEncoding`, which an audit checks.
 
-A choice is one randomised number of the report: a bit of a parameter's one-hot code, or the sum S
-of the states whose bits are 1. It is truthful if it equals the number without noise.
+A choice is one randomised number of the report: a bit of a parameter's one-hot code, or the sum of
+the states whose bits are 1. It is truthful if it equals the number without noise.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return Pr[reported sum S = `cells` | parameter's state = `cells`, the largest state]."""
+    """Return the probability that a report's sum for a parameter in the largest state is truthful.
+
+    The sum adds up the states whose bits are 1 in the parameter's perturbed code. It is truthful if
+    it equals the parameter's state, here `cells`. `kind`, "rr" or "oue", `eps` and `cells` are the
+    parameters of the encoding.
+    """
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -1,8 +1,9 @@
-"""Draws the sum S of the states whose bits are 1 in a perturbed code, from its distribution.
+"""Draws the sum of a perturbed one-hot code from its distribution.
 
 A state is a parameter's value, rounded to a whole number from -cells to cells. In a one-hot code of
 state v0, bit v is 1 with probability p if v = v0, and otherwise with probability q, all
-independently. S = Σ v * bit v over v = -cells..cells, and
+independently. The sum S of the code adds up the states whose bits are 1: S = Σ v * bit v over v =
+-cells..cells. Its distribution is
 
     Pr[S | v0] = the coefficient of x^S in
                  Π_{v != v0} ((1 - q) + q x^v) · ((1 - p) + p x^v0).
@@ -27,21 +28,22 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest S, the sum of those states -cells..cells whose bits are 1 in a code.
+    """Return the largest possible sum of those states -cells..cells whose bits are 1 in a code.
 
-    S is largest if the bits of all positive states are 1. It is then 1 + 2 + ... + cells = cells
-    (cells + 1) / 2.
+    The sum is largest if the bits of all positive states are 1. It is then 1 + 2 + ... + cells =
+    cells (cells + 1) / 2.
     """
     return cells * (cells + 1) // 2
 
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return alias tables that draw the sum S of a parameter's perturbed code by one look-up.
+    """Return alias tables that draw the sum of a parameter's perturbed code by one look-up.
 
-    There is one table for each state of the parameter, -cells..cells. The code has one bit for each
-    state. The bit of the parameter's own state is 1 with probability p, any other bit with
-    probability q, and S is the sum of the states whose bits are 1.
+    A parameter's state is its value, rounded to a whole number from -cells to cells. There is one
+    table for each state. The code has one bit for each state. The bit of the parameter's own state
+    is 1 with probability p, any other bit with probability q. The sum adds up the states whose bits
+    are 1.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -52,12 +54,13 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of the sum S of a perturbed code, for each state of the parameter.
+    """Return the distribution of the sum of a perturbed code, for each state of the parameter.
 
-    The result has one row for each state -cells..cells of the parameter, and one column for each S.
-    The code has one bit for each state. The bit of the parameter's own state is 1 with probability
-    p, any other bit with probability q, and S is the sum of the states whose bits are 1. The
-    relative error of every entry that does not underflow is below 2^-40.
+    A parameter's state is its value, rounded to a whole number from -cells to cells. The code has
+    one bit for each state. The bit of the parameter's own state is 1 with probability p, any other
+    bit with probability q. The sum adds up the states whose bits are 1. The result has one row for
+    each state, and one column for each possible sum. The relative error of every entry that does
+    not underflow is below 2^-40.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -74,12 +77,13 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of the sum S of a perturbed code, for a parameter in `state`.
+    """Return the distribution of the sum of a perturbed code, for a parameter in `state`.
 
-    The code has one bit for each state -cells..cells. The bit of `state` is 1 with probability p,
-    any other bit with probability q, and S is the sum of the states whose bits are 1. The result
-    has an entry for each S. The relative error of every entry that does not underflow is below 3 (2
-    cells + 1) 2^-53.
+    A parameter's state is its value, rounded to a whole number from -cells to cells. The code has
+    one bit for each state. The bit of `state` is 1 with probability p, any other bit with
+    probability q. The sum adds up the states whose bits are 1. The result has an entry for each
+    possible sum. The relative error of every entry that does not underflow is below 3 (2 cells + 1)
+    2^-53.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -91,11 +95,11 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
-    """Fill rows low..high-1 of `laws`: row v is the distribution of S for a parameter in state v.
+    """Fill rows low..high-1 of `laws`: row v is the distribution of a code's sum in state v.
 
-    S is the sum of the states whose bits are 1 in a code with one bit for each state. `law` is the
-    distribution of S without the bits of the states low..high-1. The function adds these bits: that
-    of state v is 1 with probability p, the others with probability q.
+    The code has one bit for each state of a parameter. Its sum adds up the states whose bits are 1.
+    `law` is the distribution of this sum without the bits of the states low..high-1. The function
+    adds these bits: that of state v is 1 with probability p, the others with probability q.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -135,11 +139,11 @@ def _with_bit(law: _Law, chances: _Chances, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the exact distribution of the sum S of a perturbed code, as integer weights.
+    """Return the exact distribution of the sum of a perturbed code, as integer weights.
 
-    The parameter is in the state `state`. The code has one bit for each state -cells..cells. The
-    bit of `state` is 1 with probability p, any other bit with probability q, and S is the sum of
-    the states whose bits are 1.
+    A parameter's state is its value, rounded to a whole number from -cells to cells. The code has
+    one bit for each state. The bit of `state`, the parameter's own, is 1 with probability p, any
+    other bit with probability q. The sum adds up the states whose bits are 1.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -161,7 +161,10 @@ def _edges_up_to(value: float, edges: Float64s) -> int:
 
 
 class Words(Settings):
-    """Encodes words: each of `words` has an index, and all other words share the last index."""
+    """Encodes words: each of `words` has an index, and all other words share the last index.
+
+    `places` is the number of indices.
+    """
 
     words: tuple[str, ...]
     places: int

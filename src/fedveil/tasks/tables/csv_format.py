@@ -42,7 +42,11 @@ _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """The format of a CSV file: its text encoding, as the name of a codec, and its separator."""
+    """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
+
+    `place` is the path of the file's settings in the job, for messages, or None if the job has
+    none.
+    """
 
     path: str
     encoding: str

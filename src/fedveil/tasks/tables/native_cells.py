@@ -30,9 +30,9 @@ PADDING: Final = 8
 
 
 def _powers_of_five() -> Array:
-    """Return the top 128 bits of powers of five: uint64s [powers, 2], the high word first.
+    """Return the top 128 bits of 5^n for n = -60..60: uint64s [121, 2], the high word first.
 
-    The powers are `_LEAST` to `_MOST`. Negative powers are rounded up.
+    The bits of 5^n are rounded up if n is negative.
     """
     words = []
     for power in range(_LEAST, _MOST + 1):

@@ -73,9 +73,9 @@ class Tables(ByLabel):
         return known if self.leader in owners else [*known, self.leader]
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the split model: two parts for each owner, and the top.
+        """Return the split model: a wide and a deep part for each party with features, and the top.
 
-        Only parts of the parties in `here` (None: all parties) have modules.
+        `here` are the parties whose parts have modules. None means all parties.
         """
         owners = {
             owner: self._features(owner) if here is None or owner in here else None

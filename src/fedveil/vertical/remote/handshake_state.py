@@ -23,6 +23,7 @@ class Standing:
     numbers before this party answers. An intersection with fewer than `least_common` examples is
     rejected. With `least_common` = 0, a leader without ids can use all examples. If few ids are
     common, this party's own errors, but no messages to others, contain the advice `id_hint`.
+    `check` raises an error if the leader may not begin a session of a purpose.
     """
 
     party: str

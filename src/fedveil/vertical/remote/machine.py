@@ -356,7 +356,8 @@ def _kept_seed(path: Path) -> int | None:
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
     """Return the line count and the last hash of a peer's log, from its `message`.
 
-    Raises ExchangeError unless the message also has the fields and values of `due`, and no others.
+    Raises ExchangeError unless all other fields of the message are those of `due`, with equal
+    values.
     """
     try:
         only_fields(message, *due, "lines", "head")

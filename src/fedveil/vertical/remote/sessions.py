@@ -63,7 +63,7 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a whole session with the given purpose.
+    """Run the leader's side of a whole session. `purpose` says what it is for, such as "train".
 
     `own` is the leader's side of the exchange of messages. None means the usual side for the
     purpose, such as `PartyRun.train`.

@@ -115,7 +115,8 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
     """Multiply the points of the rows of `words` by a scalar, and write the results to `out`.
 
-    `s` is memory that `_memory` made for the scalar. `_points` describes the rows and `invalid`.
+    A row is a 32-byte encoding, or a 64-byte hash that is mapped to a point. `invalid[i]` becomes
+    nonzero if row i is an encoding of no point. `s` is memory that `_memory` made for the scalar.
     """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)

@@ -1,9 +1,9 @@
 """The formulas of ristretto255 (RFC 9496), as programs for eight points at once.
 
 Points have Edwards coordinates (X, Y, Z, T) with x = X/Z, y = Y/Z and T = X Y / Z. An entry of a
-table of multiples has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, without
-branches. A program is an array of steps (operation, out, a, b, c) on elements of a memory
-(`field_lanes`).
+table of multiples has (Y - X, Y + X, 2 d T, 2 Z), with the curve's constant d. The formulas hold
+for all points, without branches. A program is an array of steps (operation, out, a, b, c) on
+elements of a memory (`field_lanes`).
 """
 
 from __future__ import annotations

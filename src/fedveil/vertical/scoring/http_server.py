@@ -146,7 +146,10 @@ class HttpServer:
         writer: asyncio.StreamWriter,
         client: Sequence[str] | None,
     ) -> Request | Answer | None:
-        """Return the next request, an Answer that refuses it, or None at the connection's end."""
+        """Return the next request, an Answer that refuses it, or None at the connection's end.
+
+        `client` has the names in the client's certificate. None means no TLS.
+        """
         head: h11.Request | None = None
         body, size, has_begun = list[bytes](), 0, False
         limit = asyncio.timeout(IDLE_S)
