@@ -34,6 +34,8 @@ def main(run: str) -> None:
     expect(0, "2        1e-05  meaningful", "budget", "--parameters", "7850")
     expect(1, "pip install 'fedveil[torch]'", "budget")
     expect(1, "pip install 'fedveil[torch]'", "run")
+    expect(0, "rounds: ", "job", "show")
+    expect(1, "pip install 'fedveil[torch]'", "job", "show", "--layers")
     expect(0, "report.html", "report", run)
     expect(1, "pip install 'fedveil[flower]'", "deploy", "app")
     expect(0, "round 1/1", "watch", run)

@@ -117,47 +117,6 @@ def test_show_prints_a_job_that_loads_back(command: Command, tmp_path: Path) -> 
     assert Job.load(tmp_path / "again.yaml") == Job.load(DEFAULT_JOB, ["protection=signds"])
 
 
-def test_show_says_why_a_model_of_ones_own_is_trained_in_the_loop(
-    command: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "curved.py").write_text(
-        "from torch import nn\n"
-        "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.Softplus(), "
-        "nn.Linear(9, 10))\n"
-        "def known(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.ReLU(), "
-        "nn.Linear(9, 10))\n"
-        "def dilated(): return nn.Sequential(nn.Conv2d(1, 3, 2, dilation=2), nn.Flatten(), "
-        "nn.Linear(2028, 10))\n"
-        "import fedveil, torch\n"
-        "class Focal(fedveil.Task):\n"
-        "    targets = 'class'\n"
-        "    def loss(self, outputs, targets):\n"
-        "        right = torch.softmax(outputs, 1).gather(1, targets[:, None])\n"
-        "        return (1 - right).square().mean()\n"
-        "class Slow(Focal):\n"
-        "    def optimizer(self, parameters, plan): return torch.optim.Rprop(parameters)\n"
-    )
-    said = {
-        ("model=curved:net",): "native code does not know Softplus",
-        ("model=curved:dilated",): "nn.Conv2d has a dilation",
-        ("model=curved:known", "training.precision=bfloat16"): "training.precision is bfloat16",
-        ("model=curved:known",): None,
-        ("model=curved:known", "task=curved:Focal"): None,
-        ("model=curved:net", "task=curved:Focal"): "native code does not know Softplus",
-        ("model=curved:known", "task=curved:Slow"): "task = curved:Slow has its own optimizer",
-        ("model=curved:net", "training.engine=loop"): None,
-        ("model=curved:net", "data.name=elsewhere:data"): None,
-    }
-    for settings, reason in said.items():
-        words = [word for setting in settings for word in ("--set", setting)]
-        code, out, err = command("job", "show", *words)
-        assert code == 0
-        assert "\nrounds: " in out
-        assert ("trained in the loop" in err) == (reason is not None)
-        if reason is not None:
-            assert f"note: trained in the loop, because {reason}\n" in err
-
-
 def test_a_mindspore_file_is_converted_with_its_notes(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from fedveil.learning.models import lenet
 from fedveil.learning.trainer import ClientData, TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from known_chains import SIZES, TOKENS, chains, of_tokens, signed, token_chains
-from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
+from native_training import Double, by_loop, compiled, in_double, refused, trained_as_torch_trains
 from training_parts import Doubled, clients, plan, tied, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -614,7 +614,9 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
     ],
 )  # fmt: skip
 def test_what_is_left_to_the_loop(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> None:
-    assert not compiled(nn.Sequential(*layers), plan()).serves(shape)
+    model = nn.Sequential(*layers)
+    assert not compiled(model, plan()).serves(shape)
+    assert any(refused(model, shape, called=False))
     for other in (plan(loss="own"), plan(corrected=True)):
         assert CompiledTrainer.of(nn.Linear(2, 2), other) is None
 

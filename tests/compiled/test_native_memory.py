@@ -104,7 +104,8 @@ def test_threads_that_share_a_model_do_not_mix_its_positions(
     """The second thread, whose batch is larger, begins while the first is in the middle."""
     trainer = CompiledTrainer.of(nn.Linear(6, 3), plan())
     assert trainer is not None
-    model, others = trainer._model((6,)), list[threading.Thread]()
+    model, others = trainer._compiled_for((6,)), list[threading.Thread]()
+    assert model is not None
 
     def positions(batch: int) -> Any:
         return model.program(batch, "cross_entropy", np.float32, states=False).ops

@@ -21,7 +21,7 @@ from fedveil.learning.token_layers import CausalLayer, Positions
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from known_chains import SIZES, TOKENS, of_words, transformer_layer, word_chains
-from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
+from native_training import Double, by_loop, compiled, in_double, refused, trained_as_torch_trains
 from training_parts import clients, plan, train
 
 WIDTH, LENGTH = 16, 5
@@ -244,9 +244,11 @@ def test_texts_of_different_lengths_are_trained_as_if_alone() -> None:
     ],
 )
 def test_layers_that_do_not_fit_are_the_loops(layers: Sequence[nn.Module], length: int) -> None:
-    trainer = CompiledTrainer.of(of_layers(*layers), plan_of_words())
+    model = of_layers(*layers)
+    trainer = CompiledTrainer.of(model, plan_of_words())
     assert trainer is not None
     assert not trainer.serves((length,))
+    assert any(refused(model, (length,), "tokens", called=False))
 
 
 @natively

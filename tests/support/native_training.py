@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from fedveil.compiled.compiled_trainer import CompiledTrainer
+from fedveil.engine.job_model import ModelShape
+from fedveil.engine.trainer_choice import _input_shapes
+from fedveil.learning.known_layers import parts_of
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.trainer import ClientData, LoopTrainer, TrainingPlan, make_optimizer
 from training_parts import train
@@ -24,6 +27,22 @@ def compiled(model: nn.Module, plan: TrainingPlan, kind: type = CompiledTrainer)
     trainer = kind.of(copy.deepcopy(model), plan)
     assert trainer is not None
     return trainer
+
+
+def refused(
+    model: nn.Module, shape: tuple[int, ...], *scores_of: str, called: bool = True
+) -> list[Sequence[str] | None]:
+    """Return the reasons for which native code refuses each layer, for examples of `shape`.
+
+    If `called` is False, only the input of the first layer is known. By default, an example has one
+    row of scores.
+    """
+    from fedveil.compiled.chain import KNOWN, refusals
+
+    parts = list(parts_of(model, KNOWN))
+    words = any(isinstance(layer, nn.Embedding) for layer in model.modules())
+    known = _input_shapes(model, ModelShape(shape, 5, whole_examples=words))
+    return refusals(parts, known if called else {parts[0].module: shape}, scores_of or ["row"])
 
 
 def by_loop(model: nn.Module, plan: TrainingPlan, cohort: Sequence[ClientData]) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,8 +35,9 @@ from fedveil.cli.job_arguments import (
     set_option,
 )
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
+from fedveil.cli.layers import remark_layers, show_layers
 from fedveil.cli.vertical import commands as vertical_cli
-from fedveil.errors import ClaimRefuted, FedveilError, JobError, MissingExtra, RunFolderError
+from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import DEFAULT_JOB
 
@@ -326,16 +326,37 @@ def identity(
 
 
 @job_app.command()
-def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
-    """Check a job file and print it with all keys, including those left at their defaults."""
-    settings = load(job, overrides, default=DEFAULT_JOB)
-    _print_job(settings, json=json)
-    if ":" in settings.model:  # only a user's own model may need the slower loop of torch
-        from fedveil.engine.trainer_choice import loop_reason
+def show(
+    job: JobPath = None,
+    overrides: Overrides = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Print only a table of the model's layers: what trains each, and why native code "
+            "does not. Needs torch.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Check a job file and print it with all keys, including those left at their defaults.
 
-        with suppress(FedveilError):  # the model or its data may be on another machine
-            if reason := loop_reason(settings):
-                remarks("note", [f"trained in the loop, because {reason}"])
+    For a model of your own, standard error has the table of --layers.
+    """
+    settings = load(job, overrides, default=DEFAULT_JOB)
+    if not layers:
+        _print_job(settings, json=json)
+        if ":" in settings.model:  # a built-in model is shown without importing torch
+            remark_layers(settings)
+        return
+    from fedveil.engine.trainer_choice import layer_training
+
+    with alone(json):
+        found = layer_training(settings)
+    if json:
+        answer(found)
+    else:
+        show_layers(found)
 
 
 def _print_job(job: Job, *, json: bool) -> None:

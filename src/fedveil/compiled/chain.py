@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -12,10 +12,11 @@ from fedveil.compiled.convolution import Convolution, Pooled, PooledConvolution
 from fedveil.compiled.dense_layer import Dense
 from fedveil.compiled.lookup import Lookup
 from fedveil.compiled.normalisation import NormOfGroups, layer_norm
-from fedveil.compiled.operation import IMAGE, ROW, NotServedError, Operation, Value
+from fedveil.compiled.operation import IMAGE, ROW, NotServedError, Operation, Value, need
 from fedveil.compiled.pointwise import RISING, Curve, Drop
 from fedveil.compiled.residual_add import Added, Copied, Placed
 from fedveil.compiled.window import Average, Largest
+from fedveil.learning.known_layers import Part
 from fedveil.learning.residual import Branch, Join
 from fedveil.learning.token_layers import CausalLayer
 
@@ -32,38 +33,110 @@ _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
 KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLayer}
 
 
-def follow(
-    layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
-) -> tuple[list[Operation], Value, Value]:
-    """Translate `layers` into operations, for examples of shape `shape`.
+class _Chain:
+    """The operations of consecutive layers. `value` is the memory layout of the last output.
 
-    Returns the operations, the memory layout of the input and that of the scores. `scores_of` is
-    `ROW` if an example has one row of scores, `TOKENS` if each of its tokens has a row. Raises
-    `NotServedError` if native code does not support a layer or the form of the scores.
+    At first, `value` is the layout of the input. `begun` is True if other layers come before.
     """
-    if len(shape) not in (1, 3) or min(shape) < 1:
-        raise NotServedError("an example is neither a row nor an image")
-    c, h, w = shape if len(shape) == 3 else (1, 1, *shape)
-    entry = value = Value((c, h, w), IMAGE if len(shape) == 3 else ROW, apart=True)
-    operations, aside = list[Operation](), list[Value]()
-    for layer in _ordered(layers):
+
+    def __init__(self, value: Value, *, begun: bool = False) -> None:
+        self.value, self.operations = value, list[Operation]()
+        self._begun, self._aside = begun, list[Value]()
+
+    def add(self, layer: nn.Module) -> None:
+        """Append a layer. Raises `NotServedError` if native code does not support it here."""
+        value = self.value
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):
                 raise NotServedError("nn.Flatten flattens less than a whole example")
             value.apart, value.form = True, ROW
-            continue
+            return
         if isinstance(layer, Join):
-            operation: Operation = Added(layer, aside.pop(), value)
+            operation: Operation = Added(layer, self._aside.pop(), value)
         else:
             operation = _KINDS[type(layer)](layer, value)
-        if isinstance(layer, nn.Embedding) and operations:
+        begun = self._begun or self.operations
+        if isinstance(layer, nn.Embedding) and begun:
             raise NotServedError("nn.Embedding is not the first layer")
-        aside += [value] if isinstance(layer, Branch) else []
-        operations.append(operation)
-        value = operation.y
-    if value.form != scores_of:
-        raise NotServedError(f"the scores have the form {value.form}, the loss needs {scores_of}")
-    return operations, entry, value
+        self._aside += [value] if isinstance(layer, Branch) else []
+        self.operations.append(operation)
+        self.value = operation.y
+
+    def end(self, scores_of: Sequence[str]) -> None:
+        """Raise `NotServedError` if the last output, the scores, has none of these forms."""
+        asked = " or ".join(scores_of)
+        fits = self.value.form in scores_of
+        need(fits, f"the scores have the form {self.value.form}, the loss needs {asked}")
+
+
+def follow(
+    layers: Sequence[nn.Module], shape: Sequence[int], scores_of: Sequence[str] = (ROW,)
+) -> tuple[list[Operation], Value, Value]:
+    """Translate `layers` into operations, for examples of shape `shape`.
+
+    Returns the operations, the memory layout of the input and that of the scores. `scores_of` has
+    the forms that the scores may have: `ROW` if an example has one row of scores, `TOKENS` if each
+    of its tokens has a row. Raises `NotServedError` if native code does not support a layer or the
+    form of the scores.
+    """
+    entry = _entry(shape)
+    chain = _Chain(entry)
+    for layer in _ordered(layers):
+        chain.add(layer)
+    chain.end(scores_of)
+    return chain.operations, entry, chain.value
+
+
+def refusals(
+    parts: Sequence[Part], shapes: Mapping[nn.Module, Sequence[int]], scores_of: Sequence[str]
+) -> list[Sequence[str] | None]:
+    """Return the reasons why native code cannot train each part of a model.
+
+    An entry is empty if native code could train the part, and None if this is unknown. `shapes` has
+    the shape of each module's input, for one example. It is needed for the first part, for a part
+    after one that native code cannot train, and for a part outside a chain. `scores_of` is as in
+    `follow`.
+    """
+    found, chain = list[Sequence[str] | None](), None
+    for number, part in enumerate(parts):
+        reasons, shape = list(part.refusals), shapes.get(part.module)
+        try:
+            if chain is None and shape is not None and part.chain:
+                chain = _begun(shape, first=number == 0, alone=not part.in_chain)
+            if chain is not None:
+                for layer in filter(_works, part.chain):
+                    chain.add(layer)
+                if part.in_chain and number == len(parts) - 1:
+                    chain.end(scores_of)
+        except NotServedError as error:
+            reasons.append(str(error))
+        found.append(reasons if reasons or chain else None)
+        if reasons or not part.in_chain:
+            chain = None
+    return found
+
+
+def _begun(shape: Sequence[int], *, first: bool, alone: bool) -> _Chain:
+    """Return a chain without layers, for inputs of this shape.
+
+    `first` is True for a model's first layer, and `alone` for a layer outside the model's chain.
+    """
+    if not first:
+        need(len(shape) in (1, 2, 3), "its input is neither a row nor tokens nor an image")
+    value = Value.of_tokens(*shape) if len(shape) == 2 and not first else _entry(shape)
+    return _Chain(value, begun=not (first or alone))
+
+
+def _entry(shape: Sequence[int]) -> Value:
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise NotServedError("an example is neither a row nor an image")
+    c, h, w = shape if len(shape) == 3 else (1, 1, *shape)
+    return Value((c, h, w), IMAGE if len(shape) == 3 else ROW, apart=True)
+
+
+def _works(layer: nn.Module) -> bool:
+    """Return False for a layer that changes nothing."""
+    return not (isinstance(layer, nn.Identity) or (isinstance(layer, nn.Dropout) and layer.p == 0))
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -72,13 +145,8 @@ def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
     A `Pooled` has a convolution and the max-pooling after it. An activation between them is then
     applied after the pooling, which gives the same result if the activation is monotone.
     """
-    left = [
-        layer
-        for layer in layers
-        if not (isinstance(layer, nn.Identity) or (isinstance(layer, nn.Dropout) and layer.p == 0))
-    ]
     found = list[nn.Module]()
-    for layer in left:
+    for layer in filter(_works, layers):
         behind = 2 if found and isinstance(found[-1], tuple(RISING)) else 1
         before = found[-behind] if len(found) >= behind else None
         if isinstance(layer, nn.MaxPool2d) and isinstance(before, nn.Conv2d):

@@ -10,7 +10,7 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from torch import nn
 from fedveil.base.array_types import Float32s, Int32s
 from fedveil.base.example_arrays import IGNORED
 from fedveil.base.kernels import HAVE_NUMBA
-from fedveil.compiled.operation import ROW, TOKENS, NotServedError, need
+from fedveil.compiled.operation import ROW, TOKENS, NotServedError
 from fedveil.entropy import Seeded
 from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import WEIGHTED
@@ -38,7 +38,6 @@ _OPTIMISERS = ("sgd", "adam", "adamw", "adagrad")
 _OF_CLASSES, _OF_NUMBERS = ("cross_entropy", WEIGHTED), ("mean_square", "binary_cross_entropy")
 #: The losses with one target token per token.
 _OF_TOKENS = ("next_token",)
-_LOSSES = (*_OF_CLASSES, *_OF_NUMBERS, *_OF_TOKENS)
 #: The largest sum of squares of a client's inputs that native code trains on.
 _MOST_SQUARES = 1e30
 #: The most random numbers for a client's dropout, 1 GiB. They are drawn before its training.
@@ -92,8 +91,11 @@ class CompiledTrainer:
 
     chunk = least = 1
     native, own_step = True, False
-    #: The losses of the plans that it can train.
-    losses: tuple[str, ...] = _LOSSES
+    #: The losses of the plans that it can train, with the forms that their scores may have.
+    scores_of: ClassVar[dict[str, tuple[str, ...]]] = {
+        **dict.fromkeys((*_OF_CLASSES, *_OF_NUMBERS), (ROW,)),
+        **dict.fromkeys(_OF_TOKENS, (TOKENS,)),
+    }
     #: The float type of all computations. The tests also use float64.
     kind: type[np.floating[Any]] = np.float32
 
@@ -114,8 +116,8 @@ class CompiledTrainer:
         self._row = _on_a_line(layout.dimension, self.kind)[None]
         self._loop = loop or LoopTrainer(model, plan)
         self._begun = Start()
-        #: The model for examples of each shape, or the reason why there is none.
-        self._models: dict[tuple[int, ...], Model | str] = {}
+        #: The model for examples of each shape, or None if native code does not support the shape.
+        self._models: dict[tuple[int, ...], Model | None] = {}
         self._room: Room | None = None
         #: The weights that `_room` holds now.
         self._held: Float32s | None = None
@@ -129,43 +131,31 @@ class CompiledTrainer:
     ) -> Self | None:
         """Return a trainer for examples of `shape`, or None if native code cannot train `model`.
 
-        Without a shape, only the kinds of layers are checked. `more` is passed to the class.
-        """
-        try:
-            return cls.made(model, plan, shape, *more)
-        except NotServedError:
-            return None
-
-    @classmethod
-    def made(
-        cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
-    ) -> Self:
-        """Return a trainer that trains `model` by `plan`, on examples of `shape`.
-
         Without a shape, only `plan` and the kinds of layers are checked. `more` are further
-        arguments for the constructor of the class, after `layers`. Raises `NotServedError` with the
-        reason if native code cannot train the model.
+        arguments for the constructor of the class, after `layers`.
         """
-        need(HAVE_NUMBA, "numba is not installed or is turned off")
-        need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
-        need(plan.loss in cls.losses, f"the loss is {plan.loss}")
-        need(plan.precision == "float32", f"training.precision is {plan.precision}")
-        need(not plan.corrected, "training.algorithm corrects each step")
-        need(not plan.nesterov, "training.nesterov is set")
+        if cls.plan_refusals(plan):
+            return None
         from fedveil.compiled.chain import KNOWN
 
         layers = plain_layers(model, KNOWN)
         if layers is None:
-            leaves = (module for module in model.modules() if not any(module.children()))
-            odd = dict.fromkeys(type(leaf).__name__ for leaf in leaves if type(leaf) not in KNOWN)
-            names = " and ".join(odd)
-            raise NotServedError(
-                f"native code does not know {names}" if odd else "the model is no plain chain"
-            )
+            return None
         trainer = cls(model, plan, layers, *more)
-        if shape:
-            trainer._model(tuple(shape))
-        return trainer
+        return None if shape and not trainer.serves(shape) else trainer
+
+    @classmethod
+    def plan_refusals(cls, plan: TrainingPlan) -> list[str]:
+        """Return the reasons why native code cannot train by `plan`, whatever the model is."""
+        refused = {
+            "numba is not installed or is turned off": not HAVE_NUMBA,
+            f"training.optimizer is {plan.optimizer}": plan.optimizer not in _OPTIMISERS,
+            f"the loss is {plan.loss}": plan.loss not in cls.scores_of,
+            f"training.precision is {plan.precision}": plan.precision != "float32",
+            "training.algorithm corrects each step": plan.corrected,
+            "training.nesterov is set": plan.nesterov,
+        }
+        return [reason for reason, holds in refused.items() if holds]
 
     def beside(self) -> CompiledTrainer:
         """Return a copy, for another thread, that shares the weights and the compiled code."""
@@ -239,29 +229,15 @@ class CompiledTrainer:
         return bool((known | (y.numpy() == IGNORED) if of_tokens else known).all())
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Model | None:
-        try:
-            return self._model(shape)
-        except NotServedError:
-            return None
-
-    def _model(self, shape: tuple[int, ...]) -> Model:
-        if shape not in self._models:
-            try:
-                self._models[shape] = self._laid_out(shape)
-            except NotServedError as error:
-                self._models[shape] = str(error)
-        found = self._models[shape]
-        if isinstance(found, str):
-            raise NotServedError(found)
-        return found
-
-    def _laid_out(self, shape: tuple[int, ...]) -> Model:
-        return self._laid_out_for(shape, TOKENS if self._plan.loss in _OF_TOKENS else ROW)
-
-    def _laid_out_for(self, shape: tuple[int, ...], scores_of: str) -> Model:
         from fedveil.compiled.program import Model
 
-        return Model(self._layers, shape, self._flat, scores_of)
+        if shape not in self._models:
+            try:
+                made = Model(self._layers, shape, self._flat, self.scores_of[self._plan.loss])
+            except NotServedError:
+                made = None
+            self._models[shape] = made
+        return self._models[shape]
 
     def _begin(self, client: ClientData) -> None:
         """Prepare to train `client`. A client whose training must be repeated is prepared again.

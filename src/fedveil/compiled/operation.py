@@ -22,7 +22,7 @@ Row = dict[int, int]
 #: the model's vector and the stride in packed memory.
 Laid: TypeAlias = "tuple[nn.Parameter, int, Sequence[int]]"
 #: The forms of an example: a row of numbers, an image, or a row for each token.
-ROW, IMAGE, TOKENS = "row", "image", "tokens"
+FORMS = ROW, IMAGE, TOKENS = "row", "image", "tokens"
 #: Floats per cache line. Unaligned vectors would be read twice.
 LINE = 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,15 +14,12 @@ from torch import nn
 from fedveil.base.example_arrays import opened
 from fedveil.compiled import fields as f
 from fedveil.compiled.compiled_trainer import CompiledTrainer, Room
-from fedveil.compiled.operation import ROW, TOKENS, NotServedError
+from fedveil.compiled.operation import ROW, TOKENS
 from fedveil.learning.device import seed_torch
 from fedveil.learning.learning_task import Task, as_tensors
 from fedveil.learning.losses import OWN
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trainer import ClientData, Trained, TrainingPlan
-
-if TYPE_CHECKING:
-    from fedveil.compiled.program import Model
 
 #: The arguments of a native loss (`cost`): five addresses, the number of examples, and the scale.
 _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_double)
@@ -32,7 +29,7 @@ class OwnLossTrainer(CompiledTrainer):
     """Trains clients one after another with a user's own loss function."""
 
     native, own_step = False, True
-    losses = (OWN,)
+    scores_of: ClassVar[dict[str, tuple[str, ...]]] = {OWN: (ROW, TOKENS)}
 
     def __init__(
         self, model: nn.Module, plan: TrainingPlan, layers: Sequence[nn.Module], task: Task
@@ -77,12 +74,6 @@ class OwnLossTrainer(CompiledTrainer):
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
         return True  # only the task knows its targets
-
-    def _laid_out(self, shape: tuple[int, ...]) -> Model:
-        try:
-            return self._laid_out_for(shape, ROW)
-        except NotServedError:
-            return self._laid_out_for(shape, TOKENS)
 
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float

@@ -56,19 +56,20 @@ class Model:
         layers: Sequence[nn.Module],
         shape: Sequence[int],
         flat: Mapping[int, int],
-        scores_of: str = ROW,
+        scores_of: Sequence[str] = (ROW,),
     ) -> None:
         """Lay out the weights of `layers` in the float memory, for examples of shape `shape`.
 
         The model's vector has all parameters, one after another. `flat` maps the Python `id` of
-        each parameter to the position of its first entry in this vector. `scores_of` is `ROW` if an
-        example has one row of scores, `TOKENS` if each of its tokens has a row.
+        each parameter to the position of its first entry in this vector. `scores_of` is as in
+        `chain.follow`.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
         self._lock = threading.Lock()
-        self.scores_of = scores_of
+        #: `ROW` if an example has one row of scores, `TOKENS` if each of its tokens has a row.
+        self.scores_of = self._ends[1].form
         #: Scores of an example, or of each of its tokens.
-        self.scores = prod(self._ends[1].shape) if scores_of == ROW else self._ends[1].shape[2]
+        self.scores = prod(self._ends[1].shape) if self.scores_of == ROW else self._ends[1].shape[2]
         first = self._operations[0].layer
         #: The size of the vocabulary if examples are tokens, 0 if they are numbers.
         self.tokens = first.num_embeddings if isinstance(first, nn.Embedding) else 0

@@ -104,7 +104,6 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
     check_device("training.device", settings.device)
-    uneven = isinstance(shape, dict) or -1 in shape
     if job.privacy.unit == "example":
         if (refusal := refusal_of_examples(job, shape)) is not None:
             raise ModelInvalid(refusal)
@@ -114,7 +113,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
         return ClippedExamplesTrainer(
             model, plan, rate=rate, clip=clip, device=settings.device, loss=own
         )
-    if plan.loss == OWN or uneven:
+    if plan.loss == OWN or is_uneven(shape):
         if settings.engine == "vmap":
             raise ModelInvalid(
                 f"training.engine = vmap needs examples of one array and a bundled loss, which "
@@ -134,13 +133,8 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
                 f"task = {job.task} has its own {wrong[0]}. Use fedavg"
             )
-        if settings.engine == "auto" and settings.device == "cpu" and not (uneven or replaced):
-            assert not isinstance(shape, dict)
-            known = shape if seen is model else ()
-            native = OwnLossTrainer.of(model, plan, known, task)
-            if native is not None:
-                return native
-        return TaskTrainer(model, plan, task, settings.device)
+        native = _native_trainer(job, seen, plan, shape)
+        return native or TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)
     vectorise, auto = settings.engine == "vmap", settings.engine == "auto"
@@ -148,12 +142,46 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    if auto and settings.device == "cpu":
-        assert not isinstance(shape, dict)  # a dict of shapes counts as uneven
-        compiled = CompiledTrainer.of(model, plan, shape if seen is model else ())
-        if compiled is not None:
-            return compiled
-    return LoopTrainer(model, plan, settings.device)
+    native = _native_trainer(job, seen, plan, shape)
+    return native or LoopTrainer(model, plan, settings.device)
+
+
+def native_refusals(job: Job, plan: TrainingPlan, shape: Shape) -> list[str]:
+    """Return the reasons why no model of the job would train in native code.
+
+    `shape` is the shape of one example.
+    """
+    settings, own = job.training, own_steps(make_task(job))
+    refused = {
+        f"privacy.unit is {job.privacy.unit}": job.privacy.unit == "example",
+        f"training.engine is {settings.engine}": settings.engine != "auto",
+        f"training.device is {settings.device}": settings.device != "cpu",
+        "examples have several inputs or different lengths": is_uneven(shape),
+        f"task = {job.task} has its own {' and '.join(own)}": bool(own),
+    }
+    reasons = [reason for reason, holds in refused.items() if holds]
+    return [*reasons, *native_class(plan).plan_refusals(plan)]
+
+
+def native_class(plan: TrainingPlan) -> type[CompiledTrainer]:
+    """Return the class of the trainer that trains by `plan` in native code, if that is possible."""
+    return OwnLossTrainer if plan.loss == OWN else CompiledTrainer
+
+
+def _native_trainer(
+    job: Job, model: nn.Module, plan: TrainingPlan, shape: Shape
+) -> CompiledTrainer | None:
+    if native_refusals(job, plan, shape):
+        return None
+    assert not isinstance(shape, dict)  # a dict of shapes counts as uneven
+    part = TrainedPart.of(model).module
+    more = [make_task(job)] if plan.loss == OWN else []
+    return native_class(plan).of(part, plan, shape if part is model else (), *more)
+
+
+def is_uneven(shape: Shape) -> bool:
+    """Return True if examples have several inputs or different lengths."""
+    return isinstance(shape, dict) or -1 in shape
 
 
 def trainer_name(trainer: Trainer) -> str:
@@ -172,7 +200,7 @@ def refusal_of_examples(job: Job, shape: Shape) -> str | None:
             f"privacy.unit = example needs each example's own gradient, in one step of plain SGD, "
             f"but task = {job.task} has its own {own[0]}. Use unit client"
         )
-    if isinstance(shape, dict) or -1 in shape:
+    if is_uneven(shape):
         return (
             "privacy.unit = example needs each example's own gradient, and so examples of one "
             "array and one shape. Use unit client"

@@ -29,7 +29,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
-from fedveil.base.kernels import compiled
+from fedveil.base.kernels import HAVE_NUMBA, compiled
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_torch
 from fedveil.learning.known_layers import plain_layers
@@ -75,6 +75,11 @@ class ClippedExamplesTrainer(OneThread):
         )
         self._within = within
         self._weights = np.empty(0, np.float32)
+
+    @property
+    def in_native_code(self) -> bool:
+        """True if compiled code computes the gradients, False if torch's vmap does."""
+        return HAVE_NUMBA and isinstance(self._sums, _LinearHead)
 
     def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights

@@ -1,13 +1,38 @@
-"""Recognises models that are a sequence of known layers."""
+"""Recognises models that are a chain of known layers, and says why another model is not one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fedveil.learning.residual import chain_of
+
+#: Modules that hold others and have no forward pass.
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of a model, or a module whose own forward pass calls the layers inside it."""
+
+    #: The path of the module in the model, such as `body.2`. It is empty for the model itself.
+    name: str
+    module: nn.Module
+    #: The known layers that it stands for, in order. It is empty if there are none.
+    chain: Sequence[nn.Module]
+    #: The layer's parameters. For a module with layers inside it, those that no layer has.
+    parameters: Sequence[nn.Parameter]
+    #: The reasons why it is no known layer.
+    refusals: Sequence[str]
+    #: True if the module is the model, or if only `nn.Sequential`s call it.
+    in_chain: bool
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
 
 
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
@@ -16,26 +41,89 @@ def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[n
     Also returns None if a layer's class is not in `known`, if a layer has hooks or buffers, or if
     weights are missing, frozen, shared by layers, not float32 or not on the CPU.
     """
-    layers = _unrolled(model, known)
-    if layers is None:
+    parts = list(parts_of(model, known))
+    if any(part.refusals for part in parts) or not any(part.parameters for part in parts):
         return None
-    parameters = [p for layer in layers for p in layer.parameters()]
-    plain = all(
-        p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters
-    )
-    shared = len({id(p) for p in parameters}) < len(parameters)
-    buffers = any(True for _ in model.buffers())
-    return None if not parameters or not plain or shared or buffers else layers
+    return [layer for part in parts for layer in part.chain]
 
 
-def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """Return a model's layers in order, without nesting, or None if a class is not in `known`."""
-    if type(model) is nn.Sequential and _is_untouched(model):
-        parts = [_unrolled(child, known) for child in model]
-        return None if None in parts else [layer for part in parts if part for layer in part]
-    if type(model) not in known or not all(map(_is_untouched, model.modules())):
-        return None
-    return chain_of(model) if isinstance(model, nn.TransformerEncoderLayer) else [model]
+def parts_of(
+    model: nn.Module, known: Collection[type[nn.Module]], name: str = ""
+) -> Iterator[Part]:
+    """Yield the parts of a model. A module comes before the layers inside it.
+
+    `known` has the classes of known layers. `name` is the path of `model` in a larger model.
+    """
+    owners = dict[int, str]()
+    for path, module, in_chain in _modules(model, known, name):
+        chain, parameters = _layers(module, known)
+        refusals = list(_refusals(module, known, chain, parameters))
+        refusals += _shared(path, parameters, owners)
+        if refusals or type(module) is not nn.Sequential:
+            yield Part(path, module, chain, parameters, refusals, in_chain)
+
+
+def _modules(
+    module: nn.Module, known: Collection[type[nn.Module]], path: str, in_chain: bool = True
+) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield the path and the module of each part, and True if it is in a chain."""
+    if in_chain or not isinstance(module, _LISTS):
+        yield path, module, in_chain
+    if type(module) in known:
+        return
+    in_chain = in_chain and type(module) is nn.Sequential and _is_untouched(module)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, known, f"{path}.{name}" if path else name, in_chain)
+
+
+def _layers(
+    module: nn.Module, known: Collection[type[nn.Module]]
+) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Return the known layers that a module stands for, and its parameters."""
+    if type(module) not in known:
+        return [], list(module.parameters(recurse=False))
+    chain = chain_of(module) if isinstance(module, nn.TransformerEncoderLayer) else [module]
+    return chain or [], [p for layer in chain or [module] for p in layer.parameters()]
+
+
+def _refusals(
+    module: nn.Module,
+    known: Collection[type[nn.Module]],
+    chain: Sequence[nn.Module],
+    parameters: Sequence[nn.Parameter],
+) -> Iterator[str]:
+    kind, inside = type(module), list(module.modules())
+    if kind not in known and kind is not nn.Sequential:
+        does = "cannot follow the forward pass of" if len(inside) > 1 else "does not know"
+        yield f"native code {does} {kind.__name__}"
+        return
+    if kind in known and not chain:
+        yield f"it is no standard {kind.__name__}"
+    own = inside if kind in known else [module]
+    if not all(map(_is_untouched, own)):
+        yield "it has a hook or another forward pass"
+    if any(True for layer in own for _ in layer.buffers(recurse=False)):
+        yield "it has a buffer"
+    if not all(p.requires_grad for p in parameters):
+        yield "a weight is frozen"
+    for other in dict.fromkeys(p.dtype for p in parameters if p.dtype != torch.float32):
+        yield f"a weight is {str(other).removeprefix('torch.')}"
+    for device in dict.fromkeys(p.device.type for p in parameters if p.device.type != "cpu"):
+        yield f"a weight is on {device}"
+
+
+def _shared(path: str, parameters: Sequence[nn.Parameter], owners: dict[int, str]) -> list[str]:
+    """Return reasons if weights are in several layers, and note the first layer with each weight.
+
+    `owners` has the path of that layer, by the weight's `id`.
+    """
+    first = [owners.setdefault(id(p), path) for p in parameters]
+    found = [
+        f"it shares a weight with layer {name}" for name in dict.fromkeys(first) if name != path
+    ]
+    twice = len({id(p) for p in parameters}) < len(parameters)
+    return [*found, "it has one weight twice"] if twice else found
 
 
 def _is_untouched(module: nn.Module) -> bool:
