@@ -199,8 +199,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("protection", "phase", "left"),
-    [("dp_encrypt", "report", 2), ("pw_encrypt", "masked", 1)],
+    ("protection", "phase", "left"), [("dp_encrypt", "report", 2), ("pw_encrypt", "masked", 1)]
 )
 def test_a_client_answers_no_second_time_after_the_server_was_killed(
     protection: str, phase: str, left: int, tmp_path: Path
