@@ -194,6 +194,40 @@ def test_a_client_gives_no_more_reports_than_the_question_has_rounds(tmp_path: P
         over_flower(file, tmp_path)
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    ("protection", "phase", "left"), [("dp_encrypt", "report", 2), ("pw_encrypt", "masked", 1)]
+)
+def test_a_client_answers_no_second_time_after_the_server_was_killed(
+    protection: str, phase: str, left: int, tmp_path: Path
+) -> None:
+    """The others answer again, and under another name all clients do."""
+    finite = {} if protection == "pw_encrypt" else {"epsilon": 300.0}
+    file, app = file_of(protection, **finite), tmp_path / "app"
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+
+    def killed(message: Any) -> Any:
+        replies = [r for r in grid.replies if r.metadata.message_type == f"train.{phase}"]
+        if len(replies) == left:
+            raise Killed
+        return message
+
+    grid.tamper = killed
+    with pytest.raises(Killed):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    grid = SiteGrid(app, tmp_path)
+    again = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert again.reports == SITES - left
+    write_app(tmp_path / "renamed", deployable(file.with_(name="once-more")))
+    grid = SiteGrid(tmp_path / "renamed", tmp_path)
+    renamed = serve(tmp_path / "renamed", grid, context(0, {"folder": str(tmp_path / "other")}, {}))
+    assert renamed.reports == SITES
+
+
 def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
     file = file_of("dp_encrypt", epsilon=2.0)
     app = tmp_path / "app"

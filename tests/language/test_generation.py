@@ -57,7 +57,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_likeliest_continuation_is_the_text_s_own(runs: dict[str, Path]) -> None:
     found, split = generate(runs["plain"], Request.seeded(b"abcdef", 60, 0))
     assert b"abcdef" + found.text == VERSE[:66]
-    assert generation.figures(split, found) == []
+    (line,) = generation.figures(split, found)
+    said = f"the whole text, {found.vectors} vectors of embedding, sent unprotected"
+    assert str(line) == f"epsilon inf at delta 0 (none) for {said}"
+    assert found.vectors >= 6 + 60 - 1  # nobody sends the last token
 
 
 @pytest.mark.parametrize("name", ["plain", "private"])
@@ -366,7 +369,9 @@ def test_the_command_prints_prompt_and_continuation(runs: dict[str, Path]) -> No
     arguments = ["generate", str(runs["plain"]), "--prompt", "abc", "--tokens", "5"]
     result = CliRunner().invoke(app, [*arguments, "--temperature", "0"])
     assert result.exit_code == 0
-    assert result.stdout == "abcdefgh\n"
+    text, cost = result.stdout.splitlines()
+    assert text == "abcdefgh"
+    assert cost.startswith("epsilon inf at delta 0 (none) for the whole text, ")
     private = ["generate", str(runs["private"]), "--prompt", "ü", "--tokens", "2", "--seed", "1"]
     lines = CliRunner().invoke(app, private).stdout.splitlines()
     assert lines[0].startswith("ü")

@@ -187,6 +187,17 @@ def test_what_is_no_table_is_one_sentence(text: str | bytes, sentence: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_a_cell_that_is_too_long_is_one_problem_among_others() -> None:
+    long = "1" * (csv.field_size_limit() + 1)
+    Path("t.csv").write_text(f'id,x\n"a\nb",1\nc,{long}\nd,old\n')
+    said = (
+        r"^t\.csv has 2 problems: \(1\) line 4 has a cell of more than 131,072 characters; "
+        r"\(2\) line 5: x = 'old' is not a finite number$"
+    )
+    with pytest.raises(DataInvalid, match=said):
+        read("t.csv", Wanted("id", ("x",)))
+
+
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
     missing = r"^t\.csv cannot be read: No such file or directory; it was looked for from"
     with pytest.raises(DataUnavailable, match=missing):

@@ -38,6 +38,7 @@ from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import exactly
+from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.vertical.crossing import (
@@ -202,19 +203,23 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return lines with the epsilon of a bit, a token and the text, or [] without EmbeddingDP."""
+    """Return lines with the epsilon of a bit, a token and the text.
+
+    Without EmbeddingDP, returns one line with an infinite epsilon.
+    """
     crossing = _crossings(split)[0]
-    if crossing.privacy is None:
-        return []
-    loss = EmbeddingDP(crossing.privacy.eps).loss
     part, width = crossing.part, crossing.output[-1]
+    whole = f"the whole text, {found.vectors} vectors of {part}"
+    if crossing.privacy is None:
+        return [Line(math.inf, 0.0, f"{whole}, {UNPROTECTED}")]
+    loss = EmbeddingDP(crossing.privacy.eps).loss
     sent = "once" if found.times == 1 else f"{found.times} times"
     token = loss.per_vector(width * found.times).epsilon
     text = _epsilon(split, found.vectors)
     return [
         Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
         Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
-        Line(text, 0.0, f"the whole text, {found.vectors} vectors of {part}"),
+        Line(text, 0.0, whole),
     ]
 
 

@@ -24,6 +24,8 @@ Record: TypeAlias = tuple[int, list[str]]
 MOST_COLUMNS: Final = 100_000
 #: The limits of rows and cells in memory at a time: 2 million cells of some 60 bytes each.
 _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
+#: A part of the message with which Python's reader refuses a cell.
+_TOO_LONG = "field larger than field limit"
 #: The blocks that are read before the caller asks for them.
 _AHEAD = 3
 
@@ -49,7 +51,8 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
     """Yield the rows of a file of the format `found` in pieces, with the columns `names`.
 
-    Rows with more or fewer cells than the header are omitted and reported to `refusals`.
+    Rows with more or fewer cells than the header, or with a cell that is too long for Python's
+    reader, are omitted and reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")
@@ -122,15 +125,23 @@ def _records(
     more or fewer cells than `columns` is omitted and reported to `refusals`.
     """
     reader, width = _reader(found, blocks), len(columns)
-    line = before + 1
-    try:
-        for cells in reader:
-            if len(cells) == width:
-                yield line, cells
-            elif cells:
-                said = f" has {len(cells)} cells, but the header has {width}"
-                refusals.rows("", "width", said, [line], 1)
-            line = before + reader.line_num + 1
-    except csv.Error as error:
-        line = before + reader.line_num
-        raise DataInvalid(f"{found.path}, line {line} is not valid CSV: {error}") from None
+    while True:
+        line = before + reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            if _TOO_LONG not in str(error):
+                line = before + reader.line_num
+                said = f"line {line} is not valid CSV: {error}"
+                raise DataInvalid(f"{found.path}, {said}") from None
+            # The reader continues with the next line.
+            said = f" has a cell of more than {csv.field_size_limit():,} characters"
+            refusals.rows("", "long", said, [line], 1)
+            continue
+        if cells is None:
+            return
+        if len(cells) == width:
+            yield line, cells
+        elif cells:
+            said = f" has {len(cells)} cells, but the header has {width}"
+            refusals.rows("", "width", said, [line], 1)
