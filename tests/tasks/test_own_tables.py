@@ -198,6 +198,17 @@ def test_a_cell_that_is_too_long_is_one_problem_among_others() -> None:
         read("t.csv", Wanted("id", ("x",)))
 
 
+@pytest.mark.parametrize("cells", ['"{}"', '"""{}"",', '"a","b"",{}"', 'a"b,"{}"'])
+def test_lines_inside_a_cell_that_is_too_long_are_no_rows(cells: str) -> None:
+    """Otherwise the text of one cell could add any number of rows."""
+    inside = "1" * (csv.field_size_limit() + 1) + '\nd,5,6\n""e"",7\nf,8,9\n'
+    Path("t.csv").write_text(f"id,x,y\na,2,3\nb,{cells.format(inside)}\nc,3,4\ng,10\n")
+    with pytest.raises(DataInvalid) as caught:
+        read("t.csv", Wanted("id", ("x",)))
+    said = "(1) line 3 has a cell of more than 131,072 characters; (2) line 9 has 2 cells, but "
+    assert said in str(caught.value)
+
+
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
     missing = r"^t\.csv cannot be read: No such file or directory; it was looked for from"
     with pytest.raises(DataUnavailable, match=missing):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +46,7 @@ class _Records(Piece):
 
 def header(found: CsvFormat) -> list[str]:
     with found.blocks() as blocks:
-        return _header(found.path, _reader(found, blocks))
+        return _header(found.path, _reader(found, _Lines(found, blocks)))
 
 
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
@@ -56,7 +57,7 @@ def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterat
     """
     with found.blocks() as blocks:
         first = next(blocks, "")
-        reader = _reader(found, iter([first]))
+        reader = _reader(found, _Lines(found, iter([first])))
         columns = _header(found.path, reader)
         line, begun = reader.line_num, io.StringIO(first, newline="")
         for _ in range(line):
@@ -89,8 +90,46 @@ def _slowly(path: str, columns: Sequence[str], records: Iterator[Record]) -> Ite
         yield _Records(path, columns, chunk)
 
 
-def _reader(found: CsvFormat, blocks: Iterator[str]) -> Any:
-    lines = (line for block in blocks for line in io.StringIO(block, newline=""))
+class _Lines(Iterator[str]):
+    """The lines of a CSV file. They can be skipped to the end of a record."""
+
+    def __init__(self, found: CsvFormat, blocks: Iterator[str]) -> None:
+        self._lines = (line for block in blocks for line in io.StringIO(block, newline=""))
+        self._marks = re.compile(f'"|{re.escape(found.separator)}')
+        self._record = list[str]()
+
+    def __next__(self) -> str:
+        self._record.append(line := next(self._lines))
+        return line
+
+    def begin(self) -> None:
+        """Begin a record with the next line."""
+        self._record.clear()
+
+    def skip(self) -> int:
+        """Skip the other lines of a record that the reader gave up. Returns their number."""
+        quoted, skipped = False, 0
+        for line in self._record:
+            quoted = self._quoted_after(line, quoted)
+        while quoted and (line := next(self._lines, "")):
+            quoted = self._quoted_after(line, quoted)
+            skipped += 1
+        return skipped
+
+    def _quoted_after(self, line: str, quoted: bool) -> bool:
+        """Return True if a quoted cell goes on after a line. `quoted`: it went on before it."""
+        opens_at = -1 if quoted else 0  # where a quote begins or continues a quoted cell
+        for mark in self._marks.finditer(line):
+            if mark[0] != '"':
+                opens_at = opens_at if quoted else mark.end()
+            elif quoted:
+                quoted, opens_at = False, mark.end()  # a second quote makes it a quote in the cell
+            else:
+                quoted = mark.start() == opens_at
+        return quoted
+
+
+def _reader(found: CsvFormat, lines: Iterator[str]) -> Any:
     return csv.reader(lines, strict=True, delimiter=found.separator)
 
 
@@ -122,10 +161,13 @@ def _records(
     """Yield (first line number, cells) of each record in `blocks`, the text of a CSV file.
 
     The file has the format `found`, and the blocks begin after `before` lines of it. A record with
-    more or fewer cells than `columns` is omitted and reported to `refusals`.
+    more or fewer cells than `columns`, or with a cell that is too long, is omitted and reported to
+    `refusals`.
     """
-    reader, width = _reader(found, blocks), len(columns)
+    lines, width = _Lines(found, blocks), len(columns)
+    reader = _reader(found, lines)
     while True:
+        lines.begin()
         line = before + reader.line_num + 1
         try:
             cells = next(reader, None)
@@ -134,7 +176,7 @@ def _records(
                 line = before + reader.line_num
                 said = f"line {line} is not valid CSV: {error}"
                 raise DataInvalid(f"{found.path}, {said}") from None
-            # The reader continues with the next line.
+            before += lines.skip()  # otherwise lines inside the cell would be read as records
             said = f" has a cell of more than {csv.field_size_limit():,} characters"
             refusals.rows("", "long", said, [line], 1)
             continue
