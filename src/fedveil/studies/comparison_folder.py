@@ -146,7 +146,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context in which an error that ends the comparison says how to resume it."""
+        """Return a context that, after an interruption, says how to resume the comparison."""
         return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:
