@@ -156,7 +156,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent candidates of a round, given their noisy `counts`.
+        """Keep the frequent candidate prefixes of a round, given their noisy `counts`.
 
         `variance` has the variance of the noise in each count.
         """

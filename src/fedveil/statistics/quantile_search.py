@@ -102,8 +102,8 @@ class Search:
 def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
     """Return the zero of a line fitted to the answers that the mask `near` selects.
 
-    The answer at an edge is total / precision, and its weight in the least-squares fit is the
-    precision. Returns None if fewer than three answers are selected, or if the line does not
+    The answer at edges[i] is totals[i] / precisions[i], and its weight in the least-squares fit is
+    precisions[i]. Returns None if fewer than three answers are selected, or if the line does not
     clearly increase.
     """
     weights, places = precisions[near], edges[near]
