@@ -76,7 +76,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A compiled model with its own working memory, for batches of up to `batch` examples."""
+    """A compiled model with its own working memory, for batches of up to `batch` examples.
+
+    `m` is the memory for floats, and `w` the memory for integers.
+    """
 
     model: Model
     batch: int
@@ -88,7 +91,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code, and a client whose data native code cannot read with torch."""
+    """Trains clients in native code, or with torch if native code cannot read a client's data."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -129,7 +132,8 @@ class CompiledTrainer:
     ) -> Self | None:
         """Return a trainer for examples of `shape`, or None if native code cannot train `model`.
 
-        Without a shape, only the kinds of layers are checked. `more` is passed to the class.
+        Without a shape, only the kinds of layers are checked. `more` are further arguments for the
+        constructor of the class.
         """
         try:
             return cls.made(model, plan, shape, *more)
@@ -264,9 +268,9 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. A client whose training must be repeated is prepared again.
+        """Prepare to train `client`. It is called again if the client's training is repeated.
 
-        Training is repeated if the sum of its deferred steps is not finite.
+        Training is repeated if deferred steps, which are added up only at the end, are not finite.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:
