@@ -195,9 +195,10 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add the packed numbers of `width` bits, each plus `lowest`, to `total`. Returns True.
+    """Add the packed numbers of `width` bits, each plus `lowest`, to `total`.
 
-    If a sum of a packed number and `lowest` is above `highest`, returns False and adds nothing.
+    If a packed number plus `lowest` is above `highest`, returns False and adds nothing. Otherwise
+    returns True.
     """
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
