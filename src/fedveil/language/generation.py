@@ -202,7 +202,10 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return lines with the epsilon of a bit, a token and the text, or [] without EmbeddingDP."""
+    """Return lines with the epsilon of a bit, of a token and of the text `found`.
+
+    Returns [] without EmbeddingDP.
+    """
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
