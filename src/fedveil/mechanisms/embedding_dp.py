@@ -52,8 +52,8 @@ class EmbeddingDP:
         m · eps/2    if a vector of m values is replaced
 
     The losses of an example's releases add up, but repeating its first release is free (`bits_of`).
-    If the layers were trained on an example, the bits of other examples also reveal something about
-    it. The stated losses do not cover this.
+    If the layers that compute the values were trained on an example, the bits of other examples
+    also reveal something about it. The stated losses do not cover this.
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
     states eps for a one-hot row. Here all real values are allowed.

@@ -195,9 +195,9 @@ class DiscreteGaussian:
         """Decide if a draw x is accepted. Returns True with probability exp(-loss).
 
         loss is place · (2 |x| - place) / 2s², with the distribution's parameter s². |x| is
-        `magnitude`, and place has its lowest `place_bits` bits. The result is True if U >= 1 -
-        exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U are the
-        lowest 32 - `place_bits` bits of `place_word`. Further digits come from `entropy`.
+        `magnitude`, and place is the number in its lowest `place_bits` bits. The result is True if
+        U >= 1 - exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U
+        are the lowest 32 - `place_bits` bits of `place_word`. Further digits come from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)

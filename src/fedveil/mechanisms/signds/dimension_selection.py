@@ -162,7 +162,8 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function that maps an epsilon to the probability of a favoured selection.
 
-        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set.
+        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set, in
+        which sign · update is largest. `dim` is the number of dimensions of the update.
         """
         return self.plan(dim).law.chance_of_favoured
 

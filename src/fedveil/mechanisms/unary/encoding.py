@@ -301,9 +301,9 @@ class UnaryEncoding:
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v in -cells..cells, and x = value / value_range. For any other
-        value, the rounding `stochastic` adds at most (value_range / cells)² / (4 n), and `nearest`
-        a bias of at most value_range / (2 cells).
+        with the sum over all states v in -cells..cells, x = value / value_range, and the properties
+        p and q. For any other value, the rounding `stochastic` adds at most (value_range / cells)²
+        / (4 n), and `nearest` a bias of at most value_range / (2 cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
