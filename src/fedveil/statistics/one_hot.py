@@ -34,7 +34,7 @@ _MAX_EPS = 700.0
 
 
 class OneHot:
-    """Perturbs a one-hot code of `cells` bits, one for each cell. Without a cell, it is zero.
+    """Perturbs a one-hot code of `cells` bits, one for each cell. Without a cell, the code is zero.
 
     Output: independent bits. A 1 stays 1 with probability p, and a 0 becomes 1 with probability q:
 
@@ -77,9 +77,9 @@ class OneHot:
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
         """Draw, for each cell i, the number of perturbed codes whose bit i is 1.
 
-        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. The numbers are
-        independent, and each has its exact distribution Binomial(counts[i], p) + Binomial(codes -
-        counts[i], q).
+        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. A 1 stays 1 with
+        probability p, and a 0 becomes 1 with probability q. The numbers are independent, and each
+        has its exact distribution Binomial(counts[i], p) + Binomial(codes - counts[i], q).
         """
         counts = counts.astype(np.int64)
         truths = counts - Binomial(Fraction(self.lost)).draw_each(counts, entropy)

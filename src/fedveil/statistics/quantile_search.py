@@ -62,10 +62,10 @@ class Search:
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
         """Return the estimated quantile with its interval. `label` says what is estimated.
 
-        The answer at an edge is the share of yes minus `q`. It is significant if it is more than
-        `z` standard deviations from zero. The estimate is the zero of a line through the answers
-        near the quantile (see `_line`). Without such a line, it is the zero of the increasing
-        function nearest to all answers.
+        The answer at an edge is the share of clients that say that their value is below the edge,
+        minus `q`. It is significant if it is more than `z` standard deviations from zero. The
+        estimate is the zero of a line through the answers near the quantile (see `_line`). Without
+        such a line, it is the zero of the increasing function nearest to all answers.
 
         The interval starts at the highest asked edge up to which all answers are significantly
         negative, or else at the first edge. It ends at the lowest asked edge from which on all
