@@ -268,7 +268,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. It is called again if the client's training is repeated.
+        """Prepare to train `client`. Called again if the client's training is repeated.
 
         Training is repeated if deferred steps, which are added up only at the end, are not finite.
         """
