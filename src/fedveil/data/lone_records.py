@@ -168,9 +168,9 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target of the form `form` may have, and True or False.
+    """Return the shapes that a target of the form `form` may have, and a flag.
 
-    True means that the targets in a NumPy array may also have any other shape.
+    If the flag is True, the targets in a NumPy array may also have any other shape.
     """
     if form.targets == "class":
         return [()], False
