@@ -132,8 +132,7 @@ class CompiledTrainer:
     ) -> Self | None:
         """Return a trainer for examples of `shape`, or None if native code cannot train `model`.
 
-        Without a shape, only the kinds of layers are checked. `more` are further arguments for the
-        constructor of the class.
+        Without a shape, only the kinds of layers are checked. `more` is passed to the class.
         """
         try:
             return cls.made(model, plan, shape, *more)

@@ -59,12 +59,12 @@ def run_round(
     """Run one round in memory among the clients in `vectors`, and return the sum.
 
     A client in `drop[phase]` answers nothing from that phase on. `threshold` is the number of
-    shares that reconstruct a secret, from 1 to the number of clients. In a sparse graph,
-    `neighbours` is each client's number of neighbours (None: the complete graph), and `threshold`
-    is at most neighbours + 1. With `active_security`, clients sign their messages. Real vectors are
-    clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
-    entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's
-    randomness. Raises `RoundVoid` if too few clients are left.
+    shares that reconstruct a secret, from 1 to the number of clients. With `neighbours` (each
+    client's number of neighbours in a sparse graph), `threshold` is at most neighbours + 1. With
+    `active_security`, clients sign their messages. Real vectors are clipped to `clip` (default: the
+    largest magnitude among them) and rounded to `bits` bits per entry. Integer vectors are summed
+    unchanged. `entropy` defaults to the operating system's randomness. Raises `RoundVoid` if too
+    few clients are left.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round

@@ -146,7 +146,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context that, after an interruption, says how to resume the comparison."""
+        """Return a context that adds the command to resume the comparison to errors that end it."""
         return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:
