@@ -70,7 +70,7 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 @contextmanager
 def restored_on_failure(file: IO[bytes]) -> Iterator[None]:
-    """A context in which an OSError, such as of a full disk, restores the length of `file`.
+    """A context that restores the length of `file` after an OSError, such as of a full disk.
 
     A part of a record would otherwise remain, and the next record would begin in its middle.
     """

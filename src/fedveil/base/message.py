@@ -82,7 +82,8 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
     """Return the message that `data` encodes. Arrays are read-only, and not copied if aligned.
 
-    Raises `MessageInvalid` for invalid data. Data longer than `longest` bytes are not read.
+    Raises `MessageInvalid` for invalid data. Data longer than `longest` bytes (None: no limit) are
+    not read.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(

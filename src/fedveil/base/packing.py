@@ -96,7 +96,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
     """Yield pairs of a slice of `out` and the bytes of the packed numbers for this slice.
 
-    A number has `width` bits. The bytes of a slice are followed by some that the caller ignores.
+    A number has `width` bits. The bytes of a slice are followed by bytes that the caller ignores.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
@@ -195,9 +195,10 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add the packed numbers of `width` bits, each plus `lowest`, to `total`. Returns True.
+    """Add the packed numbers of `width` bits, each plus `lowest`, to `total`.
 
-    If a sum of a packed number and `lowest` is above `highest`, returns False and adds nothing.
+    If a packed number plus `lowest` is above `highest`, returns False and adds nothing. Otherwise
+    returns True.
     """
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):

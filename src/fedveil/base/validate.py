@@ -57,7 +57,10 @@ def within(
 
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """Return `value` as an int. Raises `InvalidValue` unless it is whole and in `low`..`high`."""
+    """Return `value` as an int. Raises `InvalidValue` unless it is whole and in `low`..`high`.
+
+    If `high` is None, there is no upper limit.
+    """
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) is not int and (
         isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)

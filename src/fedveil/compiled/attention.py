@@ -38,9 +38,9 @@ def _sizes(op: Int64s) -> tuple[int, int, int, int]:
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute multi-head attention, softmax(q k' / sqrt(size)) v, for all examples of a batch.
 
-    q, k and v are a head's queries, keys and values, and size is the number of entries of a query.
-    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
-    `w`, `setting` and `draws` are not used.
+    q, k and v are a head's queries, keys and values, k' is k transposed, and size is the number of
+    entries of a query. `op`, the layer's row of the operation table, says where the values are in
+    the float memory `m`. `w`, `setting` and `draws` are not used.
     """
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)

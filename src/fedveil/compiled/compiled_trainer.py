@@ -75,7 +75,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A compiled model with its own working memory, for batches of up to `batch` examples."""
+    """A compiled model with its own working memory, for batches of up to `batch` examples.
+
+    `m` is the memory for floats, and `w` the memory for integers.
+    """
 
     model: Model
     batch: int
@@ -87,7 +90,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code, and a client whose data native code cannot read with torch."""
+    """Trains clients in native code, or with torch if native code cannot read a client's data."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -240,9 +243,9 @@ class CompiledTrainer:
         return self._models[shape]
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. A client whose training must be repeated is prepared again.
+        """Prepare to train `client`. Called again if the client's training is repeated.
 
-        Training is repeated if the sum of its deferred steps is not finite.
+        Training is repeated if deferred steps, which are added up only at the end, are not finite.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

@@ -1,4 +1,4 @@
-"""A dense layer, y = x W' + b, forward and backward."""
+"""A dense layer, y = x W' + b, forward and backward. W' is the transposed weight, b the bias."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute y = x W' + b for each row x of a dense layer's input. W' is the weight W transposed.
+    """Compute y = x W' + b for each row x of a dense layer's input.
 
-    `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
-    `w`, `setting` and `draws` are not used.
+    W' is the transposed weight, and b the bias. `op`, the layer's row of the operation table, says
+    where the values are in the float memory `m`. `w`, `setting` and `draws` are not used.
     """
     times, rows, xs, ys = _shares(op)
     for n in range(times):

@@ -1,11 +1,12 @@
 """Columns of the operation table of a compiled model. Each row describes one operation.
 
 The native code of an operation calls its row `op`, and the float memory `m`. An operation reads its
-input x and writes its output y. Let n be an example, c a channel, i a row and j a column. The input
-is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is at the same offset from DX,
-which is -1 if no operation needs the gradient. The output, of OC channels, OH rows and OW columns,
-is likewise at Y, and its gradient at DY. A plain vector is one channel with one row. In a sequence,
-each token is a channel with one row.
+input x and writes its output y. Let n be an example, c a channel, i a row and j a column of the
+input. The input is in the float memory at X + n XS + i XR + j XC + c XF, where X, XS, XR, XC and XF
+are columns of the table. Its gradient is at the same offset from DX, which is -1 if no operation
+needs the gradient. The output, of OC channels, OH rows and OW columns, is likewise at Y, and its
+gradient at DY. A plain vector is one channel with one row. In a sequence, each token is a channel
+with one row.
 
 Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """

@@ -53,7 +53,10 @@ def filled(length: int) -> int:
 
 @dataclass(eq=False)
 class Value:
-    """The layout of a layer's input or output in the float memory, as positions and strides."""
+    """The layout of a layer's input or output in the float memory, as positions and strides.
+
+    `place` is the position of the first value, and `gradient` that of its gradient (-1: none).
+    """
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.

@@ -145,10 +145,11 @@ def product_of_few(
     b: Float32s, b0: int, bk: int, m: int, n: int, k: int,
     places: Int32s, p0: int, values: Float32s, v0: int
 ) -> None:  # fmt: skip
-    """Compute C += A B for a sparse A, by skipping the zeros of A.
+    """Compute C += A B for a sparse A with m rows and k columns, by skipping the zeros of A.
 
-    The working memory `places`, from position p0 on, and `values`, from position v0 on, is reserved
-    by `room_for_few`. The other arguments are those of `product`.
+    Row i of C begins at c[c0 + i cm] and has n entries, a multiple of 8. Entry t in row i of A is
+    a[a0 + i am + t ak], and row t of B begins at b[b0 + t bk]. `room_for_few` reserves the working
+    memory: `places` from position p0 on, and `values` from position v0 on.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):

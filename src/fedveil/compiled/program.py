@@ -34,9 +34,10 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled model: the table of its operations, and the amount of memory that they need.
+    """A compiled model: `ops`, the table of its operations, and the memory that they need.
 
-    The amount is enough for batches of a limited size, the argument `batch` of `Model.program`.
+    `floats` and `ints` are the lengths of the float memory and the integer memory. They are enough
+    for batches of a limited size, the argument `batch` of `Model.program`.
     """
 
     ops: Int64s

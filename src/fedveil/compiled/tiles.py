@@ -140,11 +140,11 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
     """Return a function for a convolution's backward pass, for a list of maximal outputs (winners).
 
-    Winner i has two numbers: values[i], the gradient of its output, and places[i], the position in
-    the map at which the window of its inputs begins. A window and the filter have the same shape:
-    up to `rows` rows of `vectors` vectors, each of `lanes` floats. If the argument `back` is 0, the
-    function adds gradient * window to the filter for each winner. Otherwise it adds gradient *
-    filter to each winner's window.
+    Winner i has two numbers: values[i], the gradient of its output, and places[i], the position at
+    which the window of its inputs begins in the array `map`. A window and the filter have the same
+    shape: up to `rows` rows of `vectors` vectors, each of `lanes` floats. If the argument `back` is
+    0, the function adds gradient * window to the filter for each winner. Otherwise it adds gradient
+    * filter to each winner's window.
 
     The function has these arguments, in this order:
 

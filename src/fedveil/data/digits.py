@@ -27,7 +27,10 @@ def read() -> Dataset:
 
 @cache
 def _scans() -> tuple[Float32s, Int64s]:
-    """Return all scans, [scans, 1, 28, 28], and their digits. Cached, so do not change them."""
+    """Return all scans, [scans, 1, 28, 28], and their digits. Cached, so do not change them.
+
+    The second dimension is the one colour channel.
+    """
     rows = _rows()
     images = rows[:, :-1].reshape(-1, 8, 8)
     return centred(enlarged(images, SHAPE[-1]) / _LEVELS)[:, None], rows[:, -1].astype(np.int64)

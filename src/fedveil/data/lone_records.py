@@ -38,9 +38,9 @@ class Form:
     """The form that every record must have, as the job states it.
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
-    - `outputs`: the number of classes, of different tokens, or of numbers or bits per target.
+    - `outputs`: the number of classes, of different tokens, or of values per target.
     - `target_shape`: the shape of a target, for a user's own kind of targets.
-    - `whole_targets`: True if such targets are integers.
+    - `whole_targets`: True if a user's own targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.
     """
 
@@ -53,7 +53,10 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are no plain arrays."""
+        """Return the form of a data set's test examples, or None if they are structured arrays.
+
+        Examples with several inputs, or of different lengths, are structured arrays.
+        """
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -165,9 +168,9 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target of the form `form` may have, and True or False.
+    """Return the shapes that a target of the form `form` may have, and a flag.
 
-    True means that the targets in a NumPy array may also have any other shape.
+    If the flag is True, the targets in a NumPy array may also have any other shape.
     """
     if form.targets == "class":
         return [()], False

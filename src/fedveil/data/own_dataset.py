@@ -56,8 +56,8 @@ def read_apart(name: str, targets: Targets) -> Dataset:
     """Return the same data set as `read`, but read each training record separately.
 
     Every record must have the same form as the test examples (`lone_records`). If the test examples
-    have several inputs or different lengths, all records are read together, as in `read`. `targets`
-    is the kind of the targets, such as "class".
+    have several inputs or different lengths, all records are read together. `targets` is the kind
+    of the targets, such as "class".
     """
     with _current_folder_importable():
         result = _called(name)
@@ -75,7 +75,11 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def _check_targets(name: str, public: Dataset) -> None:
-    """Raise `DataInvalid` if the test examples are a plain array and their targets are not."""
+    """Raise `DataInvalid` if only the targets of the test examples form a structured array.
+
+    Targets with several arrays, or of different lengths, form a structured array. The examples
+    themselves must then form one, too.
+    """
     if is_plain(public.test.x) and not is_plain(public.test.y):
         raise DataInvalid(
             f"data {name}: y_test has several arrays or lengths, but privacy.unit = example needs "

@@ -95,9 +95,11 @@ def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
 
 
 def _tokens(name: str, part: str, array: Array, *, ignored: bool = True) -> Array:
-    """Check that an array has only tokens, and return it. A plain array becomes int64.
+    """Check that `array` has only tokens (whole numbers from 0), and return it.
 
-    If `ignored` is True, `IGNORED` may replace a token, to exclude the token from the loss.
+    An ordinary array becomes int64. A structured array, whose examples differ in length, stays
+    unchanged. If `ignored` is True, `IGNORED` may replace a token, to exclude the token from the
+    loss. Errors call the array `part` of the data set `name`.
     """
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array

@@ -61,7 +61,8 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    Raises `DataUnavailable` or `DataInvalid`. If `apart`, invalid training lines have no effect.
+    If `apart` is True, invalid training lines have no effect. Raises `DataUnavailable` or
+    `DataInvalid`.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -93,12 +94,15 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 
 
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
-    """Return the client that owns each example, or None if no line names a client.
+    """Return the client that owns each example, or None if the examples have no owners.
 
-    `owners` has the client that each example's line names, or "" if it names none. If `apart` is
-    False, either all lines or none must name a client, otherwise `DataInvalid` is raised. If
-    `apart` is True, an example without a client belongs to the client of the example before it. The
-    result is then None unless `form.by_client` is True.
+    `owners` has the client that each example's line names, or "" if the line names none. If no line
+    names a client, the examples have no owners. If only some lines do, `DataInvalid` is raised for
+    the file `path`.
+
+    If `apart` is True, no line may affect how others are read, so no error is raised. The examples
+    then have owners only if `form.by_client` is True. An example without a client belongs to the
+    client of the example before it.
     """
     if not any(owners) or (apart and not form.by_client):
         return None

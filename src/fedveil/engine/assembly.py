@@ -97,9 +97,9 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """Return the trainer that `training.engine` selects, with the learning rate of round `round`.
 
-    `shape` is the shape of one example. Under `privacy.unit: example`, the trainer clips each
-    example's gradient to the protection's clipping norm. Raises `ModelInvalid` if no trainer of
-    this kind fits the job's task and data.
+    `shape` is the shape of one example, or () if it is not known. Under `privacy.unit: example`,
+    the trainer clips each example's gradient to the protection's clipping norm. Raises
+    `ModelInvalid` if no trainer of this kind fits the job's task and data.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module

@@ -70,11 +70,17 @@ class CanaryTraining(Training):
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the unit vector along which the canary's update points if its coin shows 1."""
+        """Return the unit vector along which the canary's update points if its coin shows 1.
+
+        The coin is a secret bit that decides the sign of the canary's updates.
+        """
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends in this round if its coin shows 1."""
+        """Return the update that the canary sends in this round if its coin shows 1.
+
+        The coin is a secret bit that decides the sign of the canary's updates.
+        """
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)

@@ -56,7 +56,7 @@ class Canvass:
         """Return the lower bounds on epsilon, to be compared with the epsilon of `claim`.
 
         The result also has two other metrics: the largest bound that this number of canaries can
-        show, and the share of coins that were guessed right.
+        show, and the share of the canaries' coins (secret bits) that were guessed right.
         """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))

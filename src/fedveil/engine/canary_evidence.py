@@ -131,9 +131,9 @@ class ChoiceTally:
 class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
-    The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` is True if a report has revealed anything about an update so far. Noise
-    is measured in
+    A canary's coin is a secret bit that decides the sign of its updates. The larger a score, the
+    likelier the coin shows 1. `moved` is the length of a canary's update after clipping. `told` is
+    True if a report has revealed anything about an update so far. Noise is measured in
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

@@ -26,9 +26,10 @@ _LEAST_MOVE = 1e-3
 class SumEvidence:
     """Evidence from the rounds' aggregates: two scores for each coin, and the measured noise.
 
-    The larger a score, the likelier the canary's coin shows 1. `scores` are the sums' projections
-    onto the canary's direction. `turned` are projections of the differences between two rounds'
-    sums, if every round has its own rotation. The noise is measured in
+    A canary's coin is a secret bit that decides the sign of its updates. The larger a score, the
+    likelier the coin shows 1. `scores` are the sums' projections onto the canary's direction.
+    `turned` are projections of the differences between two rounds' sums, if every round has its own
+    rotation. The noise is measured in
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries with which a sum is padded before the rotation, 0 in every update,

@@ -42,9 +42,9 @@ def next_protection(
 ) -> str | None:
     """Return advice on a better protection, or None if the guarantee `promised` is enough.
 
-    The advice has the form "SHORT: SENTENCE". `examples` is the number of all clients' training
-    examples, and `shape` is the shape of one example. Also returns None if no protection can be
-    advised.
+    The advice is a short phrase, a colon and a sentence. `examples` is the number of all clients'
+    training examples, and `shape` is the shape of one example. Also returns None if no protection
+    can be advised.
     """
     if promised.promise in ("strong", "meaningful"):
         return None

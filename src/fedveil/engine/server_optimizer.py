@@ -28,9 +28,9 @@ class ServerOptimizer:
         yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
                    adagrad, adam and yogi              w += lr * m / (sqrt(v) + tau)
 
-    w are the weights, d is the aggregate, m and v are its first and second moment. As in the paper,
-    there is no bias correction, and v starts at tau^2. Buffers always take the mean of the clients'
-    values: w += d.
+    w are the weights, d is the aggregate, m and v are its first and second moment. lr, momentum,
+    b1, b2 and tau are settings. As in the paper, there is no bias correction, and v starts at
+    tau^2. Buffers always take the mean of the clients' values: w += d.
     """
 
     def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
@@ -207,9 +207,9 @@ class DirectedOptimizer(ServerOptimizer):
 class DynamicOptimizer(ServerOptimizer):
     """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
 
-    w are the weights, d is the aggregate, h the server's state, and `share` the number of summed
-    reports divided by the number of all clients. If d weights all clients equally, h stays the mean
-    of all clients' states.
+    w are the weights, d is the aggregate, h the server's state, and alpha the setting
+    `training.dynamic`. `share` is the number of summed reports divided by the number of all
+    clients. If d weights all clients equally, h stays the mean of all clients' states.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return lines with the epsilon of a bit, a token and the text.
+    """Return lines with the epsilon of a bit, of a token and of the text `found`.
 
     Without EmbeddingDP, returns one line with an infinite epsilon.
     """

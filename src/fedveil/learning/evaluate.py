@@ -38,7 +38,10 @@ class Scores:
 
 @torch.no_grad()
 def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
-    """Evaluate the model on the examples `x` with targets `y`. Returns the data for its metrics."""
+    """Evaluate the model on the examples `x` with targets `y`.
+
+    Returns the mean loss, and the data from which the task computes its metrics.
+    """
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0

@@ -125,8 +125,8 @@ class OrientedFilters(nn.Module):
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
     """Return sqrt(even² + odd²) of the outputs of each pair of filters, an even and an odd one.
 
-    `planes` is [planes, 1, height, width], and `stride` the number of pixels between two positions
-    of a filter. The result is [planes, pairs, rows, columns].
+    `planes` is [planes, 1, height, width], images with one channel. `stride` is the number of
+    pixels between two positions of a filter. The result is [planes, pairs, rows, columns].
     """
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)

@@ -84,9 +84,9 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of examples `x` and targets `y`, plain or structured.
+        """Return a client's data from arrays of examples `x` and targets `y`, structured or not.
 
-        `usable` masks the examples that count (None: all). Only plain arrays can have a mask.
+        `usable` masks the examples that count (None: all). Structured arrays cannot have a mask.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -279,8 +279,8 @@ def change_gradients(
 ) -> None:
     """Add `terms` and FedProx's term to the gradients of `parameters`, then clip the gradients.
 
-    `plan` says if FedProx and clipping are used. `terms` are a correction of the gradients
-    (`ClientData.correction`). `start` has the parameters' values at the beginning of the round.
+    `plan` says if FedProx and clipping are used. `terms` are a correction of the gradients, or
+    None. `start` has the parameters' values at the beginning of the round.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

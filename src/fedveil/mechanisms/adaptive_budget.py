@@ -40,10 +40,11 @@ class AdaptiveBudget:
         self.eps = positive("eps", eps)
 
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
-        """Return the next round's epsilon, eps / (1 - angle / π), for the models' angle.
+        """Return the next round's epsilon, eps / (1 - angle / π).
 
-        The models are flat vectors. Raises `InvalidValue` if they point in opposite directions, or
-        if a model is zero.
+        `eps` is the constructor's argument, and angle is between the two models, flat vectors from
+        before and after a round. Raises `InvalidValue` if they point in opposite directions, or if
+        a model is zero.
         """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)

@@ -293,8 +293,8 @@ class DistributedSum(NoiseShares):
     A client computes x from its examples. Each example contributes one clipped vector to x, and x
     itself is not clipped. A contribution moves x by a vector of whole multiples of `step`, whose L2
     norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z + N`, where z is x
-    / step with entries limited to 2^24 in absolute value, and N is the noise of
-    `DistributedGaussian`.
+    / step with entries limited to 2^24 in absolute value. The entries of N are independent discrete
+    Gaussians with parameter `share_variance`.
 
     Privacy: if one contribution to one vector is replaced, the sum of m shares has at most the
     privacy loss of `Gaussian(ratio(m))`: Gaussian noise whose standard deviation is `ratio(m)`

@@ -52,8 +52,8 @@ class EmbeddingDP:
         m · eps/2    if a vector of m values is replaced
 
     The losses of an example's releases add up, but repeating its first release is free (`bits_of`).
-    If the layers were trained on an example, the bits of other examples also reveal something about
-    it. The stated losses do not cover this.
+    If the layers that compute the values were trained on an example, the bits of other examples
+    also reveal something about it. The stated losses do not cover this.
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
     states eps for a one-hot row. Here all real values are allowed.
@@ -86,7 +86,10 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first."""
+        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first.
+
+        Without `entropy`, secure randomness is used.
+        """
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
         if self.eps is not None and len(packed):
@@ -108,7 +111,8 @@ class EmbeddingDP:
         `values` has one example per row, and `keys` has each example's number or id. If a key was
         used before, the result repeats the bits that `memory` has stored for it, and does not read
         `values`. This costs no privacy. The memory's `width` must be the number of bytes of one
-        example: its number of values / 8, rounded up.
+        example: its number of values / 8, rounded up. If `entropy` is None, secure randomness is
+        used.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -146,7 +150,7 @@ class EmbeddingDP:
         return out
 
     def _flips(self, count: int, entropy: Entropy) -> Packed:
-        """Return `count` bytes of independent bits, each 1 with the flip probability q."""
+        """Return `count` bytes of independent bits, each 1 with the probability of a flip."""
         assert self.eps is not None
         flips = np.empty(count, np.uint8)
         q = _lie_probability(self.eps)
@@ -159,7 +163,10 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The privacy loss of one release of EmbeddingDP: per replaced bit, one-hot row or vector."""
+    """The privacy loss of one release of EmbeddingDP: per replaced bit, one-hot row or vector.
+
+    It is infinite if `eps` is None, because the bits are then not flipped.
+    """
 
     eps: float | None
 
@@ -206,7 +213,7 @@ class BitRelease:
     eps: float
 
     def distribution(self) -> LossDistribution:
-        """Return the privacy-loss distribution of one bit, which is flipped with probability q."""
+        """Return the privacy-loss distribution of one bit that `EmbeddingDP` perturbs."""
         return _distribution(self.eps)
 
 

@@ -60,8 +60,8 @@ class GaussianMechanism:
     noise = "continuous" adds floating-point normal numbers, for comparison with other systems. The
     low bits of such outputs distinguish inputs (Mironov, 2012), so `loss` is infinite.
 
-    Source: MindSpore Federated's document on DP_ENCRYPT, W_p = W + G, applied to the update instead
-    of the weights.
+    Source: MindSpore Federated's document on DP_ENCRYPT, which adds the noise to the weights. Here
+    it is added to the update.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure

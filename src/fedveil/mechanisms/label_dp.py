@@ -85,7 +85,10 @@ class LabelDP:
     def perturb_classes(
         self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
-        """Return `labels` after randomised response. A label is a number from 0 to classes - 1."""
+        """Return `labels` after randomised response. A label is a number from 0 to classes - 1.
+
+        Without `entropy`, secure randomness is used.
+        """
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
         source = Secure() if entropy is None else entropy
@@ -108,7 +111,8 @@ class LabelDP:
 
         A label is a number from 0 to classes - 1, and `keys` has one key (an example's number or
         id) for each label. If a key was used before, the result repeats the label that `memory` has
-        stored for it. The `width` of the memory must be `LABEL_BYTES`.
+        stored for it. The `width` of the memory must be `LABEL_BYTES`. If `entropy` is None, secure
+        randomness is used.
         """
         truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
         if truth.shape != (len(keys),):

@@ -78,8 +78,8 @@ class Marvell:
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
     if a class's gradients are N(m_c, v_c I), where v_c is the variance of their entries in the
-    batch. No attacker who sees one such gradient then has an AUC above `most_auc(minimum)`. Real
-    gradients of a class are not Gaussian, so this is a model and no guarantee.
+    batch. No attacker who sees one such gradient then has an AUC above `most_auc` of this
+    minimum. Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
     noise's mean squared length is averaged over the classes, weighted by their shares in the

@@ -86,7 +86,10 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if it is outside [first · 2^-20, first · 2^20]."""
+        """Return `clip`. Raises `InvalidValue` if it is outside [first · 2^-20, first · 2^20].
+
+        first is the clip of the first round.
+        """
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:

@@ -211,8 +211,9 @@ class ClientRound(Protocol):
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client refuses to answer.
 
-        `update` is the client's update, or None if `wants_update` is False. Engines must ask for
-        answers with an update through `answer_trained`.
+        `update` is the client's update, or None if `wants_update` is False. With an update, an
+        engine must not call this method itself. It calls `answer_trained`, which replaces an
+        unusable update by zeros and then calls this method.
         """
 
     def keep(self) -> State:

@@ -60,7 +60,7 @@ def run_round(
 
     A client in `drop[phase]` answers nothing from that phase on. `threshold` is the number of
     shares that reconstruct a secret, from 1 to the number of clients. With `neighbours` (each
-    client's number of neighbours in a sparse graph), it is at most neighbours + 1. With
+    client's number of neighbours in a sparse graph), `threshold` is at most neighbours + 1. With
     `active_security`, clients sign their messages. Real vectors are clipped to `clip` (default: the
     largest magnitude among them) and rounded to `bits` bits per entry. Integer vectors are summed
     unchanged. `entropy` defaults to the operating system's randomness. Raises `RoundVoid` if too

@@ -61,7 +61,8 @@ class Ring:
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
         """Convert the ring elements `lanes` to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
-        `lanes` may share memory with the beginning of `out`.
+        The result is written to `out`, if given. `lanes` may share memory with the beginning of
+        `out`.
         """
         numbers = reused_memory.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits

@@ -55,8 +55,9 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """Reconstruct secrets from shares. None stands for shares that fit no secret.
 
-    `shares` has the shape (secrets, shares of each, 5). `points` has the points of a secret's
-    shares: one vector for all secrets, or a row for each. A secret needs `threshold` shares.
+    `shares` has the shape (secrets, shares of each secret, 5), as a share is five field elements.
+    `points` has the points of a secret's shares: one vector for all secrets, or a row for each
+    secret. A secret needs at least as many shares as the `threshold` with which `split` made them.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -80,7 +81,8 @@ def encode_shares(shares: Field) -> bytes:
 def decode_shares(data: bytes) -> Field:
     """Convert bytes from `encode_shares` to an array of shares, [shares, 5].
 
-    A dealer that lies can encode numbers outside the field (`in_field`).
+    A share is five field elements. A dealer that lies can encode numbers outside the field (see
+    `in_field`).
     """
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")

@@ -93,7 +93,9 @@ class Terms:
     ) -> Protection:
         """Return the protection for updates with `dimension` entries.
 
-        `job` is the digest from the method `job`. Signed rounds need `roster` and `identity`.
+        `job` is a digest of the run, which the method `job` returns. Only secure aggregation needs
+        it. If messages are signed, `roster` has every site's public key, and `identity` is this
+        site's private key (None at the server).
         """
         context = JobContext(
             weighting="equal",

@@ -51,8 +51,9 @@ class Engine(ABC):
     ) -> Float64s | None:
         """Return the mean of the cohort's reports, drawn at random without making the reports.
 
-        Returns None if this engine cannot do so. The messages of the round are then exchanged. The
-        arguments are as in `carrier`.
+        Returns None if this engine cannot do so. The messages of the round `step` are then
+        exchanged. `layout` is the layout of a client's vector, and `carriage` encodes it as an
+        update.
         """
         return None
 
@@ -79,8 +80,8 @@ class Simulator(Engine):
     ) -> Float64s | None:
         """Return the mean of all reports of `cohort` in a round, drawn from its exact distribution.
 
-        Returns None, and draws nothing, if `fidelity` is `per_client`. The other arguments are as
-        in `carrier`.
+        Returns None, and draws nothing, if `fidelity` is `per_client`. `step` is the round,
+        `layout` the layout of a client's vector, and `carriage` encodes it as an update.
         """
         if self._file.fidelity == "per_client":
             return None
@@ -205,7 +206,7 @@ class Asking:
     ) -> None:
         """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged.
 
-        `spending` is what the round `step` costs. `asked` are the round's clients, and is not used.
+        `spending` is what the round `step` costs. `asked`, the round's clients, is not used.
         """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"

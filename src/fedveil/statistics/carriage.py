@@ -214,7 +214,10 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of `total(mean, reports)`."""
+        """Return the variance of the noise in each entry of the sum that `total` returns.
+
+        `mean` is the protection's aggregate of `reports` reports.
+        """
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2
@@ -226,7 +229,8 @@ class Carriage:
     def _codes(self, reports: int) -> int:
         """Return how many vectors are added up in the sum of `reports` reports.
 
-        Under rr and oue, a report is a sum of `rows` one-hot codes. Otherwise it is one vector.
+        Under rr and oue, a report is a sum of `protection.rows` one-hot codes. Otherwise it is one
+        vector.
         """
         return reports * getattr(self.protection, "rows", 1)
 
@@ -236,8 +240,8 @@ class Carriage:
         central_gaussian refuses vectors longer than the clipping norm. Under `unit: row`, where
         entries are whole multiples of a grid step, it refuses entries above 2^24 steps. dp_encrypt
         refuses entries larger than the clipping norm plus ten standard deviations of its noise.
-        Under rr and oue, a report can only hold codes. The distance is infinite under secure
-        aggregation, under not_encrypt, and under dp_encrypt with `unit: row`.
+        Under rr and oue, a report can only hold one-hot codes. The distance is infinite under
+        secure aggregation, under not_encrypt, and under dp_encrypt with `unit: row`.
         """
         match self.protection:
             case CentralGaussian() if self._by_row:

@@ -159,7 +159,7 @@ class Categories(Axis):
 
 
 class Cells(Encoding):
-    """One-hot codes over all combinations of the axes' cells, or of one cell without axes."""
+    """One-hot codes over all combinations of the axes' cells. Without axes, there is one cell."""
 
     def __init__(self, *axes: Axis) -> None:
         self.axes = axes
@@ -238,8 +238,9 @@ class Ends(Cells):
 
     Each number is first scaled to [-1, 1], and then rounded `draws` times. The row's cell says how
     many draws of each column are 1. The client reports the cell as a one-hot code, from which the
-    server estimates moments: if u and u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x²
-    and E[u v] = x y. Rounding costs no privacy, because it depends only on the row itself.
+    server estimates moments. If u and u' are draws for the scaled number x, and v is a draw for the
+    scaled number y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no privacy,
+    because it depends only on the row itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:

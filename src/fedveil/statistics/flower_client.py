@@ -47,9 +47,10 @@ class Member:
 
     `client` is the client's number. `data` names its rows: a file or package.module:function.
     Without `data`, the client takes part as client number `client` of the data that the question
-    file names. `question` is the operator's copy of the question file. `max_epsilon` is the largest
-    epsilon that the client spends on this question. `identity` is the file with its private key,
-    `roster` the file with all clients' public keys.
+    file names. `question` is the operator's copy of the question file, if any. `max_epsilon` is the
+    largest epsilon that the client spends on this question (None: no limit). `keys` and `accounts`
+    are folders for encryption keys and accounts. For signed messages, `identity` is the file with
+    the client's private key, and `roster` the file with all clients' public keys.
     """
 
     client: int
@@ -124,7 +125,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle`, so that the reply to a message is just "withheld" if it raises an error."""
+    """Wrap `handle`. If it raises an error, the reply to a message is only "withheld"."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

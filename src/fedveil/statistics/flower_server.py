@@ -62,8 +62,8 @@ class FlowerEngine(Engine):
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
         """Wait until enough clients are connected. Returns the object that carries the messages.
 
-        The arguments are as in `Engine.carrier`. Raises `RunStopped` if too few clients connect in
-        time.
+        The messages are those of round `step`. `layout` is the layout of a client's vector, and
+        `carriage` encodes it as an update. Raises `RunStopped` if too few clients connect in time.
         """
         check_report(carriage.protection)
         everybody, limit_s = range(self.who.clients), self._file.answer_s

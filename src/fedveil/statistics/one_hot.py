@@ -34,7 +34,7 @@ _MAX_EPS = 700.0
 
 
 class OneHot:
-    """Perturbs a one-hot code of `cells` bits. A client without a cell has the zero code.
+    """Perturbs a one-hot code of `cells` bits, one for each cell. Without a cell, the code is zero.
 
     Output: independent bits. A 1 stays 1 with probability p, and a 0 becomes 1 with probability q:
 
@@ -77,9 +77,9 @@ class OneHot:
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
         """Draw, for each cell i, the number of perturbed codes whose bit i is 1.
 
-        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. The numbers are
-        independent, and each has its exact distribution Binomial(counts[i], p) + Binomial(codes -
-        counts[i], q).
+        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. A 1 stays 1 with
+        probability p, and a 0 becomes 1 with probability q. The numbers are independent, and each
+        has its exact distribution Binomial(counts[i], p) + Binomial(codes - counts[i], q).
         """
         counts = counts.astype(np.int64)
         truths = counts - Binomial(Fraction(self.lost)).draw_each(counts, entropy)
@@ -109,11 +109,12 @@ class OneHot:
 
 
 class Frequencies(Protection):
-    """Estimates the share of each cell. A client reports a sum of `rows` perturbed one-hot codes.
+    """Estimates the share of rows in each cell, from one-hot codes with a bit for each cell.
 
-    Each row of a client gives one code, and the client's update is their sum. If the client has
-    fewer than `rows` rows, zero codes are added, so the report does not reveal the number of rows.
-    Privacy: each code has the loss of `OneHot`.
+    Each row of a client gives one code. The client's update is the sum of its codes, and its report
+    is the sum of `rows` perturbed codes. If the client has fewer than `rows` rows, zero codes are
+    added, so the report does not reveal the number of rows. Privacy: each code has the loss of
+    `OneHot`.
     """
 
     phases = ("report",)

@@ -56,7 +56,7 @@ FAN_OUT = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a client's vector: encodes a question, or one level of a question's tree.
+    """Encodes a question, or one level of a question's tree, as a section of a client's vector.
 
     Rows that do not meet the conditions `where` are excluded. The weight of the question is divided
     among its parts, and `share` is the fraction that this part gets.
@@ -174,12 +174,13 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 class Ball:
     """Scales a client's vector for one part to a section of the client's joint vector.
 
-    The joint vector has a section for each part. The section is (vector - `centre`) / `scale`. The
-    squares of all parts' weights sum to 1.
+    A part is a question, or one level of a question's tree. The joint vector is what the protection
+    adds up: the sections of all parts, one after another. A section is (vector - `centre`) /
+    `scale`. The squares of all parts' weights sum to 1.
 
     - Under `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and
       `centre` is `rows` times the encoding's centre. Two clients' sections are at most 2 `weight`
-    apart.
+      apart.
     - Under `unit: row`, a vector is the sum of any number of encoded rows, and `centre` is 0. If a
       row is replaced, the section moves by at most 2 `weight`.
     - Under not_encrypt (`plain`), the vector is not changed.
@@ -211,9 +212,10 @@ class Ball:
 
 
 class Layout:
-    """The division of a client's joint vector into sections, one for each of `parts`.
+    """Divides a client's joint vector into sections, one for each of `parts`, one after another.
 
-    Section i is `slices[i]` of the joint vector, and `balls[i]` scales it.
+    A part is a question, or one level of a question's tree. The section of part i has the entries
+    `slices[i]` of the joint vector. It is the client's vector for this part, scaled by `balls[i]`.
     """
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
@@ -236,10 +238,10 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return a client's joint vector.
+        """Return a client's joint vector: its scaled vectors for all parts, one after another.
 
-        `rows` has, for each part, the encoded rows of all clients. `chosen` has the positions of
-        this client's rows in them.
+        `rows[i]` has the encoded rows of all clients for part i. `chosen` has the positions of this
+        client's rows in them.
         """
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale

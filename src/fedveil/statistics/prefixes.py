@@ -152,11 +152,11 @@ class PrefixTree:
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that round number `round`, counted from 0, extends."""
+        """Return the length of the prefixes that are extended in round `round`, counted from 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent candidates of a round, given their noisy `counts`.
+        """Keep the frequent candidate prefixes of a round, given their noisy `counts`.
 
         `variance` has the variance of the noise in each count.
         """

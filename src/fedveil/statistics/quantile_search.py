@@ -62,10 +62,10 @@ class Search:
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
         """Return the estimated quantile with its interval. `label` says what is estimated.
 
-        The answer at an edge is the share of yes minus `q`. It is significant if it is more than
-        `z` standard deviations from zero. The estimate is the zero of a line through the answers
-        near the quantile (see `_line`). Without such a line, it is the zero of the increasing
-        function nearest to all answers.
+        The answer at an edge is the share of clients that say that their value is below the edge,
+        minus `q`. It is significant if it is more than `z` standard deviations from zero. The
+        estimate is the zero of a line through the answers near the quantile (see `_line`). Without
+        such a line, it is the zero of the increasing function nearest to all answers.
 
         The interval starts at the highest asked edge up to which all answers are significantly
         negative, or else at the first edge. It ends at the lowest asked edge from which on all
@@ -102,8 +102,8 @@ class Search:
 def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
     """Return the zero of a line fitted to the answers that the mask `near` selects.
 
-    The answer at an edge is total / precision, and its weight in the least-squares fit is the
-    precision. Returns None if fewer than three answers are selected, or if the line does not
+    The answer at edges[i] is totals[i] / precisions[i], and its weight in the least-squares fit is
+    precisions[i]. Returns None if fewer than three answers are selected, or if the line does not
     clearly increase.
     """
     weights, places = precisions[near], edges[near]

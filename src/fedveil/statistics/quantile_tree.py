@@ -1,8 +1,9 @@
 """Quantiles from a tree of noisy counts. Least squares makes the levels consistent.
 
-The counts of all levels are y = A x + noise, where x has the true counts of the leaves. The best
-linear unbiased estimate of x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance
-is (Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010).
+The counts of all nodes are y = A x + noise, where x has the true counts of the leaves. A has a row
+for each node, with a 1 for each of its leaves and 0 elsewhere. The best linear unbiased estimate of
+x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance is (Aᵀ W A)⁻¹ (Hay, Rastogi,
+Miklau and Suciu, 2010).
 """
 
 from __future__ import annotations

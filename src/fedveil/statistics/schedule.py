@@ -215,7 +215,7 @@ class Schedule:
         return self.file.local and not np.diff(self._ends(clients)).all()
 
     def _ends(self, clients: int) -> Int64s:
-        """Return 0, and then the number of clients asked in each round and all rounds before it.
+        """Return how many clients are asked in the first n rounds together, for n = 0, 1, ...
 
         This is used only under rr and oue, where each round asks different clients. `clients` is
         the number of all clients.

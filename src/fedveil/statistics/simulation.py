@@ -26,9 +26,10 @@ from fedveil.statistics.tables import log
 
 
 class Contributions:
-    """Computes each client's vector for one round, with a section for each part of a question.
+    """Computes each client's vector for one round, with a section for each part of the questions.
 
-    `layout` says which parts there are, and `carriage` encodes the vector as an update.
+    A part is a question, or one level of a question's tree. `layout` says which parts there are,
+    and `carriage` encodes the vector as an update.
     """
 
     def __init__(

@@ -42,7 +42,11 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Return a context in which an error that ends the study names the `command` to resume it."""
+    """Return a context that, after an interruption, tells the user to resume with `command`.
+
+    The advice replaces the notes of an error, which say how to resume a single run. An error
+    without notes is not changed.
+    """
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

@@ -58,7 +58,10 @@ def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
-    """Return the memory that each part needs for training, for all parts with a module here."""
+    """Return the memory that the training of each part of `split` needs.
+
+    Parts without a module, which other parties hold, are left out.
+    """
     having = [part for part in split.parts if part.module is not None]
     learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:

@@ -49,9 +49,9 @@ class Search:
 
     With `distance` "squared", the search minimises the squared distance by L-BFGS (Zhu et al.
     2019). With "cosine", it minimises 1 - cosine plus `variation` times the images' total
-    variation, by Adam on signs (Geiping et al. 2020). The best of `restarts` starts is kept. A
-    start that reaches a value below `near` ends the search. After a value below `explains`, no
-    further search is run.
+    variation, by Adam on signs (Geiping et al. 2020). The search begins at up to `restarts` random
+    starting points, and returns the best result. It ends early if a result has a value below
+    `near`. If the best value is below `explains`, the attack's later searches are skipped.
     """
 
     distance: Literal["squared", "cosine"]

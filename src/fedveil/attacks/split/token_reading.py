@@ -23,7 +23,10 @@ _BEFORE = 20.0
 
 
 def lie(eps: float | None) -> float:
-    """Return the probability that EmbeddingDP flips a bit: 1 / (1 + e^(eps/2)), or 0 for None."""
+    """Return the probability that EmbeddingDP flips a bit: 1 / (1 + e^(eps/2)).
+
+    If `eps` is None, no bit is flipped, and the result is 0.
+    """
     return 0.0 if eps is None else float(special().expit(-eps / 2))
 
 
@@ -40,7 +43,8 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 def chance_of_one(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     """Return, for each estimate in `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
 
-    `values` are estimates of the true values, with errors of standard deviation `blur`.
+    `values` are estimates of the true values, with errors of standard deviation `blur`. If `eps` is
+    None, no bit is flipped.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))

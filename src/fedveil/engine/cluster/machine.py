@@ -41,8 +41,9 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state between rounds, the machine must share the run's folder `run`. `proof` is then a random
-    text that the file PROOF in this folder also has, by which the machine recognises the folder.
+    state between rounds, the machine must share the run's folder `run`. To recognise this folder,
+    `proof` is then a random text that is also in the folder's file PROOF. Otherwise `proof` is
+    None.
     """
 
     job: Job

@@ -34,7 +34,7 @@ def encoded(answer: Answer) -> Answer:
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
     """Add a report to the sum in `server`. Returns `Folded`, or `Refused` if it is invalid.
 
-    Returns an answer that is not a report unchanged.
+    If `answer` is not a report, returns it unchanged.
     """
     if not isinstance(answer, Made):
         return answer
@@ -65,7 +65,7 @@ class Folding:
     def fold(self, answer: Answer) -> Answer:
         """Add a report to the worker's sum. Returns `Folded`, or `Refused` if it is invalid.
 
-        Returns an answer that is not a report unchanged.
+        If `answer` is not a report, returns it unchanged.
         """
         return folded(answer, self._half())
 

@@ -125,9 +125,10 @@ class Scaffold:
 class Dynamic:
     """Keeps the client's state of FedDyn: -`alpha` times the sum of its reported updates.
 
-    In every local step, the client subtracts its state from the gradient. The sum contains each
-    update as the protection clipped it, without noise. So the server's state stays the mean of the
-    clients' states. `trainable` is False for buffers, which are not in the sum.
+    `alpha` is the setting `training.dynamic`. In every local step, the client subtracts its state
+    from the gradient. The sum contains each update as the protection clipped it, without noise. So
+    the server's state stays the mean of the clients' states. `trainable` is False for buffers,
+    which are not in the sum.
     """
 
     trainable: Bools

@@ -66,10 +66,10 @@ class ProtectMod:
     only such metrics. An error is sent as its kind and never as its text, which might contain data.
 
     This client's demands are called pins. They come from the keyword arguments (`Options`, and a
-    protection's own parameters), and from the run and node configurations. An offer of the server
-    that protects less, or that would bring this client's run above `max_epsilon`, is refused, and
-    the server learns why. A client without pins accepts every protection of a `ProtectedStrategy`,
-    and logs this.
+    protection's own parameters), and from the run and node configurations. The server offers a
+    protection with its parameters. An offer that protects less than a pin demands, or that would
+    bring this client's run above `max_epsilon`, is refused, and the server learns why. A client
+    without pins accepts every protection of a `ProtectedStrategy`, and logs this.
 
     This must be the first of the app's mods, because a mod before it would receive reports instead
     of arrays. If another mod comes first, every message is refused.
@@ -221,8 +221,8 @@ class _Answer:
     def _arrays(self) -> _Arrays:
         """Return the arrays that the server sent, from which training starts, with their layout.
 
-        Raises `_Refused` if their number of entries differs from the offer's, or if the update
-        would contain an array that this client keeps local.
+        Raises `_Refused` if the server's `Offer` states another number of entries than the arrays
+        have, or if the update would contain an array that this client keeps local.
         """
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
@@ -281,7 +281,7 @@ class _Answer:
     def _kept(self, state: SealedState) -> Message | None:
         """Return the client's state from the round's previous phase, or None if there is none.
 
-        Raises `_Refused` if the offer has changed since then.
+        Raises `_Refused` if the settings that the server offers have changed since that phase.
         """
         kept = state.take(self._round)
         if kept is None:

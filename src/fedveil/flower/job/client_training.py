@@ -76,10 +76,11 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Return the number of a client's examples, which come from `function` or `shared`.
+    """Return the number of a client's examples.
 
-    `own_data` describes these arguments. Under `privacy.unit: example`, the records that `function`
-    returns are counted but not read.
+    `function` names the user's function that returns the examples. If it is None, `shared` returns
+    the examples of all clients. Under `privacy.unit: example`, the records that `function` returns
+    are counted but not read.
     """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
@@ -136,10 +137,10 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Train on the client's examples, and return its update and its number of examples.
+        """Train on the client's examples. Returns the update, and the number of the examples.
 
         `function` names the user's function that returns the examples. If it is None, they are the
-        client's part of the job's data set (see `own_data`).
+        client's part of the job's data set.
         """
         data = self._seen(client, function)
         states = partial(self._states, client)

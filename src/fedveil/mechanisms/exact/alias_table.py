@@ -113,7 +113,7 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw for which its first 32 random bits, `word`, are not enough.
+        """Decide a draw for which 32 random bits, `word`, are not enough. Returns its symbol.
 
         Reads 32 more bits. If these choose the remainder, which is an extra symbol of the table, a
         second draw in exact integers chooses one of the distribution's own symbols. `row` is the
@@ -130,9 +130,10 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the weights of the symbols in the table of `row`, and last that of the remainder.
+        """Return the weights of the symbols in a table, and last the weight of the remainder.
 
-        They are integers that sum to 2^64. `row` is the number of a distribution, counted from 0.
+        The remainder is an extra symbol, which leads to a second draw. The weights are integers
+        that sum to 2^64. `row` is the number of the table's distribution, counted from 0.
         """
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
@@ -144,8 +145,9 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the weights of the symbols in the second draw, which follows the remainder.
+        """Return the weights of the symbols in the second draw.
 
+        The second draw is made if the first one gives the remainder, an extra symbol of the table.
         A weight is proportional to the symbol's exact probability minus its probability in the
         table of distribution `row`, which counts from 0.
         """
@@ -161,8 +163,9 @@ class AliasTables:
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
 
-    A column is shared by at most two symbols. The first symbol of column k is k. A draw in the
-    column gives the first symbol if it is below the threshold, otherwise the second one.
+    An alias table consists of columns of equal weight, and at most two symbols share a column. The
+    first symbol of column k is k. A draw in the column gives the first symbol if it is below the
+    threshold, otherwise the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.

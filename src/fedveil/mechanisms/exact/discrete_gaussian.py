@@ -89,7 +89,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw to each entry of `values`, if there are no places (`place_bits` = 0).
+        """Add a draw to each entry of `values`, if `place_bits` is 0.
 
         Returns the indices of the entries that are still unchanged, because their draws were
         rejected.
@@ -113,10 +113,10 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw x to each entry of `values`, with |x| = cell · 2^place_bits + place.
+        """Add a draw x to each entry of `values`, if `place_bits` is above 0.
 
-        Returns the indices of the entries that are still unchanged, because their draws were
-        rejected.
+        The two parts of |x| = cell · 2^place_bits + place are drawn separately. Returns the indices
+        of the entries that are still unchanged, because their draws were rejected.
         """
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
@@ -158,8 +158,9 @@ class DiscreteGaussian:
         The draw is x with |x| = cell · 2^place_bits + place. It is negative if `negative` is 1. The
         place is the top `place_bits` bits of the 32-bit word `place_word`. The word's other bits
         are the first binary digits of a uniform random number U in [0, 1). Further digits come from
-        `entropy`. x is accepted if U >= 1 - exp(-loss), where loss = place · (2 |x| - place) / 2s².
-        A negative zero is rejected. An accepted x is added to `values[i]`.
+        `entropy`. x is accepted if U >= 1 - exp(-loss), where loss = place · (2 |x| - place) / 2s²
+        with the distribution's parameter s². A negative zero is rejected. An accepted x is added to
+        `values[i]`.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -178,8 +179,9 @@ class DiscreteGaussian:
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
         """Return the cell that a uniform random number U chooses: the least y with U < Pr[Y <= y].
 
-        The 63 bits `prefix` are the first binary digits of U. They do not decide, so further digits
-        are read from `entropy`. Y is the cell (high part of |x|) of a draw, see `_cumulative`.
+        Y is the cell of a draw x: all but the lowest `place_bits` bits of |x|. The 63 bits `prefix`
+        are the first binary digits of U. They do not decide, so further digits are read from
+        `entropy`.
         """
         bits = PREFIX_BITS
         while True:
@@ -190,11 +192,12 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Return True with probability exp(-loss), loss = place · (2 · magnitude - place) / 2s².
+        """Decide if a draw x is accepted. Returns True with probability exp(-loss).
 
-        `magnitude` is |x|, and place is its low `place_bits` bits. The result is True if U >= 1 -
-        exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U are the
-        low bits of `place_word`, and further digits come from `entropy`.
+        loss is place · (2 |x| - place) / 2s², with the distribution's parameter s². |x| is
+        `magnitude`, and place is the number in its lowest `place_bits` bits. The result is True if
+        U >= 1 - exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U
+        are the lowest 32 - `place_bits` bits of `place_word`. Further digits come from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -217,10 +220,11 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
     """Return the two tables by which a random 64-bit word chooses a cell y: thresholds and a guide.
 
-    A cell is the high part of a magnitude |x|. Pr[Y = y] is proportional to exp(-y² / 2 variance).
-    The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark. A word
-    chooses the first cell whose threshold is above the word's first 63 bits. The guide speeds up
-    this search: entry g is the first possible cell of the words whose first 16 bits are g.
+    A cell is the high part of a magnitude |x|. The cell Y of a draw is y with a probability
+    proportional to exp(-y² / 2 variance). The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ...,
+    followed by an end mark. A word chooses the first cell whose threshold is above the word's first
+    63 bits. The guide speeds up this search: entry g is the first possible cell of the words whose
+    first 16 bits are g.
     """
     low, high = _cumulative(variance, PREFIX_BITS)
     extra = 0

@@ -170,12 +170,14 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add draw i to values[i] if it is certainly accepted, by the test of `add_placed`.
+    """Add draw i to values[i] if it is certainly accepted. Returns the number of draws left out.
 
-    `words`, `places`, `cells` and `values` are those of `add_placed`. Sets left_out[i] to 0 for an
-    added draw, otherwise to 1. Returns the number of draws left out. `bits` is the number of low
-    bits of places[i] that are digits of a uniform number. `unit` is 2^-bits, `width` is
-    2^-place_bits, and `slope` is 1 / cell_variance.
+    Draw i is x with |x| = cells[i] · 2^place_bits + place. Its sign is the last bit of words[i] (1
+    is minus). The lowest `bits` bits of places[i] are the first binary digits of a uniform random
+    number U in [0, 1), and the other bits are the place. x is certainly accepted if it is not a
+    negative zero, and U >= place · (2 |x| - place) / 2s². Sets left_out[i] to 0 for an added draw,
+    otherwise to 1. `unit` is 2^-bits, `width` is 2^-place_bits, and `slope` is 1 / cell_variance,
+    where s² = cell_variance · 4^place_bits.
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))

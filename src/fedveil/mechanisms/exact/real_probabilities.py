@@ -32,8 +32,9 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    Each F_i is a monotone function of e^x, for the float `x`. `floors(y, bits)` returns
-    floor(2^bits F_i) for all i but the last, computed with the fraction y in place of e^x.
+    Each cumulative probability F_i is a monotone function of e^x, for the float `x`. `floors(y,
+    bits)` returns floor(2^bits F_i) for all i but the last, computed with the fraction y in place
+    of e^x.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -54,7 +55,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw for which the 64 random bits `prefix` (an integer) are not enough.
+        """Decide a draw for which 64 random bits, the integer `prefix`, are not enough. Returns it.
 
         Reads 64 more bits at a time from `entropy` until they decide the draw.
         """

@@ -23,7 +23,12 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection of dimensions: its size and distribution."""
+    """The public parameters of a selection of dimensions: its size and distribution.
+
+    `dim_out` dimensions are selected. A selection with at least `threshold` of the `topk` largest
+    dimensions is e^eps times as likely as any other. `expected_ratio` is the expected share of the
+    `topk` largest among the selected dimensions.
+    """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -58,7 +63,8 @@ class Selection:
 class Told(NamedTuple):
     """The ln of Pr[a selection | an update], and the magnitude of that update.
 
-    The magnitude is the mean absolute value of the update's entries in the top-k set of `SignDS`.
+    The magnitude is the mean absolute value of the update's top-k set: the entries with the largest
+    sign · value, where sign is the selection's sign.
     """
 
     log_probability: float
@@ -138,7 +144,10 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and the update's magnitude (see `Told`)."""
+        """Return ln Pr[indices, sign | update], and the mean absolute value of the top-k set.
+
+        The top-k set has the entries of `update` with the largest sign · value.
+        """
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
@@ -153,7 +162,8 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function that maps an epsilon to the probability of a favoured selection.
 
-        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set.
+        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set, in
+        which sign · update is largest. `dim` is the number of dimensions of the update.
         """
         return self.plan(dim).law.chance_of_favoured
 

@@ -117,9 +117,9 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Write to `out` the arithmetic code of `marks` bits, which are 1 at the indices `places`.
+    """Write the arithmetic code of a row of bits to `out`. Returns the number of bytes written.
 
-    Returns the number of bytes written.
+    The row has `marks` bits. Those at the indices `places` are 1.
     """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0

@@ -31,8 +31,8 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     `plan` and `eps` are those of the selection from `dim` weights. Before the report, both signs
     are equally likely. Assumptions: the changes of all weights are exchangeable and not 0, and a
     change of any size is equally likely to have either sign. All changes in the top-k set have the
-    report's sign, which holds if at least topk changes have it, as is usual. Raises `InvalidValue`
-    if the top-k set has more than half of the weights.
+    report's sign, which holds if at least `plan.topk` changes have it, as is usual. Raises
+    `InvalidValue` if the top-k set has more than half of the weights.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

@@ -1,9 +1,9 @@
-"""Draws the sum S of the states whose bits are 1 in a perturbed code, from flipped bits.
+"""Draws the sum of a perturbed one-hot code from its flipped bits.
 
 A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for each
-possible state. The protection rr flips each bit independently with probability q. oue does the
-same, except that the bit of the parameter's own state becomes a fair coin. The sampler jumps from
-one flipped bit to the next:
+possible state. The sum of the code adds up the states whose bits are 1. The protection rr flips
+each bit independently with probability q. oue does the same, except that the bit of the parameter's
+own state becomes a fair coin. The sampler jumps from one flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
@@ -38,7 +38,7 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
+    """Draws the sum of a perturbed one-hot code, which adds up the states whose bits are 1.
 
     The code has one bit for each state, a whole number from -cells to cells. A bit that is 1 stays
     1 with probability `p`, which is 1 - q (rr) or 1/2 (oue). A bit that is 0 becomes 1 with
@@ -52,9 +52,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Write to sums[i] a draw of S for parameter i, whose state is states[i].
+        """Write to sums[i] a draw of the sum of parameter i's perturbed one-hot code.
 
-        S is the sum of the states whose bits are 1 in the parameter's perturbed one-hot code.
+        The parameter's state is states[i], a whole number. The sum adds up the states whose bits
+        are 1 in the code.
         """
         if self._own_lies:
             sums[:] = states

@@ -58,8 +58,9 @@ class CohortSum:
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
         """Return an exact draw of the sum of all clients' reports, for every parameter.
 
-        A client reports the sum of the states whose bits are 1 in its perturbed one-hot code. The
-        bit of the client's own state is 1 with probability p, any other bit with probability q.
+        A client's state is a whole number. The client reports the sum of the states whose bits are
+        1 in its perturbed one-hot code. The bit of the client's own state is 1 with probability p,
+        any other bit with probability q.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

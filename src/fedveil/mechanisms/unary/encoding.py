@@ -132,7 +132,7 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the privacy loss of one bit of a code: eps for rr, ln((1/2) / q) for oue."""
+        """Return the privacy loss of one bit of a code: eps for rr, ln((1 + e^eps) / 2) for oue."""
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
@@ -230,10 +230,10 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Return `running` (zeros if None) plus the sum S of each code in `report`.
+        """Return `running` (zeros if None) plus the sum of each code in `report`.
 
-        S is the sum of the states whose bits are 1 in a parameter's code. Raises `InvalidValue` if
-        `running` is for another number of parameters.
+        The sum of a code adds up the states, whole numbers, whose bits are 1. Raises `InvalidValue`
+        if `running` is for another number of parameters.
         """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
@@ -301,9 +301,9 @@ class UnaryEncoding:
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v in -cells..cells, and x = value / value_range. For any other
-        value, the rounding `stochastic` adds at most (value_range / cells)² / (4 n), and `nearest`
-        a bias of at most value_range / (2 cells).
+        with the sum over all states v in -cells..cells, x = value / value_range, and the properties
+        p and q. For any other value, the rounding `stochastic` adds at most (value_range / cells)²
+        / (4 n), and `nearest` a bias of at most value_range / (2 cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
@@ -314,24 +314,25 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter in the state `state`.
+        """Return the distribution of the sum of a perturbed code, for a parameter in `state`.
 
-        S is the sum of the states whose bits are 1 in the parameter's code.
+        The sum adds up the states, whole numbers, whose bits are 1. The result has an entry for
+        each sum from -`largest_sum` to `largest_sum`.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest S, the sum of the states whose bits are 1. The smallest is -S."""
+        """Return the largest sum of the states -cells..cells whose bits are 1 in a code."""
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
         """Return the integer type of the sums in a report: int16 if it can hold them, else int32.
 
-        The report has a sum for each parameter: that of the states whose bits are 1 in the
-        parameter's code. Such a sum is between -`largest_sum` and `largest_sum`.
+        A sum adds up the states, whole numbers, whose bits are 1 in a parameter's code. It is
+        between -`largest_sum` and `largest_sum`.
         """
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
@@ -362,9 +363,10 @@ class UnaryEncoding:
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Add an untrusted packed report to the running sums `running`, in place, as `add` does.
+        """Add the sum of each code in an untrusted packed report to `running`, in place.
 
-        Raises `InvalidValue`, and adds nothing, if the bytes are not a packed report.
+        The sum of a code adds up the states, whole numbers, whose bits are 1. Raises
+        `InvalidValue`, and adds nothing, if the bytes are not a packed report.
         """
         if self.report == "bits":
             self.add(running, self.unpack(packed, len(running)))

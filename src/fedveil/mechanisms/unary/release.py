@@ -46,8 +46,9 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return the distribution of the bits of two states, v and w, in a perturbed one-hot code.
 
-    Row 0 is for a parameter in state v, row 1 for a parameter in state w. Codes of v and w differ
-    only in these two bits. The columns are their values 00, 01, 10 and 11.
+    The bit of the parameter's own state is 1 with probability `p`, any other bit with probability
+    `q`. Row 0 is for a parameter in state v, row 1 for a parameter in state w. Codes of v and w
+    differ only in these two bits. The columns are their values 00, 01, 10 and 11.
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

@@ -50,11 +50,12 @@ Counts = Mapping[Set, int]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The leader's result of the exchange: which of its ids each follower has.
+    """The leader's result of the exchange: which of the leader's ids each follower has.
 
-    Each follower sends its ids in an order that it draws. `places[subset][follower]` has, for each
-    of the leader's ids, its position in this order, or -1 if the follower does not have the id. The
-    other fields have the values from which `proof` computes the leader's proof for a follower.
+    Each follower sends its own ids in an order that it draws. `places[subset][follower]` has, for
+    each of the leader's ids, the id's position in the follower's order, or -1 if the follower does
+    not have the id. The other fields have the values from which `proof` computes the leader's proof
+    for a follower.
     """
 
     places: Mapping[Set, Mapping[str, Positions]]
@@ -62,9 +63,10 @@ class Found:
     _blinding: Blinding
 
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
-        """Return the message fields that prove to a follower that its ids at `rows` are common.
+        """Return message fields that prove to `follower` that the leader has some of its ids.
 
-        `rows` are positions in the order in which the follower sent its ids of `subset`.
+        `rows` are the positions of these ids, in the order in which the follower sent its ids of
+        `subset`. Returns no fields for a follower with which no ids of `subset` were exchanged.
         """
         if follower not in self._raised[subset]:
             return {}
@@ -89,10 +91,11 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
-        """Raise `MessageInvalid` unless `agreed` proves that the leader sent the ids at `rows`.
+        """Check the leader's proof that it has some of this follower's ids of `subset`.
 
-        `agreed` is the leader's message. `rows` are positions in the order in which the follower
-        sent its ids of `subset`.
+        `rows` are the positions of these ids, in the order in which the follower sent its ids.
+        `agreed` is the leader's message with the proof. Raises `MessageInvalid` if the proof is
+        invalid.
         """
         if len(rows) > len(self.raised):
             raise MessageInvalid(
