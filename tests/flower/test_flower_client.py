@@ -337,7 +337,7 @@ def test_fixed_weights_and_their_copy_must_fit_into_the_free_memory(
     """200 · (784 + 1) weights of 4 bytes are fixed, and so is no other tensor of the two layers."""
     monkeypatch.setattr(job_model, "free_bytes", lambda device: free)
     own = job(model=f"{__name__}:wide", training=HEAD)
-    with nullcontext() if fits else pytest.raises(ModelInvalid, match="but 1.3 MB of memory"):
+    with nullcontext() if fits else pytest.raises(ModelInvalid, match=r"but 1.3 MB of memory"):
         check_weights(own, ModelShape((784,), 1), 201)
 
 

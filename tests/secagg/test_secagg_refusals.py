@@ -314,7 +314,7 @@ def wrong_tags(*holders: int) -> Any:
 @pytest.mark.parametrize("drop", [{}, {"masked": [6]}])
 def test_a_dealer_of_wrong_tags_is_named_and_no_holder_is_rejected(drop: Any) -> None:
     played = Played(10, 7)
-    with pytest.raises(RoundVoid, match="client 6 has dealt 4 unusable shares, so [56] are") as v:
+    with pytest.raises(RoundVoid, match=r"client 6 has dealt 4 unusable shares, so [56] are") as v:
         played.play(drop, up=wrong_tags(0, 3, 8, 9))
     assert v.value.phase == "masked"
     assert played.rejected == played.withheld == {}

@@ -12,7 +12,13 @@ import typer
 
 from fedveil.base.plain_text import remark
 from fedveil.errors import JobError
-from fedveil.settings.yaml_file import read, refuse_other_kind, refuse_parted, refuse_their_vertical
+from fedveil.settings.yaml_file import (
+    job_file,
+    read,
+    refuse_other_kind,
+    refuse_parted,
+    refuse_their_vertical,
+)
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -73,8 +79,9 @@ def load(
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        refuse_their_vertical(path)
-        refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {quote(str(path))}")
+        held = None if path is None else job_file(path)
+        refuse_their_vertical(held)
+        refuse_other_kind(held, Job, VerticalJob, f"is a vertical job. {other} {quote(str(held))}")
         if path is not None and is_question(path):
             question = f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"
             raise JobError([question]) from None

@@ -328,7 +328,7 @@ def identity(
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
     """Check a job file and print it with all keys, including those left at their defaults."""
-    settings = load(job, overrides, default=DEFAULT_JOB)
+    settings = load(job, overrides, "Show it with: fedveil vertical show", DEFAULT_JOB)
     _print_job(settings, json=json)
     if ":" in settings.model:  # only a user's own model may need the slower loop of torch
         from fedveil.engine.trainer_choice import loop_reason
