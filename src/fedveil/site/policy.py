@@ -84,7 +84,10 @@ RULES = Rules[Policy]()
 
 @RULES.rule("people", "starters", "jobs.signed_by")
 def _people_known(policy: Policy) -> str | None:
-    """`starters` and `jobs.signed_by` may only name people who are listed under `people`."""
+    """`starters` and `jobs.signed_by` may only name people who are listed under `people`.
+
+    Returns an error message, or None if the policy follows this rule.
+    """
     for key, names in (("starters", policy.starters), ("jobs.signed_by", policy.jobs.signed_by)):
         for name in names:
             if name not in policy.people:
@@ -94,7 +97,10 @@ def _people_known(policy: Policy) -> str | None:
 
 @RULES.rule("jobs.template", "jobs.may_differ")
 def _keys_of_a_job(policy: Policy) -> str | None:
-    """`jobs.may_differ` names keys or blocks of a job, and needs `jobs.template`."""
+    """`jobs.may_differ` names keys or blocks of a job, and needs `jobs.template`.
+
+    Returns an error message, or None if the policy follows this rule.
+    """
     if policy.jobs.may_differ and policy.jobs.template is None:
         return "jobs.may_differ needs jobs.template, the job from which others may differ"
     known = {".".join(path[:n]) for path in allowed.keys(Job) for n in range(1, len(path) + 1)}
@@ -106,7 +112,10 @@ def _keys_of_a_job(policy: Policy) -> str | None:
 
 @RULES.rule("data", "servers")
 def _names_of_files(policy: Policy) -> str | None:
-    """Names in `data` and `servers` have only letters, digits, - and _, because they name files."""
+    """Names in `data` and `servers` have only letters, digits, - and _, because they name files.
+
+    Returns an error message, or None if the policy follows this rule.
+    """
     for key, names in (("data", policy.data), ("servers", policy.servers)):
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
@@ -116,7 +125,10 @@ def _names_of_files(policy: Policy) -> str | None:
 
 @RULES.rule("data")
 def _one_account_each(policy: Policy) -> str | None:
-    """`named` is different in each block of `data`, because a data set has one account."""
+    """`named` is different in each block of `data`, because a data set has one account.
+
+    Returns an error message, or None if the policy follows this rule.
+    """
     names = [block.named for block in policy.data.values()]
     twice = next((name for name in names if names.count(name) > 1), None)
     return None if twice is None else f"data has two blocks with named = {twice}: keep one of them"
@@ -124,7 +136,10 @@ def _one_account_each(policy: Policy) -> str | None:
 
 @RULES.rule("code.modules", "clear.answer_after_s")
 def _timed_code(policy: Policy) -> str | None:
-    """`code.modules` needs `clear.answer_after_s`, so that no duration reveals data."""
+    """`code.modules` needs `clear.answer_after_s`, so that no duration reveals data.
+
+    Returns an error message, or None if the policy follows this rule.
+    """
     for name in policy.code.modules:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             return f"code.modules has {allowed.plain(name)}: name a module in the folder code"
