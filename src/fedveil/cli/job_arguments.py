@@ -12,13 +12,7 @@ import typer
 
 from fedveil.base.plain_text import remark
 from fedveil.errors import JobError
-from fedveil.settings.yaml_file import (
-    job_file,
-    read,
-    refuse_other_kind,
-    refuse_parted,
-    refuse_their_vertical,
-)
+from fedveil.settings.yaml_file import read, refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
@@ -79,7 +73,7 @@ def load(
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        held = None if path is None else job_file(path)
+        held = job_file(path)
         refuse_their_vertical(held)
         refuse_other_kind(held, Job, VerticalJob, f"is a vertical job. {other} {quote(str(held))}")
         if path is not None and is_question(path):
@@ -92,6 +86,13 @@ def load(
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
+
+
+def job_file(path: Path | None) -> Path | None:
+    """Return the job in the folder `path`, such as a run's. If there is none, returns `path`."""
+    from fedveil.record.run_folder import JOB
+
+    return path / JOB if path is not None and (path / JOB).is_file() else path
 
 
 def is_question(path: Path) -> bool:

@@ -155,8 +155,8 @@ def read(
     try:
         text = read_text(path, most_bytes)
     except IsADirectoryError:
-        held = job_file(path)
-        named = "" if held == path else f": its job is {held}"
+        held = FilePath(path) / JOB
+        named = f": its job is {held}" if held.is_file() else ""
         raise JobError([f"{path} is a folder, not a job file{named}"]) from None
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror or error}{_near(FilePath(path))}"
@@ -179,12 +179,6 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
         )
         raise JobError([f"{source} holds {allowed.shown(data)}, not keys with values{hint}"])
     return data
-
-
-def job_file(path: str | FilePath) -> str | FilePath:
-    """Return the job in the folder `path`, such as a run's. If there is none, returns `path`."""
-    held = FilePath(path) / JOB
-    return held if held.is_file() else path
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:

@@ -8,13 +8,9 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedveil.base.plain_text import console, say
+from fedveil.cli.job_arguments import job_file
 from fedveil.errors import JobError
-from fedveil.settings.yaml_file import (
-    job_file,
-    refuse_other_kind,
-    refuse_parted,
-    refuse_their_vertical,
-)
+from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
 if TYPE_CHECKING:
     from fedveil.privacy.ledger import Line
@@ -40,7 +36,7 @@ def load(
     except JobError:
         from fedveil.federated.job import Job
 
-        held = None if path is None else job_file(path)
+        held = job_file(path)
         refuse_their_vertical(held)
         sentence = f"is a federated job. {other} {quote(str(held))}"
         refuse_other_kind(held, VerticalJob, Job, sentence)

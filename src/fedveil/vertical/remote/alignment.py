@@ -46,15 +46,15 @@ def application(follower: str, attempt: int) -> Exchange[Message]:
     while True:
         message = yield from received(follower)
         kind, answered = text_in(message, "kind"), message.get("attempt")
-        numbered = type(answered) is int and kind in ("apply", "raised")
-        if numbered and answered == attempt and kind == "apply":
+        # A truth value is no number, though Python counts it as one.
+        number = answered if isinstance(answered, int) and answered is not True else 0
+        number = number if kind in ("apply", "raised") else 0
+        if kind == "apply" and number == attempt:
             return message
-        if attempt == 1 or (numbered and answered >= attempt):
-            found = quoted(message.get("kind"))
-            number = f" for attempt {answered}" if numbered else ""
+        if attempt == 1 or number >= attempt:
+            found = quoted(message.get("kind")) + (f" for attempt {number}" if number else "")
             raise Unfit(
-                follower,
-                f"{follower} sent {found}{number} where 'apply' for attempt {attempt} was due",
+                follower, f"{follower} sent {found} where 'apply' for attempt {attempt} was due"
             )
 
 
