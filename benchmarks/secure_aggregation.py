@@ -95,11 +95,15 @@ class OneClient:
         to_me = public_key(bytes(mine["cipher_key"]))  # type: ignore[arg-type]
         public = {i: (ciphers[i].public, masks[i].public) for i in ids[1:]}
         view = keys_view(terms, public | {0: (mine["cipher_key"], mine["mask_key"])})  # type: ignore[dict-item]
-        boxes = [
-            keys.seal(pair.agree(to_me), view, i, 0, entropy.token(2 * shamir.SHARE_BYTES))
-            for i, pair in ciphers.items()
-        ]
-        self._ask("masked", senders=as_ids(ids[1:]), sealed=_rows(boxes))
+        boxes, tags, tagger = [], [], Tagger(terms.context)
+        for i, pair in ciphers.items():
+            numbers = entropy.integers(shamir.PRIME, 2 * shamir.LIMBS)
+            dealt = shamir.encode_shares(numbers.astype(np.uint64).reshape(2, shamir.LIMBS))
+            key = keys.seal_key(pair.agree(to_me), view, i, 0)
+            boxes.append(keys.seal(key, view, i, 0, dealt))
+            tags.append(b"".join(tagger.tags([(i, 0)] * 2, (SEED, KEY), dealt)))
+        answer = self._ask("masked", senders=as_ids(ids[1:]), sealed=_rows(boxes), tags=_rows(tags))
+        assert len(answer["refused"]) == 0, "every box opens"  # type: ignore[arg-type]
         gone = ids[1 :: len(ids) // (len(ids) - terms.threshold) or 1][: len(ids) // 10]
         there = [i for i in ids if i not in set(gone)]
         self._ask("unmask", survivors=as_ids(there), dropped=as_ids(gone))

@@ -144,8 +144,8 @@ def _of_parties(run: ReadRun) -> dict[str, object]:
         "folder": run.folder,
         "models": {name: p.folder / MODEL for name, p in parties.items() if p.finished},
         "ended_early": leader.stopped,
-        "seconds": _seconds_of(leader),
-        "best_look": _best_look(leader),
+        "seconds": leader.seconds or 0.0,
+        "best_evaluation": _best_evaluation(leader),
         "last": leader.last,
         "accounts": {name: of_lines(party.accounts) for name, party in parties.items()},
         "findings": [as_data(finding) for finding in run.findings],
@@ -235,9 +235,9 @@ def _took(run: ReadRun) -> dict[str, str]:
 def _took_of_parties(run: ReadRun) -> dict[str, str]:
     parties = parties_of(run)
     leader = leader_of(run, parties)
-    epochs = f"{run.job['epochs']}, {duration(_seconds_of(leader))}"
+    epochs = f"{run.job['epochs']}, {duration(leader.seconds or 0.0)}"
     rows = {"task": str(run.job["task"]["name"]), "epochs": epochs}
-    best = _best_look(leader)
+    best = _best_evaluation(leader)
     if best is not None:
         rows["best epoch"] = f"{best['epoch'] + 1}, loss {best[_LOOKED]:.4f}"
     if leader.stopped is not None:
@@ -246,15 +246,9 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
     return rows | ({"epsilon": "\n".join(accounts)} if accounts else {})
 
 
-def _seconds_of(party: ReadRun) -> float:
-    """Return the seconds between a party's first and last log line, pauses included."""
-    times = party.times
-    return (times[-1] - times[0]).total_seconds() if times else 0.0
-
-
-def _best_look(leader: ReadRun) -> Record | None:
-    looks = [record for record in leader.records if _LOOKED in record]
-    return min(looks, key=lambda record: float(record[_LOOKED]), default=None)
+def _best_evaluation(leader: ReadRun) -> Record | None:
+    found = [record for record in leader.records if _LOOKED in record]
+    return min(found, key=lambda record: float(record[_LOOKED]), default=None)
 
 
 def _where(run: ReadRun) -> Iterator[tuple[str, str]]:

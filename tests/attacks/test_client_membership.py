@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.guarantee_strength import attacker_wrong
+from fedveil.privacy.guarantee_strength import Figure, attacker_wrong
 from fedveil.protections.reading import Reading
 
 CANDIDATES = np.array([[3.0, 0.0, 1.0], [-1.0, 2.0, 0.0], [0.0, -2.0, 5.0], [1.0, 1.0, -1.0]])
@@ -177,6 +179,46 @@ def test_a_finding_claims_the_epsilon_of_the_rounds_that_were_played(
     assert (finding.epsilon, finding.delta) == target.promised(3)
     assert target.promised(1).epsilon < finding.epsilon < target.promised(9).epsilon
     assert finding.saw.startswith("3 rounds, ")
+    assert finding.saw.endswith("every client that it asks about")
+
+
+def test_an_adaptive_run_is_held_against_its_ledger_and_a_job_against_a_forecast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger knows what six rounds cost together, and the attack plays three of them."""
+    settings = {"name": "rr", "unary": {"eps": 0.01, "adaptive": True}}
+    target = Target.of(job(protection=settings, rounds=9))
+    monkeypatch.setattr(client_membership, "measured", lambda *_: ([], 3))
+    forecast = attack(target, "quick", Watch())
+    assert (forecast.epsilon, forecast.delta) == target.promised(3)
+    assert forecast.saw.startswith("3 rounds, ")
+    assert forecast.saw.endswith(
+        "(the epsilon is a forecast: the cost of a round depends on earlier rounds)"
+    )
+    stated = Figure(forecast.epsilon + 1.5, 1e-3)
+    ran = replace(target, claim=stated, played=6)
+    finding = attack(ran, "quick", Watch())
+    assert (finding.epsilon, finding.delta) == stated
+    assert finding.saw.startswith("3 rounds, ")
+    assert finding.saw.endswith("(the epsilon is the ledger's, for all 6 rounds of the run)")
+    assert ran.under("rr").claim == stated
+    assert ran.under("dp_encrypt").claim is None
+
+
+@pytest.mark.parametrize(("played", "rounds"), [(None, 4), (2, 2)])
+def test_no_more_rounds_are_played_than_the_run_had(
+    played: int | None, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def of(target: Target, most: int, rounds: int, entropy: Any) -> Any:
+        asked.append(rounds)
+        return SimpleNamespace(play=lambda source: (np.arange(40.0), np.arange(40.0)))
+
+    monkeypatch.setattr(Game, "of", of)
+    target = replace(Target.of(job(rounds=4)), played=played)
+    assert client_membership.measured(target, "quick")[1] == rounds
+    assert {*asked} == {rounds}
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,14 @@ def test_clients_that_share_no_secrets_are_not_in_the_sum() -> None:
     assert (len(view.readings), view.masked, len(view.asked)) == (6, True, 3)
     mean = np.mean([updates[client] for client in view.asked], axis=0)
     assert view.aggregate == pytest.approx(mean, abs=1e-5)
+    totals = {
+        0 in each.asked: (each.total, sum(updates[client] for client in each.asked))
+        for each in (some.seen(updates, repeat=i) for i in range(9))
+    }
+    there, total = totals[True]
+    assert there.estimate == pytest.approx(total, abs=1e-4)
+    assert there.weight.min() == there.weight.max() == 1
+    assert totals[False][0].empty
     (summed,) = views(view, range(10, 16))
     assert (summed.clients, summed.share) == ([10 + client for client in view.asked], 1 / 3)
     played = play_round(some, np.arange(2000), np.arange(2000, 5000), 6, Seeded(1))

@@ -346,18 +346,23 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
     (tmp_path / "split.yaml").write_text("name: x\nepochs: 2\ntask: tables\n")
     (tmp_path / "federated.yaml").write_text("name: x\nrounds: 2\nmodel: mlp\n")
     (tmp_path / "neither.yaml").write_text("name: x\ntask: tables\nrunds: 2\n")
-    for arguments in (("run",), ("budget",), ("job", "show")):
-        assert command(*arguments, "split.yaml") == (
-            2,
-            "",
-            "error: split.yaml is a vertical job. Run it with: fedveil vertical run split.yaml\n",
-        )
-    for arguments in (("vertical", "run"), ("vertical", "show")):
-        assert command(*arguments, "federated.yaml") == (
-            2,
-            "",
-            "error: federated.yaml is a federated job. Run it with: fedveil run federated.yaml\n",
-        )
+    split, whole = "is a vertical job.", "is a federated job."
+    for words, kind, advice in (
+        (("run",), split, "Run it with: fedveil vertical run"),
+        (("budget",), split, "Run it with: fedveil vertical run"),
+        (("job", "show"), split, "Show it with: fedveil vertical show"),
+        (("vertical", "run"), whole, "Run it with: fedveil run"),
+        (("vertical", "show"), whole, "Show it with: fedveil job show"),
+    ):
+        name = "split.yaml" if kind == split else "federated.yaml"
+        assert command(*words, name) == (2, "", f"error: {name} {kind} {advice} {name}\n")
+        run = tmp_path / f"run of {name}"
+        run.mkdir(exist_ok=True)
+        (run / "job.yaml").write_text((tmp_path / name).read_text())
+        said = f"error: {run.name}/job.yaml {kind} {advice} '{run.name}/job.yaml'\n"
+        assert command(*words, run.name) == (2, "", said)
+    for words, name in ((("vertical", "show"), "split.yaml"), (("job", "show"), "federated.yaml")):
+        assert command(*words, f"run of {name}/job.yaml")[0] == 0
     assert "vertical job" not in command("run", "neither.yaml")[2]
     federated = "error: federated.yaml is a federated job. "
     assert (

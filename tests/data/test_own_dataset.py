@@ -87,6 +87,42 @@ def test_a_client_with_two_texts_has_two_examples(own, monkeypatch, apart):
         assert (data.train.usable.tolist(), data.train.x[1].tolist()) == ([False, True], [4, 0])
 
 
+PANDAS = """
+import pandas
+
+def frame(missing=2.5):
+    return pandas.DataFrame({
+        "n": pandas.array([30, 7, 41], dtype="Int64"),
+        "h": pandas.array([1.5, missing, 0.5], dtype="Float64"),
+        "b": pandas.array([True, False, True], dtype="boolean"),
+    })
+
+y = pandas.Series(pandas.array([2, 0, 1], dtype="Int64"))
+"""
+
+
+def test_columns_of_pandas_own_types_are_numbers(own):
+    pytest.importorskip("pandas")
+    data = own("return frame(), y, frame(), y", PANDAS)
+    assert data.train.x.dtype == np.float32
+    assert data.train.x.tolist() == [[30, 1.5, 1], [7, 2.5, 0], [41, 0.5, 1]]
+    assert data.train.y.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("frame(None), y, frame(), y", "x_train holds NaN or infinity .* at example 1"),
+        ("frame(), y.mask(y == 1), frame(), y", "y_train holds nan at example 2"),
+        ("frame().assign(n='a'), y, frame(), y", "x_train has dtype object, but real numbers are"),
+    ],
+)
+def test_a_missing_value_of_pandas_is_one_sentence(own, result, said):
+    pytest.importorskip("pandas")
+    with pytest.raises(DataInvalid, match=said):
+        own(f"return {result}", PANDAS)
+
+
 def test_whole_numbers_stay_whole(own):
     data = own("return x.astype(np.uint8), y, x2.astype(np.uint8), y2")
     assert data.train.x.dtype == np.uint8

@@ -10,7 +10,7 @@ import pytest
 import fedveil
 from fedveil.engine.callbacks import Beginning, Callback
 from fedveil.engine.federation import Run
-from fedveil.errors import InvalidValue, RunStopped
+from fedveil.errors import InvalidValue, OutputLost, RunStopped
 from fedveil.federated.job import Job
 from fedveil.record.recorder import Record
 
@@ -100,6 +100,24 @@ def test_what_raises_ends_the_run_which_goes_on(tmp_path: Path) -> None:
 
     again = fedveil.resume(tmp_path / "run", callbacks=[Told()], progress=progress)
     assert [r["round"] for r in again.metrics] == told_of == [1, 2, 3]
+    assert TOLD == [("begin", 2, "run"), 3, ("end", None)]
+
+
+@pytest.mark.parametrize("error", [OutputLost("standard output is closed"), KeyboardInterrupt()])
+def test_a_round_that_cannot_be_shown_is_told_all_the_same(
+    error: BaseException, tmp_path: Path
+) -> None:
+    """It is done and saved, and a resumed run begins after it."""
+
+    def lost(record: Record) -> None:
+        if record["round"] == 2:
+            raise error
+
+    with pytest.raises(type(error)):
+        fedveil.simulate(job(), tmp_path / "run", callbacks=[Told()], progress=lost)
+    assert TOLD == [("begin", 0, "run"), 1, 2, ("end", None)]
+    TOLD.clear()
+    fedveil.resume(tmp_path / "run", callbacks=[Told()])
     assert TOLD == [("begin", 2, "run"), 3, ("end", None)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 from fedveil.base.message import decode, encode
+from fedveil.engine import job_model
 from fedveil.engine.assembly import ModelShape, check_weights
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, ModelInvalid, RunFailed, RunStopped
@@ -261,6 +262,10 @@ def dense(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Linear(shape[0], classes)
 
 
+def wide(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 200), nn.Linear(200, classes))
+
+
 @cache
 def public_part() -> nn.Module:
     return nn.Linear(7, 6).requires_grad_(requires_grad=False)
@@ -292,6 +297,19 @@ def valued(shape: tuple[int, ...], classes: int) -> nn.Module:
         ({"model": "mlp"}, {}, 199_209, "has at least 199,210 weights, but the server sends 199,"),
         ({"model": "logistic", "training": HEAD}, {"classes": 1 << 33}, 7850, "has at least"),
         ({"model": "logistic", "training": SCAFFOLD}, {}, 2 * 7849, "server sends 7,849"),
+        (
+            {"model": "mlp", "clients": {"number": 3, "own_layers": ["5.*"]}},
+            {"classes": 1 << 33},
+            197_200,
+            # 201 · 2^33 weights of 4 bytes, twice
+            r"8,589,934,592 outputs needs 13812\.6 GB for weights that are fixed or stay with this",
+        ),
+        (
+            {"model": "mlp", "training": HEAD},
+            {"example_shape": [1 << 33]},
+            2010,
+            r"and 10 outputs needs 13743\.9 GB for weights that are fixed .* of memory is free$",
+        ),
     ],
 )
 def test_a_lying_server_cannot_make_a_client_build_a_huge_model(
@@ -310,6 +328,17 @@ def test_a_lying_server_cannot_make_a_client_build_a_huge_model(
     with pytest.raises(ModelInvalid, match=why):
         client_training.Training(job(**settings), common, lambda c: c, lambda: 1)  # type: ignore[arg-type, return-value]
     assert not built
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1_256_000, True), (1_255_999, False), (None, True)])
+def test_fixed_weights_and_their_copy_must_fit_into_the_free_memory(
+    free: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 · (784 + 1) weights of 4 bytes are fixed, and so is no other tensor of the two layers."""
+    monkeypatch.setattr(job_model, "free_bytes", lambda device: free)
+    own = job(model=f"{__name__}:wide", training=HEAD)
+    with nullcontext() if fits else pytest.raises(ModelInvalid, match=r"but 1.3 MB of memory"):
+        check_weights(own, ModelShape((784,), 1), 201)
 
 
 def test_the_last_layer_of_a_language_model_is_not_made_for_more_classes_than_weights(

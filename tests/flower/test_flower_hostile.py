@@ -176,6 +176,7 @@ def test_an_update_is_not_asked_of_the_app_before_keys_were_exchanged():
         "phase": "masked",
         "senders": np.arange(2),
         "sealed": np.zeros((2, 9), "u1"),
+        "tags": np.zeros((2, 32), "u1"),
     }
     assert "masked is asked for before advertise" in ask(grid, content(words, PW)).error.reason
     assert calls == []

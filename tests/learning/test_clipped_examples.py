@@ -296,13 +296,45 @@ def test_a_model_that_no_example_can_be_taken_alone_in_fails() -> None:
             self.head = nn.Linear(12, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x.flatten(1)) * float(x.sum())
+            raise RuntimeError(f"no {x.ndim} dimensions")
 
     model = Counts()
     trainer = ClippedExamplesTrainer(model, plan(), rate=1.0, clip=0.05)
     trainer.start(Layout(model).vector())
     ((_, (failure,)),) = trainer.train(clients(ROOM, 4, (5,)))
-    assert isinstance(failure, RuntimeError)
+    assert type(failure) is RuntimeError
+    assert str(failure) == "no 4 dimensions"
+
+
+class Branching(nn.Module):
+    """A model that torch can differentiate, and vmap cannot follow."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.head, self._how = nn.Linear(12, 4), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.head(x.flatten(1))
+        if self._how == "item":
+            return out * x.abs().max().item()
+        if self._how == "if":
+            return out if x.sum() > 0 else -out
+        room = torch.zeros(1, 4)
+        room += out
+        return room
+
+
+@pytest.mark.parametrize("how", ["item", "if", "write"])
+def test_a_model_that_vmap_cannot_follow_is_told_so_in_one_sentence(how: str) -> None:
+    model = Branching(how)
+    trainer = ClippedExamplesTrainer(model, plan(), rate=1.0, clip=0.05)
+    trainer.start(Layout(model).vector())
+    ((_, (failure,)),) = trainer.train(clients(ROOM, 4, (5,)))
+    assert isinstance(failure, ModelInvalid)
+    said = str(failure)
+    assert said.startswith("privacy.unit = example needs the gradient of every example, which ")
+    assert len(said.splitlines()) == said.count("vmap") == 1
+    assert isinstance(failure.__cause__, RuntimeError)
 
 
 def test_tied_weights_are_one() -> None:

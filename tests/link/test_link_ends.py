@@ -83,7 +83,7 @@ def test_a_link_that_has_ended_or_failed_is_over_and_keeps_its_first_reason() ->
     stream.carry_all()
     ending.join()
     assert other.is_over
-    with pytest.raises(LinkLost, match=r"^leader has ended: x  é{998}$") as said:
+    with pytest.raises(LinkLost, match=r"^leader has ended: 'x\\n\\x1bé{998}'$") as said:
         Link.receive(other)
     assert "\x1b" not in str(said.value)
     failed = Link("c")

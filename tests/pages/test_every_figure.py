@@ -337,7 +337,7 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
     worst = accounts["shop"][1]
     assert promise.value == str(Figure(worst["epsilon"], worst["delta"]))
     answer = of_run(read_run(folder))
-    assert (answer["seconds"], answer["best_look"]) == (77, look)
+    assert (answer["seconds"], answer["best_evaluation"]) == (77, look)
     assert answer["accounts"] == {"lead": []} | {
         party: [{"for": line.pop("what"), **line} for line in lines]
         for party, lines in accounts.items()

@@ -17,6 +17,7 @@ from test_every_figure import written
 import fedveil
 from browser import needs_browser, show
 from fedveil.cli.exits import Exit
+from fedveil.pages.read_run import read_run
 from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
 from fedveil.privacy.finding import Finding, Measured
@@ -24,6 +25,7 @@ from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.account_lines import influenced_part
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
+from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
 from page_parts import EVIL, edit_last, small_job
 
@@ -279,6 +281,14 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
     assert found.epsilon == Figure(math.inf, 0.0)
     (row,) = lines(run_list(tmp_path))
     assert row[2] == "AUC 0.750"
+    with (folder / "lead" / "events.log").open("a") as events:
+        events.write("2026-03-03T12:00:00 went on after step 6: fedveil\n")
+        events.write("2026-03-03T12:30:00 finished after step 9\n")
+        events.write("2026-03-09T08:00:00 went on after step 9: fedveil\n")
+        events.write("2026-03-09T08:01:00 finished after step 9\n")
+    (resumed,) = run_list(tmp_path).runs
+    assert (resumed.state, resumed.seconds) == ("finished", 50.5 * 3600)
+    assert of_run(read_run(folder))["seconds"] == 50.5 * 3600
     metrics = folder / "lead" / "metrics.jsonl"
     metrics.write_text(json.dumps(look | {"test_accuracy": 0.625}) + "\n")
     assert run_list(tmp_path).runs[0].metric == "accuracy"

@@ -299,12 +299,52 @@ def test_a_dealer_of_shares_outside_the_field_is_named(beyond: Any) -> None:
     assert played.rejected == played.withheld == {}
 
 
-def test_a_dealer_of_wrong_tags_is_named_with_each_holder_that_is_rejected() -> None:
-    played = Played()
-    with pytest.raises(RoundVoid):
-        played.play(up=only("share", 6, tags=lambda a: a ^ 1))
-    assert len(played.rejected) == 5
-    assert all(reason.endswith(": that of client 6") for reason in played.rejected.values())
+def wrong_tags(*holders: int) -> Any:
+    """Flip a bit of both tags of client 6's shares for the holders at these places of ten."""
+
+    def flipped(tags: np.ndarray) -> np.ndarray:
+        tags = tags.copy()
+        for place in holders:
+            tags[[2 * place, 2 * place + 1], 5] ^= 1
+        return tags
+
+    return only("share", 6, tags=flipped)
+
+
+@pytest.mark.parametrize("drop", [{}, {"masked": [6]}])
+def test_a_dealer_of_wrong_tags_is_named_and_no_holder_is_rejected(drop: Any) -> None:
+    played = Played(10, 7)
+    with pytest.raises(RoundVoid, match=r"client 6 has dealt 4 unusable shares, so [56] are") as v:
+        played.play(drop, up=wrong_tags(0, 3, 8, 9))
+    assert v.value.phase == "masked"
+    assert played.rejected == played.withheld == {}
+    refusing = [c for (p, c), m in played.answers.items() if p == "masked" and len(m["refused"])]
+    assert refusing == [played.ids[place] for place in (0, 3, 8, 9)]
+
+
+@pytest.mark.parametrize("drop", [{}, {"masked": [6]}])
+def test_a_few_shares_with_wrong_tags_are_done_without(drop: Any) -> None:
+    played = Played(10, 6).play(drop, up=wrong_tags(0, 3, 9))
+    assert played.rejected == played.withheld == {}
+    assert played.exact
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_share_of_either_kind_is_refused_for_its_wrong_tag(kind: int) -> None:
+    """Client 9 is the fourth member, and the fourth sender to client 12 and behind it."""
+    one = only("share", 9, tags=lambda a: edited(a, (2 * 4 + kind, 15), a[2 * 4 + kind, 15] ^ 1))
+    played = Played().play(up=one)
+    refused = {c: m["refused"].tolist() for (p, c), m in played.answers.items() if p == "masked"}
+    assert refused == {0: [], 3: [], 6: [], 9: [], 12: [9]}
+    assert played.exact
+
+
+def test_a_client_that_deals_itself_a_share_with_a_wrong_tag_is_rejected() -> None:
+    """It is both the dealer and the holder."""
+    played = Played(10, 6).play(up=wrong_tags(2))
+    reason = "a share is not the one that was dealt: that of client 6"
+    assert (played.rejected, played.withheld) == ({6: reason}, {})
+    assert played.exact
 
 
 @pytest.mark.parametrize("drop", [{}, {"masked": [6]}])
@@ -361,6 +401,7 @@ def test_a_dropped_client_that_has_dealt_another_key_ends_the_round() -> None:
         ("masked", {"senders": as_ids([0, 3, 9, 13])}, "not in the neighbourhood"),
         ("masked", {"senders": as_ids([0, 3, 6, 9])}, "not in the neighbourhood"),
         ("masked", {"sealed": lambda a: a[:, :-1]}, "field sealed has the wrong length"),
+        ("masked", {"tags": lambda a: a[:-1]}, "field tags has the wrong length"),
         ("unmask", {"dropped": as_ids([3])}, "both kinds of share of one client"),
         ("unmask", {"survivors": as_ids([0, 6])}, "2 survivors are fewer than the threshold, 3"),
         ("unmask", {"survivors": as_ids([0, 3, 9, 12]), "dropped": as_ids([6])}, "do not include"),
@@ -380,7 +421,7 @@ def test_the_client_refuses(phase: str, change: dict[str, Any], reason: str) -> 
 @pytest.mark.parametrize(
     ("phase", "change", "reason"),
     [
-        ("masked", lambda m: {**m, "senders": m["senders"][:1], "sealed": m["sealed"][:1]},
+        ("masked", lambda m: m | {name: m[name][:1] for name in ("senders", "sealed", "tags")},
          "2 clients share secrets, 3 are needed"),
         ("share", lambda m: {**m, "clients": m["clients"][1:3], "mask_keys": m["mask_keys"][1:3],
                              "cipher_keys": m["cipher_keys"][1:3]},
@@ -542,7 +583,7 @@ def test_a_client_that_was_shown_fewer_sharers_signs_something_else() -> None:
     def hide(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
         if (phase, client) == ("masked", 6):
             shown = message["senders"] != 9
-            message |= {name: message[name][shown] for name in ("senders", "sealed")}
+            message |= {name: message[name][shown] for name in ("senders", "sealed", "tags")}
         return message
 
     played = Played(active_security=True).play({"masked": [9]}, down=hide)

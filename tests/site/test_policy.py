@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedveil.settings.yaml_file import put
 from fedveil.site.account import Limits
 from fedveil.site.admission import Admission, weak_sum
 from fedveil.site.order import _BOUND, Order
-from fedveil.site.policy import Policy
+from fedveil.site.policy import RULES, Policy
 from fedveil.site.policy_start import START
 from fedveil.site.site_folder import create
 from fedveil.site.supernode import command
@@ -237,3 +238,13 @@ def test_every_key_is_tried() -> None:
         ("superlink", "client", "roster", "root_certificates", "supernode_key", "insecure")),
     }  # fmt: skip
     assert {dotted(path) for path in keys(Policy)} == (here | elsewhere) - {"data.heart.named"}
+
+
+def test_each_rule_says_what_it_returns() -> None:
+    """The reference has only the first paragraph, which is the rule."""
+    said = [inspect.cleandoc(rule.__doc__ or "").split("\n\n") for rule in RULES._reads]
+    assert len(said) == 5
+    assert {rest for _, rest in said} == {
+        "Returns an error message, or None if the policy follows this rule."
+    }
+    assert RULES.texts() == [" ".join(first.split()) for first, _ in said]

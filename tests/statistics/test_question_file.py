@@ -458,6 +458,33 @@ def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:
     assert np.array_equal(as_table(frame).numbers("b"), [1.0, np.nan], equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["series", "array", "list", "rows"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_pandas_na_is_missing_wherever_it_stands(kind: str, apart: bool) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = {
+        "n": pandas.array([30, None, 41], dtype="Int64"),
+        "h": pandas.array([1.5, 2.0, None], dtype="Float64"),
+        "b": pandas.array([None, True, False], dtype="boolean"),
+    }
+    made: Any = {
+        "series": {name: pandas.Series(cells) for name, cells in columns.items()},
+        "array": columns,
+        "list": {name: list(cells) for name, cells in columns.items()},
+        "rows": pandas.DataFrame(columns).to_numpy(),
+    }[kind]
+    table = as_table(made, apart=apart)
+    n, h, b = "012" if kind == "rows" else "nhb"
+    assert np.array_equal(table.numbers(n), [30, np.nan, 41], equal_nan=True)
+    assert np.array_equal(table.numbers(h), [1.5, 2, np.nan], equal_nan=True)
+    assert np.array_equal(table.numbers(b), [np.nan, 1, 0], equal_nan=True)
+    assert table.words(n).tolist() == ["30", "", "41"]
+    assert table.words(b).tolist() == ["", "True", "False"]
+    if kind != "rows":
+        words = as_table({"s": pandas.array(["u", None, "<NA>"], dtype="string")}, apart=apart)
+        assert words.words("s").tolist() == ["u", "", "<NA>"]
+
+
 def test_a_column_of_mixed_cells_is_read_as_numbers_and_as_words() -> None:
     """A column of whole numbers becomes one of floats if a cell is missing."""
     floats = ArrayTable("t", {"x": [1.0, np.nan, 2.5, 1234567.0]})

@@ -78,6 +78,7 @@ class Attempt:
         self.public: dict[int, Shown] = {}
         self.shown: dict[int, dict[int, Shown]] = {}
         self.boxes: dict[int, dict[int, bytes]] = {}
+        self.tags: dict[int, dict[int, bytes]] = {}
         self.senders: dict[int, list[int]] = {}
         self.models: dict[int, bytes] = {}
         self.vectors: dict[int, np.ndarray] = {}
@@ -121,25 +122,25 @@ class Attempt:
             if answer is not None:
                 rows = [row.tobytes() for row in answer["sealed"]]
                 self.boxes[c] = dict(zip(hood, rows, strict=True))
+                tags = answer["tags"].reshape(len(hood), -1)
+                self.tags[c] = {peer: row.tobytes() for peer, row in zip(hood, tags, strict=True)}
 
     def masked(
         self,
         senders: Mapping[int, Iterable[int]] | None = None,
         models: Mapping[int, bytes] | None = None,
-        boxes: Mapping[tuple[int, int], bytes] | None = None,
     ) -> None:
-        """Send each client its dealers, by default all. `boxes` replaces some of theirs."""
+        """Send each client its dealers, by default all."""
         for c in self.boxes:
             told = sorted({*((senders or {}).get(c, self.boxes)), c})
             self.senders[c] = told
             self.models[c] = (models or {}).get(c, b"model")
-            rows = [
-                (boxes or {}).get((peer, c), self.boxes[peer].get(c, b""))
-                for peer in told
-                if peer != c
-            ]
-            others = as_ids([peer for peer in told if peer != c])
-            answer = self.ask(c, "masked", senders=others, sealed=as_rows(rows, len(rows[0])))
+            others = [peer for peer in told if peer != c]
+            fields = {
+                name: np.stack([np.frombuffer(made[peer][c], np.uint8) for peer in others])
+                for name, made in (("sealed", self.boxes), ("tags", self.tags))
+            }
+            answer = self.ask(c, "masked", senders=as_ids(others), **fields)
             if answer is not None:
                 lanes = np.zeros(LENGTH, Ring(self.terms.bits).lane)
                 add_packed(answer["vector"], self.terms.bits, lanes)

@@ -179,7 +179,7 @@ def test_a_follower_serves_session_after_session_and_waits_for_ever(
     seen: list[Any] = []
 
     def follow(scorer: object, meeting: Meeting) -> None:
-        seen.append((scorer, meeting.patience_s))
+        seen.append((scorer, meeting.link_patience_s, meeting.patience_s))
         if (end := next(ends)) is not None:
             raise end
 
@@ -189,7 +189,7 @@ def test_a_follower_serves_session_after_session_and_waits_for_ever(
     with pytest.raises(KeyboardInterrupt):
         sources.serve(own, Meeting(Address("127.0.0.1", 1), None, 5.0, said.append))
     assert said == ["lead is away", "lead lies"]
-    assert seen == [(own, math.inf)] * 5
+    assert seen == [(own, math.inf, 5.0)] * 5
 
 
 def test_a_folder_without_a_bundle_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.errors import MessageInvalid, ModelInvalid
 from fedveil.language.transformer import PRESETS
+from fedveil.learning.device import free_bytes
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
 from fedveil.vertical.batch_memory import batch_bytes
@@ -198,7 +199,7 @@ def test_free_memory_is_what_is_available_and_the_swap(
     said: str, free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda path, *given: said)
-    assert part_memory.free_bytes("cpu") == free
+    assert free_bytes("cpu") == free
 
 
 def test_a_batch_counts_what_autograd_keeps() -> None:

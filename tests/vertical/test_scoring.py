@@ -753,9 +753,11 @@ def test_each_alignment_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch)
     began: list[Any] = []
     used: list[Any] = []
     apart: Any = object.__new__(Apart)
-    apart.leader = SimpleNamespace(use=used.append, ids=np.arange(5))
+    split = SimpleNamespace(followers=("bank", "shop"))
+    apart.leader = SimpleNamespace(use=used.append, ids=np.arange(5), split=split, most_ids=7)
+    apart._meeting = SimpleNamespace(patience_s=1.0)
     apart._links = {
-        name: SimpleNamespace(begin=lambda name=name: began.append(name))
+        name: SimpleNamespace(peer=name, send=print, begin=lambda name=name: began.append(name))
         for name in ("bank", "shop")
     }
     apart._attempt, apart._agreed = 0, False

@@ -65,6 +65,13 @@ class Follower:
         self.threads[-1].start()
 
 
+#: What a follower has before its session.
+PARTY: dict[str, Any] = {
+    "split": SimpleNamespace(leader="lead", followers=("bank",)), "name": "bank",
+    "ids": range(3), "most_ids": 7,
+}  # fmt: skip
+
+
 class Killed(Exception):
     """The end of a process in the middle of a request."""
 
@@ -159,8 +166,7 @@ def test_a_follower_saves_its_account_however_a_session_ends(
     monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
     monkeypatch.setattr(sources, "drive", lost)
     party: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), name="bank", use=print,
-        keep_account=lambda: kept.append("kept"),
+        **PARTY, use=print, keep_account=lambda: kept.append("kept"),
     )  # fmt: skip
     with pytest.raises(Killed):
         follow(party, meeting(1, None))
@@ -181,15 +187,17 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
         return links["lead"].receive() if isinstance(step, str) else step
 
     link = SimpleNamespace(
-        peer="lead", begin=print, send=print, close=lambda reason: None, receive=lambda: first
+        peer="lead",
+        begin=print,
+        send=print,
+        close=lambda reason: None,
+        receive=lambda *given: first,
     )
     monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
     monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
     monkeypatch.setattr(sources, "drive", drive)
     monkeypatch.setattr(sources.row_alignment, "follow", lambda scorer, begin: begun.append(begin))
-    party: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), name="bank", use=list, keep_account=list, answer=list
-    )
+    party: Any = SimpleNamespace(**PARTY, use=list, keep_account=list, answer=list)
     with pytest.raises(Killed):
         follow(party, meeting(1, None))
     assert begun == [None, first, None]
@@ -202,7 +210,7 @@ def test_a_follower_aligns_again_if_another_one_ends_the_first_alignment(
     messages = [{"kind": "begin", "attempt": 1}, {"kind": "begin", "attempt": 2}]
     begun: list[Any] = []
 
-    def receive() -> Any:
+    def receive(deadline: Any = None) -> Any:
         if not messages:
             raise Killed
         return messages.pop(0)
@@ -216,9 +224,7 @@ def test_a_follower_aligns_again_if_another_one_ends_the_first_alignment(
     monkeypatch.setattr(sources, "Link", lambda *given, **named: link)
     monkeypatch.setattr(sources, "Dialer", lambda *given: nullcontext())
     monkeypatch.setattr(sources.row_alignment, "follow", aligning)
-    party: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), name="bank", use=list, keep_account=list, answer=list
-    )
+    party: Any = SimpleNamespace(**PARTY, use=list, keep_account=list, answer=list)
     with pytest.raises(Killed):
         follow(party, meeting(1, None))
     assert begun == [1, 2]

@@ -143,7 +143,7 @@ def handshakes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for side in ("lead", "follow"):
         monkeypatch.setattr(sessions.handshake, side, begun)
-    link = SimpleNamespace(begin=lambda: None, close=lambda reason: None)
+    link = SimpleNamespace(peer="", send=print, begin=lambda: None, close=lambda reason: None)
     monkeypatch.setattr(sessions, "Link", lambda *given, **named: link)
     for name in ("Listener", "Dialer"):
         place = SimpleNamespace(address=None)
@@ -155,15 +155,16 @@ def test_a_leader_brings_its_jobs_order_and_saves_the_run_before_others_do(
     handshakes: list[Any],
 ) -> None:
     split = SimpleNamespace(followers=("bank", "shop"))
+    state = Standing("lead", {}, {}, {})
     machine: Any = SimpleNamespace(
         split=split, job=SimpleNamespace(seed=23), party="lead", folder=None,
-        standing=lambda: "standing", keep_run="keep_run",
+        standing=lambda: state, keep_run="keep_run",
     )  # fmt: skip
     meeting = Meeting(Address("127.0.0.1", 1), None)
     with pytest.raises(Reached):
         sessions.lead(machine, meeting, "evaluate")
     named = {"attempt": 1, "purpose": "evaluate", "order_seed": 23, "keep_run": "keep_run"}
-    assert handshakes == [(("standing", ("bank", "shop")), named)]
+    assert handshakes == [((state, ("bank", "shop")), named)]
 
 
 def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
@@ -174,8 +175,9 @@ def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
     own: Any = "own credentials"
     state = Standing("bank", {}, {}, {})
     machine: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), party="bank", folder=None, standing=lambda: state
-    )
+        split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        standing=lambda: state,
+    )  # fmt: skip
     with pytest.raises(Reached):
         sessions.follow(machine, Meeting(Address("127.0.0.1", 1), own), looks=True)
     ((standing, leader, begin), _) = handshakes[0]
@@ -228,7 +230,11 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
         channels["lead"].receive()
 
     link = SimpleNamespace(
-        peer="lead", begin=print, send=print, close=lambda reason: None, receive=lambda: first
+        peer="lead",
+        begin=print,
+        send=print,
+        close=lambda reason: None,
+        receive=lambda *given: first,
     )
     monkeypatch.setattr(sessions, "Link", lambda *given, **named: link)
     monkeypatch.setattr(sessions, "drive", drive)
@@ -236,8 +242,8 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
         sessions.handshake, "follow", lambda standing, leader, begin: begun.append(begin)
     )
     machine: Any = SimpleNamespace(
-        split=SimpleNamespace(leader="lead"), party="bank", folder=None, play=play,
-        standing=lambda: Standing("bank", {}, {}, {}),
+        split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        play=play, standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     with pytest.raises(Reached):
         sessions.follow(machine, Meeting(Address("127.0.0.1", 1), None, report=said.append))
@@ -258,7 +264,7 @@ def test_a_leader_numbers_its_attempts_and_waits_for_another_in_place_of_who_is_
 
     def link(peer: str, **named: object) -> Any:
         return SimpleNamespace(
-            begin=lambda: did.append(peer), close=lambda reason: None,
+            peer=peer, send=print, begin=lambda: did.append(peer), close=lambda reason: None,
             refuse=lambda why: did.append((peer, why)),
             await_another=lambda: did.append((peer, "another")),
         )  # fmt: skip
@@ -270,7 +276,7 @@ def test_a_leader_numbers_its_attempts_and_waits_for_another_in_place_of_who_is_
     )
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(followers=("bank", "shop")), job=SimpleNamespace(seed=0),
-        party="lead", folder=None, standing=print, keep_run=print,
+        party="lead", folder=None, standing=lambda: Standing("lead", {}, {}, {}), keep_run=print,
     )  # fmt: skip
     with pytest.raises(Reached):
         sessions.lead(machine, Meeting(Address("127.0.0.1", 1), None, report=did.append))
@@ -333,11 +339,11 @@ def test_a_session_has_all_that_the_meeting_has(
 def test_a_follower_serves_on_after_an_error_and_waits_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[float, bool]] = []
+    asked: list[tuple[float, float, bool]] = []
     said: list[str] = []
 
     def follow(machine: object, meeting: Meeting, *, looks: bool) -> None:
-        asked.append((meeting.patience_s, looks))
+        asked.append((meeting.link_patience_s, meeting.patience_s, looks))
         raise (LinkLost("it is away"), ExchangeError("it lies"), KeyError())[len(asked) - 1]
 
     monkeypatch.setattr(sessions, "follow", follow)
@@ -345,7 +351,7 @@ def test_a_follower_serves_on_after_an_error_and_waits_without_an_end(
     machine: Any = None
     with pytest.raises(KeyError):
         sessions.serve(machine, meeting)
-    assert asked == [(math.inf, True)] * 3
+    assert asked == [(math.inf, 3.0, True)] * 3
     assert said == ["it is away", "it lies"]
 
 

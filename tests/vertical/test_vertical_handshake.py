@@ -336,6 +336,27 @@ def test_what_was_on_its_way_from_an_earlier_attempt_is_passed_over() -> None:
         exchange.send(applications(attempt=2))
 
 
+@pytest.mark.parametrize(
+    ("attempt", "message", "why"),
+    [
+        (1, {"kind": "tensor", "name": "left"}, "'tensor' where 'apply' for attempt 1 was due"),
+        (1, {"kind": np.arange(2)}, r"with the shape \(2,\) where 'apply' for attempt 1 was due"),
+        (3, {"kind": "apply", "attempt": 4}, "'apply' for attempt 4 where 'apply' for attempt 3"),
+        (3, {"kind": "raised", "attempt": 3}, "'raised' for attempt 3 where 'apply' for attempt 3"),
+    ],
+)
+def test_a_follower_that_sends_what_no_attempt_can_have_left_is_refused(
+    attempt: int, message: Message, why: str
+) -> None:
+    lead = standing("lead", align_by="digests")
+    exchange = handshake.lead(lead, ("bank",), attempt=attempt, purpose="train", order_seed=0)
+    assert isinstance(next(exchange), Send)
+    next(exchange)
+    with pytest.raises(Unfit, match=f"^bank sent .*{why}") as unfit:
+        exchange.send(message)
+    assert unfit.value.follower == "bank"
+
+
 GOOD = {
     "kind": "agreed", "step": 0, "examples": bytes(16), "rows_train": np.arange(4),
     "rows_test": np.arange(2),

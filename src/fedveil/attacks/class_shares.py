@@ -45,7 +45,8 @@ class Observer:
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
         """Yield the attacker's estimate of each update, from its report or a sum of reports.
 
-        A sum is used if single reports reveal nothing. The sum includes the report of the update.
+        A sum is used if single reports reveal nothing. The sum includes the report of the update,
+        whose client takes part in its round.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -63,7 +64,7 @@ class Observer:
                 raise AttackImpossible("the job has too few clients for a round of this protection")
             chosen = source.stream("others").permutation(len(others))[: size - 1]
             view = seen(protection, weights, [update, *(others[c] for c in chosen)], source)
-            yield Reading(size * view.mean.estimate, view.mean.weight)
+            yield view.total
 
 
 def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:

@@ -76,8 +76,7 @@ def said(view: Seen, sums: bool = False) -> Reading:
     reading = view.readings[0]
     if not reading.empty and not sums:
         return reading
-    total = len(view.readings) * view.aggregate.astype(np.float64)
-    return Reading(total, np.ones_like(total))
+    return view.total
 
 
 def evidence(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,6 +45,16 @@ class Seen:
         """Return the aggregate, noise included, as the attacker's estimate of the mean update."""
         mean = self.aggregate.astype(np.float64)
         return Reading(mean, np.ones_like(mean))
+
+    @property
+    def total(self) -> Reading:
+        """Return the sum of the updates in the aggregate, as an estimate of the first one.
+
+        It says nothing if the first client was not asked for its update.
+        """
+        if 0 in self.silent:
+            return Reading.nothing(len(self.aggregate))
+        return replace(self.mean, estimate=len(self.asked) * self.mean.estimate)
 
 
 def seen(

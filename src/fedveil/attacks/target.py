@@ -234,7 +234,9 @@ class Target:
 
     def under(self, protection: str) -> Target:
         """Copy the target with the named protection, whose parameters come from the job."""
-        return replace(self, job=self.job.under(protection))
+        job = self.job.under(protection)
+        claim = self.claim if job.protection == self.job.protection else None
+        return replace(self, job=job, claim=claim)
 
     @cached_property
     def weights(self) -> Float32s:
@@ -280,9 +282,10 @@ class Target:
         """Return an attack's result: its metrics beside the epsilon that the protection claims.
 
         The claim is for a client that reports in `rounds` rounds. `more` are further fields of
-        `Finding`.
+        `Finding`. Its field `saw` also says how the epsilon of an adaptive protection was found.
         """
         promised = self.promised(rounds)
+        more["saw"] = more.get("saw", "") + self._basis(rounds, promised)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
             "settings": self.settings,
@@ -290,6 +293,13 @@ class Target:
             "delta": promised.delta,
         }
         return Finding(attack=attack, effort=effort, figures=figures, **{**fields, **more})
+
+    def _basis(self, rounds: int, promised: Figure) -> str:
+        if rounds == 1 or not self.protection.adaptive or math.isinf(promised.epsilon):
+            return ""
+        if promised is self.claim:
+            return f" (the epsilon is the ledger's, for all {rounds:,} rounds of the run)"
+        return " (the epsilon is a forecast: the cost of a round depends on earlier rounds)"
 
     def rows(self, client: int) -> Int64s:
         return self.partition.of(client)

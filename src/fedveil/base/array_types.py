@@ -52,6 +52,15 @@ def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Flo
     return floats
 
 
+def without_na(cells: Array, missing: object) -> Array:
+    """Return `cells` with `missing` in place of each pandas.NA."""
+    if cells.dtype != object:
+        return cells
+    is_na = np.frompyfunc(lambda cell: type(cell).__name__ == "NAType", 1, 1)  # without pandas
+    hidden = is_na(cells).astype(np.bool_)
+    return np.where(hidden, np.array(missing, object), cells) if hidden.any() else cells
+
+
 def row_values(rows: Uint8s) -> npt.NDArray[np.bytes_]:
     """Return each row's bytes as one value, so that NumPy can sort and compare rows."""
     return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").reshape(-1)

@@ -73,8 +73,9 @@ def load(
     except JobError:
         from fedveil.vertical.job import VerticalJob
 
-        refuse_their_vertical(path)
-        refuse_other_kind(path, Job, VerticalJob, f"is a vertical job. {other} {quote(str(path))}")
+        held = job_file(path)
+        refuse_their_vertical(held)
+        refuse_other_kind(held, Job, VerticalJob, f"is a vertical job. {other} {quote(str(held))}")
         if path is not None and is_question(path):
             question = f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"
             raise JobError([question]) from None
@@ -85,6 +86,13 @@ def load(
     remarks("note", notes)
     remarks("warning", job.warnings)
     return job
+
+
+def job_file(path: Path | None) -> Path | None:
+    """Return the job in the folder `path`, such as a run's. If there is none, returns `path`."""
+    from fedveil.record.run_folder import JOB
+
+    return path / JOB if path is not None and (path / JOB).is_file() else path
 
 
 def is_question(path: Path) -> bool:

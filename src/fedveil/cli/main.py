@@ -343,7 +343,7 @@ def show(
 
     For a model of your own, standard error has the table of --layers.
     """
-    settings = load(job, overrides, default=DEFAULT_JOB)
+    settings = load(job, overrides, "Show it with: fedveil vertical show", DEFAULT_JOB)
     if not layers:
         _print_job(settings, json=json)
         if ":" in settings.model:  # a built-in model is shown without importing torch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.array_types import Array
+from fedveil.base.array_types import Array, without_na
 from fedveil.base.example_arrays import is_plain, joined, ragged
 from fedveil.errors import DataInvalid
 
@@ -22,7 +22,8 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     if isinstance(value, Mapping):
         return _several(name, part, value)
     try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        return _of_pandas(array) if array.dtype == object and hasattr(value, "isna") else array
     except Exception as error:  # a ragged list, or any error of an object's own __array__
         items = _items(value) if uneven else None
         if items is None:
@@ -30,6 +31,16 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
                 f"data {name}: {part} is not an array: {own_code.described(error)}"
             ) from None
     return ragged(items)
+
+
+def _of_pandas(array: Array) -> Array:
+    """Return objects of pandas as numbers, and as they are if not all are numbers.
+
+    The columns of a DataFrame may have types of pandas' own, which NumPy reads as objects. A
+    missing value, pandas.NA, becomes NaN.
+    """
+    numbers = np.array(without_na(array, np.nan).tolist())
+    return numbers if numbers.dtype.kind in "fiub" else array
 
 
 def _items(value: Any) -> list[Array] | None:

@@ -104,20 +104,29 @@ class Federation:
             while self.state.done < self.job.rounds and stopped is None:
                 stopped = self.parts.stopping.why(self.recorder.records)
                 if stopped is None:
-                    tell(record := self._round(self.state.done + 1))
-                    stopped = self.parts.callbacks.round(record)
+                    stopped = self._tell(self._round(self.state.done + 1), tell)
                     by_callback = stopped is not None
         except LimitReached as limit:
             stopped = str(limit)
             if self.attempts.without_record(self.state.done) or self._unrepeated:
-                tell(record := self._cut_off(self.state.done + 1))
-                self.parts.callbacks.round(record)
+                self._tell(self._cut_off(self.state.done + 1), tell)
         except (RunStopped, OutputLost, KeyboardInterrupt) as end:
             with suppress(RunFolderError):  # losing the log line is fine, losing the error is not
                 why = str(end) or "interrupted"
                 self.recorder.event(f"ended after round {self.state.done}: {why}")
             raise
         return self._finish(stopped, by_callback)
+
+    def _tell(self, record: Record, tell: Progress) -> str | None:
+        """Show a round's record and give it to the callbacks. Returns a reason to stop, or None.
+
+        The callbacks get it even if it cannot be shown: a resumed run does not give it to them.
+        """
+        try:
+            tell(record)
+        finally:
+            stopped = self.parts.callbacks.round(record)
+        return stopped
 
     def _finish(self, stopped: str | None, by_callback: bool) -> Run:
         parts, state = self.parts, self.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from fedveil.base.example_arrays import Shape
@@ -15,12 +16,14 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning import models
+from fedveil.learning.device import free_bytes
 from fedveil.learning.own_layers import keep_own, own_names
 from fedveil.learning.trained_part import TrainedPart, only_head
 from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained import language_model
 from fedveil.pretrained.base_weights import fingerprint
 from fedveil.pretrained.model_folder import ModelFolder
+from fedveil.record.byte_count import shown_bytes
 
 #: Names under which configurations of language models state the width of a last layer's input.
 _WIDTHS = (
@@ -102,13 +105,16 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
-    """Raise `ModelInvalid` if a model for `shape` would have more than `sent` weights to train.
+    """Raise `ModelInvalid` if a model for `shape` is too large for `sent` weights or for memory.
 
     Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
-    memory for weights. It does not count weights that are fixed or stay with each client. A model
-    from a user's function is checked only if `shape.numbers` is above 2 * `sent`, and if the
-    function can build the model without values (`models.outline`).
+    memory for weights. The model may train and send at most `sent` weights. Its other weights,
+    which are fixed or stay with each client, must fit twice into the free memory, because a
+    `Layout` copies them. Base weights are not counted. A model from a user's function is checked
+    only if `shape.numbers` is above 2 * `sent`, and if the function can build the model without
+    values (`models.outline`).
     """
+    kept = 0
     if job.has_language_model:
         # The last layer has a row of weights for each class.
         config = _folder(job).config
@@ -126,12 +132,26 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
         part = TrainedPart.of(model).module
         own = own_names(part)
         trained = [p for name, p in part.named_parameters() if p.requires_grad and name not in own]
-        due = sum(p.numel() for p in trained if not isinstance(p, nn.UninitializedParameter))
+        due = sum(map(_size, trained))
+        tensors = (*model.parameters(), *model.buffers())
+        kept = sum(_size(t) * t.element_size() for t in tensors) - 4 * due
     if due > sent:
         raise ModelInvalid(
             f"a model for examples of the server's shape and {shape.classes:,} outputs has at "
             f"least {due:,} weights, but the server sends {sent:,}"
         )
+    free = free_bytes("cpu")
+    if free is not None and 2 * kept > free:
+        raise ModelInvalid(
+            f"a model for examples of the server's shape and {shape.classes:,} outputs needs "
+            f"{shown_bytes(2 * kept)} for weights that are fixed or stay with this client, but "
+            f"{shown_bytes(free)} of memory is free"
+        )
+
+
+def _size(tensor: torch.Tensor) -> int:
+    unknown = isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)
+    return 0 if unknown else tensor.numel()
 
 
 def text_form(job: Job) -> TextForm | None:

@@ -275,6 +275,7 @@ class _AnyModel:
 
         `share` is lr / batch_size, and `clip` bounds the norm of a contribution. If no example's
         gradient can be computed, tries an example of zeros, so that a broken model raises an error.
+        Raises `ModelInvalid` for a model that only vmap cannot follow.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -293,7 +294,25 @@ class _AnyModel:
                 taken = True
                 self._spread(total, _clipped_sum(rows, torch.from_numpy(counts), share, clip))
         if not taken and len(batch):
-            self._gradients(parameters, *self._on_device(*_nobodys(client)))
+            self._try(parameters, *self._on_device(*_nobodys(client)))
+
+    def _try(self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Compute the gradient of one example, or raise an error that says why it cannot be."""
+        try:
+            self._gradients(parameters, x, y)
+        except Exception as error:  # the user's model may raise anything
+            leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+            try:
+                loss = self._loss(leaves, x[0], y[0])
+                torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            except Exception:
+                raise error from None
+            raise ModelInvalid(
+                "privacy.unit = example needs the gradient of every example, which torch.func.vmap "
+                "cannot compute for this model, though torch can for one example: in the forward "
+                "pass, use no values of tensors (.item(), `if` or `for` on a tensor), and do not "
+                "write into tensors that do not depend on the example"
+            ) from error
 
     def _of_each(
         self,

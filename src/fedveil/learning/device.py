@@ -1,9 +1,10 @@
-"""Checks torch devices, seeds their generators, and lets a thread treat subnormals as zero."""
+"""Checks torch devices and their memory, seeds generators, and lets a thread flush subnormals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +21,18 @@ def check_device(key: str, name: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise JobError([f"{key} = {name} cannot be used here: {reason}"]) from None
+
+
+def free_bytes(device: str) -> int | None:
+    """Return the bytes of memory that are free on `device`, or None if this is unknown."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        found = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+        return 1024 * sum(int(found[name][0]) for name in ("MemAvailable", "SwapFree"))
+    except (OSError, LookupError, ValueError):
+        return None
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -17,10 +17,11 @@ from cryptography import x509
 
 from fedveil.errors import CertificateError, FedveilError, LinkLost, MessageInvalid, PeerRefused
 from fedveil.link.certificate_chain import described, pem_of, weakness
-from fedveil.link.link import Link, plain
+from fedveil.link.link import Link
 from fedveil.link.proxy import connect
 from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials
+from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
@@ -156,7 +157,7 @@ class Dialer:
 
         If the leader's refusal is permanent, makes the link fail.
         """
-        code, details = error.code(), plain(error.details() or "no reason given")
+        code, details = error.code(), short(error.details() or "no reason given", LONGEST_LOGGED)
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:
             self._link.fail(PeerRefused(f"{peer} refuses: {details}"))

@@ -15,7 +15,6 @@ another process has replaced the peer's process. Numbers then start again at 1 i
 
 from __future__ import annotations
 
-import math
 import struct
 import threading
 import time
@@ -25,6 +24,8 @@ from collections.abc import Iterator
 from fedveil.base.message import Message, Value, check_carried, decode, encode
 from fedveil.entropy import Secure
 from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, PeerRestarted
+from fedveil.link.deadline import NO_DEADLINE, Deadline
+from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
 PROTOCOL = 1
 SESSION_BYTES = 16
@@ -44,7 +45,6 @@ CLOSE_S = 10.0
 
 _HEADER = struct.Struct("<QQB")
 _ACK, _MESSAGE, _END, _REFUSAL = range(4)
-_LONGEST_SENTENCE = 2000
 _LOOK_AGAIN_S = 60.0
 
 
@@ -53,10 +53,10 @@ class Link:
 
     A stream is one connection, which may break and be replaced. `send` queues a message, and waits
     first while the peer has not acknowledged `OUTBOX_BYTES` of earlier ones. `send` and `receive`
-    raise LinkLost if they wait for `patience_s` seconds without a stream, or for twice as long on
-    an open stream without progress. After the peer's process was replaced, `send` and `receive`
-    raise PeerRestarted until this party calls `begin` or `await_another`. Only one thread may send
-    and receive.
+    raise LinkLost if they wait for `patience_s` seconds without a stream, for twice as long on an
+    open stream without progress, or for four times as long over several streams. After the peer's
+    process was replaced, they raise PeerRestarted until this party calls `begin` or
+    `await_another`. Only one thread may send and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -110,15 +110,16 @@ class Link:
             self._check()
             self._hand_over(frame)
 
-    def receive(self) -> dict[str, Value]:
+    def receive(self, deadline: Deadline = NO_DEADLINE) -> dict[str, Value]:
+        """Wait for the peer's next message, and return it. Raises `LinkLost` after `deadline`."""
         with self._lock:
             self._check()
-            silent_since = time.monotonic()
+            since, left = time.monotonic(), deadline.left(self.peer)
             while not self._inbox:
                 self._check_not_ended()
-                silent_since = max(silent_since, self._up_since)
-                self._readable.wait(self._patience_left(silent_since))
+                self._readable.wait(min(self._patience_left(since), left))
                 self._check()
+                left = deadline.left(self.peer)
             body = self._inbox.popleft()
             self._inbox_bytes -= len(body) + _PER_MESSAGE_BYTES
             self._room.notify_all()
@@ -132,11 +133,16 @@ class Link:
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
+        """Wait until another process has taken the place of the peer's.
+
+        Raises `LinkLost` if none comes in time, or if the peer's process does not end.
+        """
         with self._lock:
+            since = time.monotonic()
             while not self._restarted:
                 if self._failure is not None:
                     raise self._failure
-                self._readable.wait(self._patience_left())
+                self._readable.wait(self._patience_left(since, "not ended its process"))
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
@@ -287,30 +293,35 @@ class Link:
             if self._outbox_bytes < held:
                 held, heard = self._outbox_bytes, time.monotonic()
             what = f"acknowledged nothing of {held / 1e9:.1f} GB"
-            self._readable.wait(self._patience_left(max(heard, self._up_since), what))
+            self._readable.wait(self._patience_left(heard, what))
             self._check()
 
-    def _patience_left(self, silent_since: float = math.inf, what: str = "sent nothing") -> float:
+    def _patience_left(self, since: float, what: str = "sent nothing") -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        This party has waited on an open stream since `silent_since` (`time.monotonic`), where
-        infinity means that it may wait without limit. The error says that the peer has done `what`,
-        such as "sent nothing", for all that time.
+        This party has waited since the time `since`, over any number of streams. The error says
+        that the peer has done `what`, such as "sent nothing", for all that time.
         """
+        now, total = time.monotonic(), 4 * self._patience_s
         if self._stream:
-            left = silent_since + 2 * self._patience_s - time.monotonic()
-            if left > 0:
-                return min(left, _LOOK_AGAIN_S)
+            left = max(since, self._up_since) + 2 * self._patience_s - now
+            if left <= 0:
+                raise LinkLost(
+                    f"{self.peer} has {what} for {2 * self._patience_s:g} seconds and its link "
+                    f"is up: what it computes hangs, or takes longer than --patience has it"
+                )
+        else:
+            left = self._down_since + self._patience_s - now
+            if left <= 0:
+                why = f": {self._down_why}" if self._down_why else ""
+                ever = "was away" if self._streams else "did not come"
+                raise LinkLost(f"{self.peer} {ever} for {self._patience_s:g} seconds{why}")
+        if now >= since + total:
             raise LinkLost(
-                f"{self.peer} has {what} for {2 * self._patience_s:g} seconds and its link "
-                f"is up: what it computes hangs, or takes longer than --patience has it"
+                f"{self.peer} has {what} for {total:g} seconds, in which its link broke and was "
+                f"opened again"
             )
-        left = self._down_since + self._patience_s - time.monotonic()
-        if left > 0:
-            return min(left, _LOOK_AGAIN_S)
-        why = f": {self._down_why}" if self._down_why else ""
-        ever = "was away" if self._streams else "did not come"
-        raise LinkLost(f"{self.peer} {ever} for {self._patience_s:g} seconds{why}")
+        return min(left, since + total - now, _LOOK_AGAIN_S)
 
     def _header(self, number: int, kind: int) -> bytes:
         self._acknowledged, self._unacknowledged_bytes = self._arrived, 0
@@ -342,6 +353,8 @@ class Link:
         return None
 
     def _accept(self, kind: int, body: memoryview) -> None:
+        if self._ended is not None:
+            raise MessageInvalid("a frame follows the last one")
         self._arrived += 1
         self._unacknowledged_bytes += len(body)
         if kind == _MESSAGE:
@@ -365,7 +378,7 @@ class Link:
             if self._ending or self._closed or self._restarted or not self._peer_session:
                 return
             self._ending = True
-            body = reason.encode()[:_LONGEST_SENTENCE]
+            body = reason.encode()[:LONGEST_LOGGED]
             self._hand_over(self._header(self._sent + 1, kind) + body)
             while self._unacknowledged and not self._restarted:
                 over = self._ended is not None or self._failure is not None
@@ -380,11 +393,5 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    text = str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")  # its end may be half a character
-    return plain(text)
-
-
-def plain(text: str) -> str:
-    """Return a peer's text as one printable line of at most 2,000 characters."""
-    text = text[:_LONGEST_SENTENCE]
-    return "".join(character if character.isprintable() else " " for character in text)
+    text = str(body[:LONGEST_LOGGED], "utf-8", "ignore")  # its end may be half a character
+    return short(text, LONGEST_LOGGED)

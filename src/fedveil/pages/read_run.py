@@ -28,7 +28,8 @@ BUFFERS = "buffers averaged with the parameters: "
 #: The text for a run that has completed all its rounds.
 _LAST = "the last"
 #: Prefixes of the events at the end of a run, and at its start or resumption.
-_ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after ", "train from ")
+_ENDED = "finished after "
+_ENDS, _BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train from ")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,19 @@ class ReadRun:
     def times(self) -> list[datetime]:
         """The times of all events. Raises ValueError if an event has no time."""
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds from the first event to the end of the run, or else to the last event.
+
+        They include pauses. Later events of a finished run, such as those of another resume, do not
+        count. The result is None without events.
+        """
+        times = self.times
+        ends = (
+            i for i, event in enumerate(self.events) if event.partition(" ")[2].startswith(_ENDED)
+        )
+        return (times[next(ends, -1)] - times[0]).total_seconds() if times else None
 
     def all_said(self, beginning: str) -> list[str]:
         """Return the text after `beginning` of each different event that starts with it."""

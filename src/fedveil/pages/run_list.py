@@ -150,12 +150,11 @@ def _vertical(run: ReadRun, name: str) -> ListedRun:
     worst = worst_of(accounts_of(parties))
     protected = [key for key in ("embedding_dp", "label_dp", "label_protection")
                  if run.job["privacy"].get(key)]  # fmt: skip
-    times = leader.times
     return ListedRun(
         run.folder, name, ", ".join(protected) or "none", _state(run, leader), metric,
         _number(leader.last.get(f"{HELD_OUT}{metric}")),
         Figure(math.inf, 0.0) if worst is None else worst.figure,
-        _began(leader), (times[-1] - times[0]).total_seconds() if times else None,
+        _began(leader), leader.seconds,
     )  # fmt: skip
 
 

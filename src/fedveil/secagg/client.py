@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedveil.base.array_types import Array, Signed, Uint8s
 from fedveil.base.message import Message, Value, only_fields, take
@@ -243,16 +243,27 @@ class Client:
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
         self._check_enough(len(sealed) + 1)
-        refused = self._open(sealed)
+        tags = take_rows(message, "tags", len(sealed), 2 * TAG_BYTES)
+        refused = self._open(sealed, tags)
         self._sharers = sorted([*sealed, self.client])
         self._view = vectors_view(self.terms, self._view, self._sharers, origin)
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
-    def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save the shares in `sealed`, by dealer. Returns dealers of invalid shares."""
-        dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
-        self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
-        return [dealer for dealer, shares in dealt.items() if shares is None]
+    def _open(self, sealed: Mapping[int, bytes], tags: Sequence[bytes]) -> list[int]:
+        """Decrypt and save the shares in `sealed`, by dealer. Returns dealers of invalid shares.
+
+        `tags` has the two tags that each dealer sent to the server. A share is valid only with its
+        tag: the server would reject this client if it disclosed any other.
+        """
+        refused = []
+        for (dealer, box), tag in zip(sealed.items(), tags, strict=True):
+            dealt = self._unseal(dealer, box)
+            ends = [(dealer, self.client)] * 2
+            if dealt is None or b"".join(self._tagger.tags(ends, (SEED, KEY), dealt)) != tag:
+                refused.append(dealer)
+            else:
+                self._held[dealer] = dealt
+        return refused
 
     def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):

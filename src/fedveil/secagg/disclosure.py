@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import NoReturn
 
@@ -53,6 +53,11 @@ class Disclosure:
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
+    def tags_of(self, places: Mapping[int, int]) -> list[bytes]:
+        """Return the two tags of the shares at each dealer's place in `places`."""
+        size = 2 * TAG_BYTES
+        return [self._tags[dealer][at * size : (at + 1) * size] for dealer, at in places.items()]
+
     def dealers_to(self, holder: int) -> list[int]:
         """Return the clients that dealt shares to this holder, itself included, in ascending order.
 
@@ -99,8 +104,9 @@ class Disclosure:
     def lacking(self, answered: Sequence[int]) -> str | None:
         """Return a sentence about a dealer of too many unusable shares, or None if there is none.
 
-        A share is unusable if its holder refused it, or if it is outside the field. A dealer has
-        too many if at least `threshold` of its holders are in `answered`, but fewer of these
+        A share is unusable if its holder refused it, or if it is outside the field. The server
+        cannot tell a dealer's invalid share from a holder's false refusal. A dealer has too many
+        unusable shares if at least `threshold` of its holders are in `answered`, but fewer of these
         holders have a usable share.
         """
         there = frozenset(answered)
@@ -122,8 +128,9 @@ class Disclosure:
     def take(self, holder: int, shares: bytes) -> None:
         """Save the shares that `holder` discloses. `shares` has their bytes, one after another.
 
-        Raises `MessageInvalid`, and saves none, if a share does not match the tag that its dealer
-        sent. If a share matches its tag, but is outside the field, it counts as missing.
+        Raises `MessageInvalid`, and saves none, if a share does not match its tag. The holder is
+        at fault: it got the tag with the share, and has not refused the dealer. If a share matches
+        its tag, but is outside the field, it counts as missing.
         """
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
@@ -132,11 +139,10 @@ class Disclosure:
         starts = [(2 * places[d] + kind) * TAG_BYTES for d, kind in zip(asked, kinds, strict=True)]
         expected = [tags[d][at : at + TAG_BYTES] for d, at in zip(asked, starts, strict=True)]
         if not hmac.compare_digest(b"".join(expected), b"".join(found)):
-            # Either side may lie: a dealer can send a tag that is not of its share.
             wrong = [d for d, *ends in zip(asked, expected, found, strict=True) if len({*ends}) > 1]
             more = f" and {quantity(len(wrong) - 1, 'other')}" if len(wrong) > 1 else ""
             raise MessageInvalid(
-                f"a share is not the one that was dealt by its tag: that of client {wrong[0]}{more}"
+                f"a share is not the one that was dealt: that of client {wrong[0]}{more}"
             )
         self._shares[holder] = shamir.decode_shares(shares)
         for row in np.flatnonzero(~shamir.in_field(self._shares[holder])):

@@ -30,8 +30,9 @@ FIELDS: Fields = {
     "advertise": ((), ("cipher_key", "mask_key")),
     # The neighbourhood's keys; encrypted shares of the client's two secrets, and their tags.
     "share": (("clients", "cipher_keys", "mask_keys"), ("sealed", "tags")),
-    # Encrypted shares for the client; its masked vector, and the dealers of invalid shares.
-    "masked": (("senders", "sealed"), ("vector", "refused")),
+    # Encrypted shares for the client, and their tags; its masked vector, and the dealers of invalid
+    # shares.
+    "masked": (("senders", "sealed", "tags"), ("vector", "refused")),
     # The clients in the sum; a signature of that list (active security only).
     "consistency": (("survivors",), ("signature",)),
     # The clients in the sum and the others; a share of each client's seed or of its key.

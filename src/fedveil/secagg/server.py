@@ -271,8 +271,12 @@ class Server:
                 self._sealed[dealer][place * SEALED_BYTES : (place + 1) * SEALED_BYTES]
                 for dealer, place in places.items()
             ]
-            sealed = as_rows(boxes, SEALED_BYTES)
-            messages[client] = self._message("masked", senders=as_ids([*places]), sealed=sealed)
+            fields: dict[str, Value] = {
+                "senders": as_ids([*places]),
+                "sealed": as_rows(boxes, SEALED_BYTES),
+                "tags": as_rows(self._disclosure.tags_of(places), 2 * TAG_BYTES),
+            }
+            messages[client] = self._message("masked", **fields)
         self._sealed.clear()
         return messages
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Array, Float64s
+from fedveil.base.array_types import Array, Float64s, without_na
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
@@ -195,7 +195,7 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
         column = np.empty(len(value), object)
         for row, cell in enumerate(value):
             column[row] = cell
-    return _texts(column)
+    return _texts(without_na(column, None))
 
 
 def _as_words(texts: Sequence[str]) -> Words:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from fedveil.base.quantity import quantity
 from fedveil.errors import ModelInvalid
+from fedveil.learning.device import free_bytes
 from fedveil.record.byte_count import shown_bytes
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job import VerticalJob
@@ -112,17 +112,6 @@ def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
         f"gradients {gradients}, optimiser {optimizer}"
         + (f", and {larger}{' and '.join(passing)}" if passing else "")
     )
-
-
-def free_bytes(device: str) -> int | None:
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        found = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-        return 1024 * sum(int(found[name][0]) for name in ("MemAvailable", "SwapFree"))
-    except (OSError, LookupError, ValueError):
-        return None
 
 
 def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:

@@ -136,7 +136,7 @@ def measured(
     games and the number of all games.
     """
     target.needs_client_unit("asks whether a client took part")
-    rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))
+    rounds = min(target.rounds, by_effort(effort, 5, 20, 100))
     most, cases = by_effort(effort, (8, 40), (16, 160), (32, 640))
     entropy = Seeded(target.job.seed, "attack", "clients")
     sides: list[tuple[Float64s, Float64s]] = []
@@ -163,7 +163,9 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         "clients",
         effort,
         found,
-        rounds=rounds,
+        # The ledger of an adaptive run knows the cost of all rounds together, and bounds that of a
+        # part of them.
+        rounds=rounds if target.claim is None else target.rounds,
         saw=f"{quantity(rounds, 'round')}, as the server sees them, and the examples of every "
         "client that it asks about",
     )

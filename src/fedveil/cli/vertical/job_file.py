@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedveil.base.plain_text import console, say
+from fedveil.cli.job_arguments import job_file
 from fedveil.errors import JobError
 from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
@@ -35,8 +36,10 @@ def load(
     except JobError:
         from fedveil.federated.job import Job
 
-        refuse_their_vertical(path)
-        refuse_other_kind(path, VerticalJob, Job, f"is a federated job. {other} {quote(str(path))}")
+        held = job_file(path)
+        refuse_their_vertical(held)
+        sentence = f"is a federated job. {other} {quote(str(held))}"
+        refuse_other_kind(held, VerticalJob, Job, sentence)
         raise
 
 

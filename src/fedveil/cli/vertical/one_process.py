@@ -151,6 +151,6 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
     """Check a job for split learning and print it with all keys, including defaults."""
-    settings = load(job, overrides)
+    settings = load(job, overrides, "Show it with: fedveil job show")
     document(settings.to_yaml(), exact=True)
     return settings.model_dump(mode="json")

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
-from fedveil.base.message import Message, text_in
+from fedveil.base.message import Message, quoted, text_in
 from fedveil.base.quantity import quantity
 from fedveil.base.text_digests import text_digests
-from fedveil.errors import DataInvalid, FewCommon
+from fedveil.errors import DataInvalid, FewCommon, Unfit
+from fedveil.link.channel import Exchange, received
 from fedveil.vertical.remote.blinding import kind_of
 from fedveil.vertical.rows import Ids, Positions, align
 
@@ -36,13 +37,25 @@ Digests = npt.NDArray[np.uint8]
 Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
-def is_application(message: Message, attempt: int) -> bool:
-    """Return True if a follower's message has the kind "apply" and answers attempt `attempt`.
+def application(follower: str, attempt: int) -> Exchange[Message]:
+    """Return the follower's message of the kind "apply" that answers attempt `attempt`.
 
-    The message is untrusted, so it may have no or other fields.
+    Skips messages that it sent in earlier attempts. Raises Unfit if there was no earlier attempt,
+    or if the follower answers another attempt that is not earlier.
     """
-    answered = message.get("attempt")
-    return text_in(message, "kind") == "apply" and type(answered) is int and answered == attempt
+    while True:
+        message = yield from received(follower)
+        kind, answered = text_in(message, "kind"), message.get("attempt")
+        # A truth value is no number, though Python counts it as one.
+        number = answered if isinstance(answered, int) and answered is not True else 0
+        number = number if kind in ("apply", "raised") else 0
+        if kind == "apply" and number == attempt:
+            return message
+        if attempt == 1 or number >= attempt:
+            found = quoted(message.get("kind")) + (f" for attempt {number}" if number else "")
+            raise Unfit(
+                follower, f"{follower} sent {found} where 'apply' for attempt {attempt} was due"
+            )
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:

@@ -90,9 +90,7 @@ def lead(
         yield Send(follower, begin)
     applications: dict[str, Message] = {}
     for follower in followers:
-        message = yield from received(follower)
-        while not alignment.is_application(message, attempt):
-            message = yield from received(follower)  # a message of an earlier attempt
+        message = yield from alignment.application(follower, attempt)
         _check_application(own, follower, message, purpose)
         applications[follower] = message
     steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))

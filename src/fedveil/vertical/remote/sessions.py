@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from fedveil.base.message import Message, Value, text_in
 from fedveil.base.quantity import quantity
 from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, RightMissing, Unfit
-from fedveil.link.channel import Exchange, drive
+from fedveil.link.channel import Channel, Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
@@ -30,7 +30,8 @@ from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import handshake
 from fedveil.vertical.remote.handshake import TRAIN
-from fedveil.vertical.remote.handshake_state import Agreement
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.remote.handshake_time import InHandshake, handshake_s, in_handshakes
 from fedveil.vertical.remote.machine import Machine, Session
 from fedveil.vertical.step_checkpoint import from_last_step
 
@@ -43,7 +44,8 @@ class Meeting:
     """The address at which a party meets the others, and the functions that report to its user.
 
     Without credentials the link is plaintext and allowed only on loopback addresses. The session
-    ends if another party is away for more than `patience_s` seconds.
+    ends if another party is away for more than `patience_s` seconds. A follower that `serves` waits
+    for the leader without a limit, but not within a handshake.
     """
 
     address: Address
@@ -52,6 +54,12 @@ class Meeting:
     report: Callable[[str], None] = print
     progress: Progress | None = None
     listening: Callable[[Address], None] = field(default=lambda address: None)
+    serves: bool = False
+
+    @property
+    def link_patience_s(self) -> float:
+        """The seconds that a link waits for the other party."""
+        return math.inf if self.serves else self.patience_s
 
 
 # --- the leader
@@ -71,7 +79,7 @@ def lead(
     followers = machine.split.followers
     for follower in followers:
         check_right(meeting.credentials, follower, right_of(purpose))
-    links = {name: Link(name, patience_s=meeting.patience_s) for name in followers}
+    links = {name: Link(name, patience_s=meeting.link_patience_s) for name in followers}
     with (
         _how_to_resume(machine, purpose, LEADER),
         Listener(
@@ -86,15 +94,17 @@ def lead(
             for link in links.values():
                 link.begin()
             try:
+                standing = machine.standing()
+                timed = in_handshakes(links, _handshake_s(machine, meeting, standing))
                 agreeing = handshake.lead(
-                    machine.standing(),
+                    standing,
                     followers,
                     attempt=attempt,
                     purpose=purpose,
                     order_seed=seed,
                     keep_run=machine.keep_run,
                 )
-                agreement = drive(agreeing, links)
+                agreement = drive(agreeing, timed)
                 _tell(meeting, agreement)
                 session = machine.play(
                     agreement, links, meeting.progress, own, meeting.report, meeting.credentials
@@ -125,7 +135,7 @@ class Attentive:
     If `has_begun` is False, `receive` returns the first message even if it begins a handshake.
     """
 
-    def __init__(self, link: Link, *, has_begun: bool = True) -> None:
+    def __init__(self, link: Channel, *, has_begun: bool = True) -> None:
         self.peer = link.peer
         self.send = link.send
         self._link = link
@@ -146,7 +156,7 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
     """
     while True:
         try:
-            follow(machine, replace(meeting, patience_s=math.inf), looks=True)
+            follow(machine, replace(meeting, serves=True), looks=True)
         except (LinkLost, ExchangeError) as error:
             meeting.report(str(error))
 
@@ -158,7 +168,7 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
     ExchangeError if the leader wants a session of the other kind.
     """
     leader = machine.split.leader
-    link = Link(leader, patience_s=meeting.patience_s)
+    link = Link(leader, patience_s=meeting.link_patience_s)
     with (
         _how_to_resume(machine, "" if looks else TRAIN, FOLLOWER),
         Dialer(meeting.address, link, machine.party, meeting.credentials),
@@ -170,8 +180,11 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
             try:
                 check = partial(_check_purpose, meeting, leader)
                 standing = replace(machine.standing(), check=check)
+                timed = InHandshake(link, _handshake_s(machine, meeting, standing))
+                if begin is not None:
+                    timed.start()
                 agreeing = handshake.follow(standing, leader, begin)
-                agreement = drive(agreeing, {leader: link})
+                agreement = drive(agreeing, {leader: timed})
                 if looks == (agreement.purpose == TRAIN):
                     here = "serve" if looks else TRAIN
                     raise ExchangeError(
@@ -201,6 +214,11 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
                 f"{link.away_s:.1f} s in all"
             )
     return session
+
+
+def _handshake_s(machine: Machine, meeting: Meeting, own: Standing) -> float:
+    followers, ids = len(machine.split.followers), sum(map(len, own.ids.values()))
+    return handshake_s(meeting.patience_s, followers, ids, own.most_ids)
 
 
 def _check_purpose(meeting: Meeting, leader: str, purpose: str) -> None:

@@ -67,9 +67,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
     counts: dict[str, Mapping[str, int]] = {}
     digests = {scorer.name: alignment.digests(scorer.ids, key)} if by_digests else {}
     for follower in scorer.followers:
-        message = yield from received(follower)
-        while not alignment.is_application(message, attempt):
-            message = yield from received(follower)  # a message of an earlier attempt
+        message = yield from alignment.application(follower, attempt)
         try:
             counts[follower] = {SUBSET: _applied(scorer, message)}
             if by_digests:

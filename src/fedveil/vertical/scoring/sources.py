@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,6 +29,7 @@ from fedveil.link.listener import Listener
 from fedveil.link.rights import check_right
 from fedveil.link.roles import right_of
 from fedveil.vertical.bundle import BUNDLE, CONTENTS
+from fedveil.vertical.remote.handshake_time import InHandshake, handshake_s, in_handshakes
 from fedveil.vertical.remote.sessions import Attentive, Meeting, StartOver, closing
 from fedveil.vertical.rows import Positions, align, with_hint
 from fedveil.vertical.scoring import row_alignment
@@ -104,7 +104,8 @@ class Apart:
         self.leader, self._meeting = leader, meeting
         for follower in leader.followers:
             check_right(meeting.credentials, follower, right_of(PURPOSE))
-        self._links = {name: Link(name, patience_s=meeting.patience_s) for name in leader.followers}
+        patience_s = meeting.link_patience_s
+        self._links = {name: Link(name, patience_s=patience_s) for name in leader.followers}
         listener = Listener(
             meeting.address, self._links, leader.name, meeting.credentials, meeting.report
         )
@@ -134,7 +135,8 @@ class Apart:
         self._attempt += 1
         for link in self._links.values():
             link.begin()
-        self.common = drive(row_alignment.lead(self.leader, self._attempt), self._links)
+        timed = in_handshakes(self._links, _handshake_s(self.leader, self._meeting))
+        self.common = drive(row_alignment.lead(self.leader, self._attempt), timed)
         self.leader.use(self.common)
         self._place = _places(self.common, len(self.leader.ids))
         self._agreed = True
@@ -162,28 +164,39 @@ def follow(scorer: Scorer, meeting: Meeting) -> None:
     """Run a follower's side of one scoring session with the leader at the address in `meeting`."""
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
-    link = Link(leader, patience_s=meeting.patience_s)
+    link = Link(leader, patience_s=meeting.link_patience_s)
+    limit_s = _handshake_s(scorer, meeting)
     with Dialer(meeting.address, link, scorer.name, meeting.credentials), closing([link]):
-        begin = None
+        begin, timed = None, InHandshake(link, limit_s)
         while True:
             link.begin()
             try:
-                aligning = Attentive(link, has_begun=begin is not None)
+                if begin is not None:
+                    timed.start()
+                aligning = Attentive(timed, has_begun=begin is not None)
                 scorer.use(drive(row_alignment.follow(scorer, begin), {leader: aligning}))
+                timed = InHandshake(link, limit_s)
                 drive(scorer.answer(), {leader: Attentive(link)})
                 return
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, StartOver) else None
+                if begin is None:
+                    timed = InHandshake(link, limit_s)
                 meeting.report(f"{restart}: the parties find their common rows again")
             finally:
                 scorer.keep_account()
+
+
+def _handshake_s(scorer: Scorer, meeting: Meeting) -> float:
+    followers, ids = len(scorer.split.followers), len(scorer.ids)
+    return handshake_s(meeting.patience_s, followers, ids, scorer.most_ids)
 
 
 def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
     """Take part, as a follower, in all of the leader's scoring sessions, one after another."""
     while True:
         try:
-            follow(scorer, replace(meeting, patience_s=math.inf))
+            follow(scorer, replace(meeting, serves=True))
         except (LinkLost, ExchangeError) as error:
             meeting.report(str(error))
 
