@@ -90,10 +90,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], each found together with a direction.
+    """Candidate examples [examples, features], each computed with the help of one vector.
 
-    The direction predicts which neurons the example activates. `shares[i]` is the share of neurons
-    for which the prediction for example i is right.
+    The vector predicts which neurons the example activates. `shares[i]` is the share of neurons for
+    which the prediction for example i is right.
     """
 
     examples: Float64s
@@ -213,10 +213,11 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from the neurons on which it is zero (`_Factors`), and score it.
+    """Recompute each direction from the neurons on which it is zero, and score it.
 
-    The score is the number of these neurons. It is halved if these neurons do not determine the
-    direction, or if one of them is needed to determine it.
+    A direction q is zero on neuron i if entry i of `factors.left` @ q is almost 0. The score is the
+    number of these neurons. It is halved if another direction is zero on all of them, or on all but
+    one.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:

@@ -78,7 +78,8 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 class After:
     """Results of the attack after each client has sent `count` reports.
 
-    `cosines`, `correlations` and `errors` have an entry per client, as returned by `likeness`.
+    `cosines`, `correlations` and `errors` have an entry per client. They compare the attacker's
+    estimate with the client's true update, and `errors` are relative to the length of the update.
     `hits` is the number of clients whose update was guessed right. `scaled` is False if the
     estimates have only a direction and no size.
     """
@@ -100,9 +101,12 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield the median cosine, correlation and error, the share of right guesses, and `claim`.
+        """Yield the metrics of the attack after `count` reports.
 
-        The last metric is the epsilon of `claim`. It is left out if `claim` is None.
+        The first are the medians, over all clients, of the cosine, the correlation and the relative
+        error of the attacker's estimate and the true update. The error is left out if the estimates
+        have no size. Then follows the share of right guesses. The last is the epsilon of `claim`,
+        the guarantee that is stated for `count` reports. It is left out if `claim` is None.
         """
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)

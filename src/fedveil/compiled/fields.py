@@ -37,6 +37,6 @@ from __future__ import annotations
 def own(count: int, first: int = OWN) -> range:
     """Return the numbers of `count` consecutive table columns, the first of which is `first`.
 
-    Each kind of operation names its further columns by this function.
+    A kind of operation with columns of its own calls this function for their numbers.
     """
     return range(first, first + count)

@@ -53,7 +53,7 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Return the address of the compiled code. The letter F then means floats of type `kind`.
+        """Return the address of the code, compiled for floats of type `kind`.
 
         The code is compiled at the first call for each type.
         """
@@ -79,7 +79,12 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a function, so that it becomes a `Native` with the types `arguments`."""
+    """Decorate a function, so that it is compiled and other compiled code can call it.
+
+    `arguments` has one letter for the type of each of the function's arguments: F a pointer to
+    floats, D to float64, I to int32, L to int64, d a float64, i an int64. The result is a `Native`,
+    which compiles the function when its address is needed.
+    """
     return lambda loop: Native(loop, arguments)
 
 

@@ -163,8 +163,8 @@ class Operation:
         """Return the values of the table columns that only this kind of operation has.
 
         The method reserves working memory for intermediate results of up to `batch` examples in
-        `memory`. `changed` is True if a later operation works in place on the memory of the layer's
-        input.
+        `memory`. `changed` is True if a later operation works in place and so overwrites the
+        layer's input.
         """
         return {}
 

@@ -35,7 +35,7 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the gradient of the copy that `branch` made to the gradient of the copied input.
+    """Run the backward pass of `branch`: add its output's gradient to its input's gradient.
 
     `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
     `w`, `setting` and `draws` are not used.

@@ -165,7 +165,7 @@ class Code:
 
 
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that generates instructions, so that compiled loops can call them.
+    """Decorate a function that generates instructions. A compiled loop that calls it runs them.
 
     The decorated function gets a `Code`, whose vectors have `lanes` floats, and then the arrays and
     integers that the loop passes. The first array has floats. If `gives` is True, the call returns

@@ -164,7 +164,7 @@ def native_refusals(job: Job, plan: TrainingPlan, shape: Shape) -> list[str]:
 
 
 def native_class(plan: TrainingPlan) -> type[CompiledTrainer]:
-    """Return the class of the trainer that trains by `plan` in native code, if that is possible."""
+    """Return the trainer class for native code and the loss of `plan`. It may refuse the plan."""
     return OwnLossTrainer if plan.loss == OWN else CompiledTrainer
 
 

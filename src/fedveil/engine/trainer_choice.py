@@ -92,8 +92,8 @@ def _fixed(
 def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> LayerTraining:
     """Return what trains a part of the trained module.
 
-    `reasons` are those for which native code refuses the part, and None if they are unknown. `by`
-    is what trains the module, and `why` the reason if it is not native code.
+    `reasons` say why native code refuses the part. They are empty if it does not, and None if that
+    is not known. `by` names what trains the module, and `why` says why that is not native code.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):

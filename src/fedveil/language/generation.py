@@ -187,9 +187,9 @@ def write(
 ) -> Exchange[Continuation | None]:
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
-    `tell` is called with the bytes of every new token. The text ends before a vector that would
-    bring the text's epsilon above `most` (None: no limit). Raises `LimitReached` if the prompt
-    alone exceeds this limit.
+    `tell` is called with the bytes of every new token. `most` is the largest epsilon of the whole
+    text (None: no limit). The text ends if another vector would exceed this limit. Raises
+    `LimitReached` if the prompt alone exceeds it.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 

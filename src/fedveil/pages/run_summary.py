@@ -1,4 +1,4 @@
-"""The three conclusions of a run: the model's quality, the privacy guarantee, and the next step."""
+"""The conclusions of a run: the model's quality, the privacy guarantee, the user's next step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
 class Ending(NamedTuple):
-    """The three conclusions of a run: quality, privacy guarantee, and next step."""
+    """The three conclusions of a run: quality, privacy guarantee, and the user's next step."""
 
     quality: Fact
     promise: Fact
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the quality, guarantee and next step of a federated run, which may be unfinished."""
+    """Return the three conclusions of a federated run, which may be unfinished."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -47,7 +47,7 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the quality, privacy guarantee and next step of a vertical run.
+    """Return the three conclusions of a vertical run.
 
     `leader` has the leader's records. `accounts` are the lines of all parties' epsilons. `apart` is
     True if the parties are on different machines.
@@ -73,7 +73,7 @@ def vertical_ending(
 
 
 def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
-    """Return two cards for a party without an account: the privacy guarantee, and the next step.
+    """Return two cards for a party without an account: privacy guarantee, and the user's next step.
 
     Such a party, usually the leader, sends no protected tensor.
     """
@@ -340,7 +340,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step for a vertical run whose parties are apart, in short and in detail.
+    """Return the user's next step, in short and in detail, for parties on different machines.
 
     `worst` is the line of the parties' accounts with the largest epsilon, or None if there is none.
     """

@@ -69,7 +69,8 @@ class Tally(ABC):
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
         """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible charges.
 
-        `times[i]` is the number of rounds in which clients were charged for reports of kind i.
+        Reports of kind i are those with the i-th combination of charges. `times[i]` is the number
+        of rounds in which clients were charged for such reports.
         """
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
@@ -78,7 +79,11 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless the stored charges fit `times[i]` rounds of each kind i."""
+        """Raise `MessageInvalid` unless the stored charges are possible.
+
+        Reports of kind i are those with the i-th combination of charges. `times[i]` is the number
+        of rounds in which clients were charged for such reports.
+        """
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""

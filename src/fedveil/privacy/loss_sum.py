@@ -74,7 +74,11 @@ class Tilted:
         return float((self.weights * (losses - mean) ** 2).sum()) / mass
 
     def trimmed(self) -> Tilted:
-        """Return the distribution without its outermost weights, whose mass is added to `slack`."""
+        """Return the distribution without its smallest and its largest losses.
+
+        They have a tilted mass of at most `TAIL` at each end. The result's `slack` is 2 `TAIL`
+        larger.
+        """
         kept = np.flatnonzero(np.cumsum(self.weights) > TAIL)
         kept_back = np.flatnonzero(np.cumsum(self.weights[::-1]) > TAIL)
         first, last = int(kept[0]), len(self.weights) - int(kept_back[0])
@@ -119,7 +123,8 @@ Part: TypeAlias = tuple[Tilted, int]
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
     """Return the tilted distribution of a sum of independent losses.
 
-    Each part is a distribution, tilted by `tilt`, and its number of copies in the sum.
+    Each of `parts` is the distribution of one loss, tilted by `tilt`, and the number of such losses
+    in the sum.
     """
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)
@@ -149,9 +154,10 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 
 
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
-    """Return parts that add up to `count` independent copies of `block(0)`.
+    """Return the argument `parts` of `add` for the sum of `count` independent copies of a loss.
 
-    `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`.
+    `block(0)` must return the loss's distribution, and `block(k)` that of the sum of BLOCK losses
+    with the distribution `block(k - 1)`.
     """
     parts, level = [], 0
     while count:
@@ -163,9 +169,10 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval outside which the sum of `parts` has almost no mass.
+    """Return an interval outside which a sum of independent losses has almost no mass.
 
-    The mass is at most `TAIL` on each side.
+    The mass is at most `TAIL` on each side. Each of `parts` is the distribution of one loss, and
+    the number of such losses in the sum.
     """
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)

@@ -179,7 +179,8 @@ class Aggregate:
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
     next round. `released` is the sum before it was decoded to the update, or None if no audit needs
-    it. `divisor` is the number by which the sum was divided, or None for `reports`.
+    it. `divisor` is the number by which the sum was divided. None means that it was divided by
+    `reports`.
     """
 
     update: npt.NDArray[np.float64]

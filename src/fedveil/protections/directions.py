@@ -1,6 +1,7 @@
 """Says for each setting if a larger or a smaller value protects less, to check clients' pins.
 
-A pin is a client's own demand on the settings. Each settings class lists its fields in `WEAKENS`:
+A pin states a client's own demands on the settings. Each settings class lists its fields in
+`WEAKENS`:
 
     loss        it affects a report's privacy loss: the losses are compared, not the settings
     larger      a value larger than the pin's protects less

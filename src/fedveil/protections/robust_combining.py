@@ -45,9 +45,10 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty running sum that combines reports as `self.kind` says.
+        """Return an object that adds up reports, or combines them otherwise, as `self.kind` says.
 
-        `plain` is an empty sum of reports. The kinds "mean" and "norm_bound" add reports to it.
+        It has no reports yet. `plain` is an object that adds up reports, and has none yet either.
+        The kinds "mean" and "norm_bound" use it.
         """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
@@ -76,7 +77,7 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is the mean of each entry's middle values, times their number.
+    """Stores all reports. Its value is their number, times the mean of each entry's middle values.
 
     An entry's middle values are all but its largest and smallest values. The number dropped at each
     end is the fraction `cut` of the reports, rounded up. If this would drop all values, the median

@@ -113,7 +113,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if `asked` reports bits but `demanded` reports only sums, else None."""
+        """Return why `asked` protects less than `demanded` (bits, not sums, are sent), or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None

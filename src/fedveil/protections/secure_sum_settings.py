@@ -219,10 +219,14 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    `asked` is for rounds of `clients` clients, `demanded` for rounds of `expected` clients. `asked`
-    must have at least the threshold of `demanded`. Its ratio of threshold to neighbourhood must be
-    at least that of `demanded` or, if `expected` is None (unknown), above one half. In a round of
-    `clients`, `asked` must also have at least as many neighbours as `demanded`.
+    `asked` is for rounds of `clients` clients, and `demanded` for rounds of `expected` clients
+    (None: an unknown number). A neighbourhood is the clients that hold shares of one client's
+    secrets. `asked` must meet three conditions:
+
+    - Its threshold is at least that of `demanded`.
+    - Its ratio of the threshold to the size of a neighbourhood is at least that of `demanded`. If
+      `expected` is None, the ratio must instead be above one half.
+    - In a round of `clients` clients, a client has at least as many neighbours as under `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

@@ -39,7 +39,10 @@ _ONLY_NAMES = (("name",), ("data", "name"), ("model",), ("task",), ("training", 
 
 @dataclass(frozen=True)
 class Order:
-    """A job that a server asks a site to run. `signature` is None if nobody signed it."""
+    """A job that a server asks a site to run, and the signature of the person who started it.
+
+    `signature` is None if nobody signed the job.
+    """
 
     job: Job
     signature: bytes | None
@@ -55,7 +58,10 @@ class Order:
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
-        """Return the name of the order's signer, or None. `people` maps names to public keys."""
+        """Return the name of the person who signed the job, or None if none of `people` did.
+
+        `people` maps names to public keys.
+        """
         if self.signature is None:
             return None
         for name, key in people.items():
@@ -69,7 +75,10 @@ class Order:
 
 
 def read_app(archive: bytes) -> Order:
-    """Return the order in an app's archive. Raises `SiteRefused` if there is no valid order."""
+    """Return the job and its signature from an app, a zip archive.
+
+    Raises `SiteRefused` if the archive has no valid job.
+    """
     job = _member(archive, JOB)
     if job is None:
         raise SiteRefused(f"the app has no {JOB}: a site runs only apps of `fedveil deploy`")
@@ -99,7 +108,10 @@ def read_order(text: str, source: str) -> Job:
 
 
 def order_in(path: Path) -> Order:
-    """Return the order in an app's folder. `path` may also be a job file, which is unsigned."""
+    """Return the job and its signature from an app's folder.
+
+    `path` may also be a job file, which is unsigned.
+    """
     if not path.is_dir():
         job = read_order(_file(path), str(path))
         return Order(job.with_({"privacy.randomness": "secure"}), None)

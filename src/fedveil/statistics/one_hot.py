@@ -34,7 +34,9 @@ _MAX_EPS = 700.0
 
 
 class OneHot:
-    """Perturbs a one-hot code of `cells` bits, one for each cell. Without a cell, the code is zero.
+    """Perturbs a one-hot code, which has one bit for each of `cells` cells (counted categories).
+
+    The bit of an input's own cell is 1, and all others are 0. Without a cell, the code is zero.
 
     Output: independent bits. A 1 stays 1 with probability p, and a 0 becomes 1 with probability q:
 
@@ -140,7 +142,7 @@ class Frequencies(Protection):
 
 
 class FrequencyRound(OneReportRound):
-    """The server's side of a round: counts, for each cell, the perturbed codes with a 1 there."""
+    """The server's side of a round. Adds up each cell's bits in all perturbed codes."""
 
     sums = ("_ones",)
 

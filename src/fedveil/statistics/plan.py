@@ -172,7 +172,7 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """Scales a client's vector for one part to a section of the client's joint vector.
+    """Scales a client's vector for one part of the questions to a section of its joint vector.
 
     A part is a question, or one level of a question's tree. The joint vector is what the protection
     adds up: the sections of all parts, one after another. A section is (vector - `centre`) /
@@ -194,7 +194,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the constant vector that is subtracted from a client's vector for this part."""
+        """Return the constant vector that is subtracted before a client's vector is scaled."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -215,7 +215,8 @@ class Layout:
     """Divides a client's joint vector into sections, one for each of `parts`, one after another.
 
     A part is a question, or one level of a question's tree. The section of part i has the entries
-    `slices[i]` of the joint vector. It is the client's vector for this part, scaled by `balls[i]`.
+    `slices[i]` of the joint vector. `balls[i]` computes it from the vector in which the client
+    encodes its rows for part i.
     """
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:

@@ -1,8 +1,10 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
-Under EmbeddingDP an example is charged each time it is sent, but under `reuse` only once. A step
-that is repeated with fresh randomness after a crash is charged again. With randomness from the
-job's seed, a repetition sends the same bits and costs nothing.
+EmbeddingDP sends a part's output as bits, each flipped with a known probability. An example is
+charged each time its bits are sent. Under `reuse`, its first bits are saved and sent again in later
+epochs, so it is charged only once. A step that is repeated with fresh randomness after a crash is
+charged again. With randomness from the job's seed, a repetition sends the same bits and costs
+nothing.
 
 A charge covers only the bits that are computed from the example itself. If the part of the model
 that computes the bits is trained, the example also changes the part's weights. The bits that this
@@ -242,7 +244,8 @@ def ledger_of(
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
     """Return the charges for sending one of `party`'s examples one more time.
 
-    `first` is True if the example was not sent before. Parts with `reuse` cost only the first time.
+    `first` is True if the example was not sent before. A part with `reuse` costs only the first
+    time, because it later sends the same bits again.
     """
     return _charges(
         (part, privacy)
@@ -259,11 +262,13 @@ def figures(
     - Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows
       differ in two bits), and for all bits of an example that is sent once.
     - Each part that sends unprotected outputs of the party's own data has a line with an infinite
-      epsilon. So has each part of another party to which this party returns a gradient that it
-      computes from its own columns.
-    - `label`, a label's privacy loss under LabelDP, adds a line.
-    - Each part that examples train has a line with an infinite epsilon, for an example's influence
-      on the later bits of other examples.
+      epsilon.
+    - A follower can return gradients to another party's part. If it computes them from its own
+      columns, that part has a line with an infinite epsilon.
+    - `label`, a label's privacy loss under LabelDP (None: without LabelDP), adds a line.
+    - The party's examples can train a part on whose output EmbeddingDP's bits depend. An example
+      then influences the bits that are later sent for other examples. The line for this influence
+      has an infinite epsilon.
     - The last line states, at `delta`, the largest epsilon of any example, for its own reports and
       its label. It is missing if the party sends nothing that is computed from its own data.
     """

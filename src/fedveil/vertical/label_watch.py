@@ -333,9 +333,10 @@ class GradientSums:
         return np.array(self._labels)
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        """Return the sums of each of `parts`, one array [examples, values] for each part.
+        """Return each example's summed gradients, one array [examples, values] for each of `parts`.
 
-        The arrays have the same examples: those for which each of these parts has sums.
+        All arrays have the same examples in the same order: those that were followed for every one
+        of these parts.
         """
         count = min(len(self._labels), *(len(self._sums[part]) for part in parts))
         return [self._sums[part][:count] for part in parts]

@@ -62,9 +62,10 @@ class References:
         """Return the mean and standard deviation of each example's score over reference models.
 
         `of` computes the scores of all examples from one model's outputs. If `member` is True, the
-        models that were trained on the example are used, otherwise the models that were not. An
-        example may have no model of this kind. Its mean is then the mean over the models of the
-        other kind, plus the average difference between these two means for the other examples.
+        models that were trained on the example are used, otherwise the models that were not. If an
+        example has no model of this kind, its mean over the models of the other kind is used, plus
+        a correction. The correction is the average difference between the two means, over the
+        examples that have models of this kind.
 
         With fewer than 15 models, all examples have the same standard deviation. Otherwise an
         example's own variance is shrunk towards the common one (Smyth 2004).

@@ -97,8 +97,8 @@ class Imprint:
     def cells(self) -> int:
         """The number of cells of each statistic.
 
-        The cells are the intervals into which the statistic's range is divided. The last cell, in
-        which no example falls, is counted too.
+        The cells are the intervals into which the statistic's range is divided. The last one, which
+        holds no example, is counted too.
         """
         return int(self.edges.shape[1]) - 1
 
@@ -108,7 +108,7 @@ class Imprint:
 
     @property
     def unreached(self) -> Bools:
-        """Return a mask of the cells into which no example can fall."""
+        """Return a mask of all cells that marks each statistic's last cell: it holds no example."""
         last = np.zeros((self.statistics, self.cells), np.bool_)
         last[:, -1] = True
         return last.ravel()

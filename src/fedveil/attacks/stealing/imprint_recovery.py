@@ -127,9 +127,12 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the indices of the cells of `imprint` that surely hold `example`, including `cell`.
+    """Return the indices of the cells of `imprint` that surely hold `example`.
 
-    `noise` is the standard deviation of the noise in each entry of the example.
+    An imprint sorts an example into one cell for each statistic. The example was found in `cell`,
+    which is always in the result. A cell of another statistic is in it unless noise may have moved
+    the example there from a neighbouring cell. `noise` is the standard deviation of the noise in
+    each entry of the example.
     """
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)

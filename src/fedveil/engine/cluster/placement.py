@@ -76,13 +76,14 @@ def placed(
 ) -> dict[M, list[Group]]:
     """Assign each group in `work` to a machine. Returns each machine's groups, in order of `work`.
 
-    `home(group)` is the machine that has the group's examples, or None. A group is assigned to its
-    home if the home then needs at most (1 + `slack`) * T for all its groups. Otherwise it is
-    assigned to the machine that is free first. T is the time in which all machines together can
-    train all groups, or the time of the longest group on one core if that is longer.
     `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds` has
     each machine's speed: its number of cores times the speed of one core, where a core of the
-    fastest machine has speed 1.
+    fastest machine has speed 1. Let T be the time in which all machines together can train all
+    groups, or the time of the longest group on one core if that is longer.
+
+    `home(group)` is the machine that has the group's examples, or None. A group is assigned to its
+    home if the home then needs at most (1 + `slack`) * T for all its groups. Otherwise it is
+    assigned to the machine that is free first.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -1,9 +1,9 @@
-"""Pins: a client's own demands, which the server cannot override.
+"""Pins: the settings on which a client insists, and which the server cannot override.
 
-There are three sources of pins: the keyword arguments of the client's `ProtectMod`, the app's run
-configuration, and the configuration of the client's SuperNode (`--node-config`). Every pin must be
-met. The run configuration comes from the server. So it can only add demands, and never removes
-another source's.
+A client's demands come from three sources: the keyword arguments of its `ProtectMod`, the app's run
+configuration, and the configuration of its SuperNode (`--node-config`). A pin has the demands of
+one source. The server's offer must meet every pin. The run configuration comes from the server. So
+it can only add demands, and never removes another source's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RUN = "the run configuration"
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands of one source. `source` names it, and `options` are the demanded settings."""
+    """The settings that one source demands for a client. `source` names it in error messages."""
 
     source: str
     options: Options
@@ -124,19 +124,20 @@ def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
-    """Return the name patterns of the arrays that the client's demands (`pins`) keep local."""
+    """Return the name patterns of the arrays that never leave the client, as its `pins` demand."""
     return tuple(name for pin in pins for name in pin.options.kept)
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that the server asks for and that the client's demands (`pins`) allow."""
+    """Return the metrics that `offer` asks for and that every `reveal` setting in `pins` names."""
     return offer.options.revealed & revealed_by(pins)
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the largest `answer_after_s` in the server's settings `asked` and in `pins`, or None.
+    """Return the seconds from a request to its answer, or None if neither side sets them.
 
-    It is the time in seconds from a request to its answer. `pins` are the client's demands.
+    They are the largest `answer_after_s` in the server's settings `asked` and in the client's
+    `pins`.
     """
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)

@@ -146,7 +146,7 @@ class SignDS:
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
         """Return ln Pr[indices, sign | update], and the mean absolute value of the top-k set.
 
-        The top-k set has the entries of `update` with the largest sign · value.
+        The top-k set has the entries of `update` with the largest `sign` · value.
         """
         vector = flat_vector(update)
         plan = self.plan(len(vector))
@@ -162,8 +162,9 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function that maps an epsilon to the probability of a favoured selection.
 
-        A favoured selection has at least `plan(dim).threshold` dimensions of the top-k set, in
-        which sign · update is largest. `dim` is the number of dimensions of the update.
+        A selection from an update of `dim` dimensions is favoured if at least `plan(dim).threshold`
+        of the selected dimensions are in the top-k set. For the selection's sign, 1 or -1, this set
+        has the dimensions with the largest sign · update.
         """
         return self.plan(dim).law.chance_of_favoured
 

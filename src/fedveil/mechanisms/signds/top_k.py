@@ -53,18 +53,20 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members of the set with the given ascending `ranks`.
+        """Return the indices of those members of the set that have the given `ranks`.
 
-        Ranks count from 0. Members above the smallest value of the set come first, in order of
-        their index, and then the members that equal it.
+        `ranks` ascend, and count from 0. Entries are compared by the set's sign * value. Members
+        above the set's minimum come first, in order of their index, and then the members that equal
+        it.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the entries outside the set with the given ascending `ranks`.
+        """Return the indices of those entries outside the set that have the given `ranks`.
 
-        Ranks count from 0. Entries below the smallest value of the set come first, in order of
-        their index, and then the entries that equal it.
+        `ranks` ascend, and count from 0. Entries are compared by the set's sign * value. Entries
+        below the set's minimum come first, in order of their index, and then the entries that equal
+        it.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 

@@ -35,10 +35,11 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Prove that a point was computed as k M from the secret `exponent`, k. Returns the proof.
+    """Prove that the point Z = k M was computed with the secret `exponent`, k. Returns the proof.
 
-    M is the point `weighted`, and `commitment` is k G. `group` is the library of the group, and
-    `entropy` is for the proof's random number.
+    `group` is the library of the group, whose generator is G. M is the point `weighted`, and
+    `commitment` is k G. The verifier knows M, Z and `commitment`. `entropy` is for the proof's
+    random number.
     """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
@@ -55,8 +56,8 @@ def prove(
 def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
     """Raise `MessageInvalid` unless `proof` shows that Z = k M.
 
-    M is the point `weighted`, Z the point `raised`, and k the exponent of `commitment` = k G.
-    `group` is the library of the group.
+    `group` is the library of the group, whose generator is G. M is the point `weighted`, Z the
+    point `raised`, and k the exponent of `commitment` = k G.
     """
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")

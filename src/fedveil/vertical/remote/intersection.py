@@ -54,8 +54,8 @@ class Found:
 
     Each follower sends its own ids in an order that it draws. `places[subset][follower]` has, for
     each of the leader's ids, the id's position in the follower's order, or -1 if the follower does
-    not have the id. The other fields have the values from which `proof` computes the leader's proof
-    for a follower.
+    not have the id. `subset` names a set of examples, such as "train". The other fields have the
+    values from which `proof` computes the leader's proof for a follower.
     """
 
     places: Mapping[Set, Mapping[str, Positions]]
@@ -65,8 +65,9 @@ class Found:
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
         """Return message fields that prove to `follower` that the leader has some of its ids.
 
-        `rows` are the positions of these ids, in the order in which the follower sent its ids of
-        `subset`. Returns no fields for a follower with which no ids of `subset` were exchanged.
+        `subset` names a set of examples, such as "train". `rows` are the positions of these ids, in
+        the order in which the follower sent its ids of the set. Returns no fields for a follower
+        with which no ids of the set were exchanged.
         """
         if follower not in self._raised[subset]:
             return {}
@@ -80,7 +81,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Exchanged:
-    """A follower's record of the exchange for one subset.
+    """A follower's record of the exchange for one set of examples, such as the training examples.
 
     `own` are the follower's blinded ids as it sent them, in the order `order`. `raised` are the
     leader's blinded ids to the power of the follower's exponent.
@@ -91,11 +92,11 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
-        """Check the leader's proof that it has some of this follower's ids of `subset`.
+        """Check the leader's proof that it has some of this follower's ids.
 
-        `rows` are the positions of these ids, in the order in which the follower sent its ids.
-        `agreed` is the leader's message with the proof. Raises `MessageInvalid` if the proof is
-        invalid.
+        `subset` names the set of examples, such as "train". `rows` are the positions of these ids,
+        in the order in which the follower sent its ids. `agreed` is the leader's message with the
+        proof. Raises `MessageInvalid` if the proof is invalid.
         """
         if len(rows) > len(self.raised):
             raise MessageInvalid(
@@ -114,8 +115,8 @@ class Exchanged:
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
     """Find the leader's ids among each follower's ids, by exchanging blinded ids.
 
-    `counts` has each follower's stated number of ids. Answers must repeat the number `attempt`.
-    Raises Unfit for an invalid answer.
+    `ids` has the leader's ids of each set of examples. `counts` has each follower's stated number
+    of ids. Answers must repeat the number `attempt`. Raises Unfit for an invalid answer.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -132,10 +133,11 @@ def follow(
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side of the exchange of blinded ids.
 
-    Returns the leader's last message, and a record of the exchange for each subset. A subset has no
-    record if one side has no ids, or if the leader breaks off. `leads` has the leader's stated
-    numbers of ids. `first` is the leader's first message, and answers repeat the number `attempt`.
-    Raises `MessageInvalid` for an invalid message of the leader.
+    `ids` has the follower's ids of each set of examples, and `leads` the leader's stated numbers of
+    ids. Returns the leader's last message, and a record of the exchange for each set. A set has no
+    record if one side has no ids of it, or if the leader breaks off. `first` is the leader's first
+    message, and answers repeat the number `attempt`. Raises `MessageInvalid` for an invalid message
+    of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -165,7 +167,10 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Matches the leader's ids of one subset, such as "train", with each follower's ids."""
+    """Matches the leader's ids with each follower's ids, for one set of examples.
+
+    `subset` is the name of this set, such as "train".
+    """
 
     ids: Ids
     counts: Mapping[str, int]
