@@ -198,6 +198,15 @@ def test_more_tolerated_clients_would_make_unmasking_likely(
     assert max(0, certain) <= most <= 0.2 * clients
 
 
+def test_the_tolerated_clients_are_few_enough_for_the_neighbour_that_is_added() -> None:
+    clients, threshold = 3001, 55
+    graph = masking_graph.sparse(range(clients), 101, Seeded(6))
+    assert {len(hood) for hood in graph.members} == {1 + 102}
+    most = masking_graph.tolerated(clients, 101, threshold)
+    assert clients * hypergeom(clients, most, 102).sf(threshold - 1) <= 2.0**-40
+    assert most == masking_graph.tolerated(clients, 102, threshold) > 500
+
+
 @pytest.mark.parametrize("threshold", [2, 90, 1000, 50_000, 260_000])
 def test_the_degree_for_a_million_clients_takes_few_short_sums(
     threshold: int, monkeypatch: pytest.MonkeyPatch

@@ -198,7 +198,7 @@ def test_a_cell_that_is_too_long_is_one_problem_among_others() -> None:
         read("t.csv", Wanted("id", ("x",)))
 
 
-@pytest.mark.parametrize("cells", ['"{}"', '"""{}"",', '"a","b"",{}"', 'a"b,"{}"'])
+@pytest.mark.parametrize("cells", ['"{}"', '"""{}""",', '"a","b"",{}"', 'a"b,"{}"'])
 def test_lines_inside_a_cell_that_is_too_long_are_no_rows(cells: str) -> None:
     """Otherwise the text of one cell could add any number of rows."""
     inside = "1" * (csv.field_size_limit() + 1) + '\nd,5,6\n""e"",7\nf,8,9\n'
@@ -207,6 +207,26 @@ def test_lines_inside_a_cell_that_is_too_long_are_no_rows(cells: str) -> None:
         read("t.csv", Wanted("id", ("x",)))
     said = "(1) line 3 has a cell of more than 131,072 characters; (2) line 9 has 2 cells, but "
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("c,3;4", "unexpected end of data"),
+        ('c,3;4\n"e";5', "';' expected after '\"'"),
+        ('c,3;4""\n;5"\r\nf;6', ""),
+    ],
+)
+def test_a_quote_that_nobody_closed_skips_no_rows(last: str, said: str) -> None:
+    """A cell that is too long has an end of its own, or the file is not valid."""
+    between = "".join(f"d{i},{i};\n" for i in range(csv.field_size_limit() // 7))
+    Path("t.csv").write_text(f'id;x\na;2\n"b;1,\n{between}{last}', newline="")
+    with pytest.raises(DataInvalid) as caught:
+        read("t.csv", Wanted("id", ("x",)))
+    whole = f"t.csv, line 3 is not valid CSV: {said}"
+    assert str(caught.value) == (
+        whole if said else "t.csv, line 3 has a cell of more than 131,072 characters"
+    )
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:

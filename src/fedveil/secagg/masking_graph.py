@@ -133,9 +133,10 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     if neighbours >= clients - 1:
         return threshold - 1
     dropped, reach = math.ceil(DROPPED * clients), neighbours // 2
+    drawn = neighbours + neighbours % 2  # `sparse` adds a neighbour if the number of clients is odd
 
     def unsafe(corrupt: int) -> bool:
-        unmasked = clients * _tail(clients, corrupt, neighbours, threshold)
+        unmasked = clients * _tail(clients, corrupt, drawn, threshold)
         return bool(unmasked + clients * ((corrupt + dropped) / clients) ** reach > UNMASKED)
 
     most = int(CORRUPT * clients)
