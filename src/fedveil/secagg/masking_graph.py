@@ -129,6 +129,7 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     `CORRUPT` of the clients. Up to this number, the probability is at most `UNMASKED` that a
     neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected
     although the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
+    The graph has all `clients`: none of them drops out before it is drawn.
     """
     if neighbours >= clients - 1:
         return threshold - 1
