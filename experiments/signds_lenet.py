@@ -178,18 +178,23 @@ def judged(runs: Runs) -> Iterator[Verdict]:
         "same accuracy needs more rounds or clients",
         nothing=idle({name: reached[name] for name in ("not_encrypt", "signds-k0.01")}, _DIGITS),
     )  # fmt: skip
-    yield from _convergence("signds", runs["not_encrypt"], runs["signds"])
     yield from _convergence(
-        "signds with the step estimated", runs["not_encrypt"], runs["signds-estimated"]
-    )
+        "signds", runs["not_encrypt"], runs["signds"],
+        "the steps do not shrink, so the weights, the scores and the loss of a wrong answer keep "
+        "growing",
+    )  # fmt: skip
+    yield from _convergence(
+        "signds with the step estimated", runs["not_encrypt"], runs["signds-estimated"],
+        "the signs do not say how large a step is best",
+    )  # fmt: skip
 
 
-def _convergence(name: str, plain: ReadRun, noisy: ReadRun) -> Iterator[Verdict]:
+def _convergence(name: str, plain: ReadRun, noisy: ReadRun, other: str) -> Iterator[Verdict]:
     """Judge whether loss and AUC improve beyond their fluctuation, and as far as without SignDS.
 
-    `name` describes the run `noisy`.
+    `name` describes the run `noisy`, and `other` says why its figures may not improve.
     """
-    reached = {"not_encrypt": accuracy(plain), "signds": accuracy(noisy)}
+    reached = {"not_encrypt": accuracy(plain), name: accuracy(noisy)}
     for key, figure, verb, sign in (("loss", "loss", "falls", -1), ("auc", "AUC", "rises", 1)):
         (start, end), (early, late) = _ends(plain, key), _ends(noisy, key)
         sways = stdev(noisy.figures(key)[1][-LAST:])
@@ -200,8 +205,7 @@ def _convergence(name: str, plain: ReadRun, noisy: ReadRun) -> Iterator[Verdict]
             held_to=f"by more than {_SHARE:.0%} of the change under not_encrypt, and more than it "
             "fluctuates",
             same=f"it {verb} more than half as far as without protection, with signs only",
-            other="the steps do not shrink, so the weights, the scores and the loss of a wrong "
-            f"answer keep growing. The last five tests fluctuate by {sways:.3f}",
+            other=f"{other}. The last five tests fluctuate by {sways:.3f}",
             nothing=idle(reached, _DIGITS),
         )  # fmt: skip
 

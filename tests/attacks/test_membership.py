@@ -21,7 +21,7 @@ from fedveil.attacks.membership.references import Method, References, halves, th
 from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.shadow_attack import _Scale, shadow_attack
 from fedveil.attacks.membership.shadow_runs import Pool, rehearse
-from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
+from fedveil.attacks.roc import area, balanced_accuracy, best_threshold, figures
 from fedveil.attacks.target import Target, with_a_part
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
@@ -283,6 +283,21 @@ def test_the_loss_score_is_what_the_update_gains(data: Dataset) -> None:
     reading = Reading.exact(Layout(other).vector() - weights)
     gain = answers(other, x, y).truth - answers(model, x, y).truth
     assert ReportScores(model, weights).moved(reading, x, y) == pytest.approx(gain, abs=1e-5)
+
+
+def test_an_estimate_that_breaks_the_model_gives_scores_that_guess(data: Dataset) -> None:
+    """The noise of a report may be so large that the losses of a deep model are infinite or NaN."""
+    hidden = [part for _ in range(14) for part in (nn.Linear(FEATURES, FEATURES), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(FEATURES, CLASSES))
+    x, y, weights = data.train.x[:7], data.train.y[:7], Layout(model).vector()
+    noise = Seeded(5).generator().normal(0, 3e3, (3, len(weights)))
+    readings = [Reading(estimate, np.ones_like(estimate)) for estimate in noise]
+    held, others = np.arange(0, 3), np.arange(3, 7)
+    attacked = Round(readings, [held] * 3, [others] * 3)
+    sides = attacked.scores(ReportScores(model, weights).moved, x, y)
+    assert all(np.isfinite(side).all() for side in sides)
+    balanced, auc, *_ = figures("loss", *sides, best_threshold(*sides))
+    assert (balanced.value, auc.value) == (0.5, 0.5)
 
 
 def test_an_update_is_judged_by_a_model_at_rest(data: Dataset) -> None:

@@ -95,6 +95,17 @@ def test_one_layer_at_two_places_is_the_reason() -> None:
     assert lines["5"].could_be_native is True
 
 
+def test_a_layer_of_torchscript_is_one_that_native_code_does_not_know() -> None:
+    cause = "of layer 2 (Softplus) and layer 4 (RecursiveScriptModule)"
+    unknown = "native code does not know"
+    assert told("scripted") == [
+        *((str(i), *able(cause)) for i in range(2)),
+        ("2", LOOP, f"{unknown} Softplus"),
+        ("3", *able(cause)),  # its input is known although the next layer allows no hook
+        ("4", LOOP, f"{unknown} RecursiveScriptModule"),
+    ]
+
+
 def test_a_frozen_layer_is_trained_by_nothing_and_is_the_reason() -> None:
     cause = "of layer 0.0 (Conv2d)"
     first, curve, *others = told("half_frozen")

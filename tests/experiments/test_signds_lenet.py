@@ -192,11 +192,21 @@ def test_a_figure_improves_by_more_than_it_sways_and_half_as_far_as_without(
     aucs = [1.1 - value / 5 for value in values]
     plain = run(264_540, 0.7)
     noisy = run(321, 0.6, values) if key == "loss" else run(321, 0.6, [3.0] * 10, aucs)
-    found = dict(zip(("loss", "auc"), signds_lenet._convergence("x", plain, noisy), strict=True))
+    judged = signds_lenet._convergence("x", plain, noisy, "it overshoots")
+    found = dict(zip(("loss", "auc"), judged, strict=True))
     assert found[key].agrees is improves
     ends = {"loss": "3.000 to 1.000", "auc": "0.500 to 0.900"}[key]
     assert found[key].ours.endswith(f"(not_encrypt: {ends})")
     assert found[key].source == {"loss": "falls", "auc": "rises"}[key]
+    assert found[key].why.startswith("it overshoots. ") is not improves
+
+
+def test_the_run_at_chance_level_is_named() -> None:
+    runs = {name: run(321, 0.7) for name in ("not_encrypt", "signds", "signds-k0.01")}
+    found = [*signds_lenet.judged({**runs, "signds-estimated": run(321, 0.15)})]
+    silent = [v.why for v in found if v.answer == "says nothing"]
+    assert len(silent) == 2
+    assert all(said.endswith("end: signds with the step estimated (0.150)") for said in silent)
 
 
 @pytest.mark.parametrize(

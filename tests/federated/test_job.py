@@ -378,7 +378,7 @@ def test_threshold_advice(threshold: int, cohort: int, ratio: float, said: str |
 
 def test_the_graph_fits_the_cohort():
     assert pairwise(7, 20, neighbours=10).protection.pw_encrypt.neighbours == 10
-    with pytest.raises(JobError, match=r"neighbours = 20 is outside \[1, 20\)"):
+    with pytest.raises(JobError, match=r"neighbours = 20 is outside \[2, 20\)"):
         pairwise(7, 20, neighbours=20)
     with pytest.raises(JobError, match="neighbours = 6 is below reconstruct_secrets_threshold = 7"):
         pairwise(7, 20, neighbours=6)

@@ -119,7 +119,8 @@ def test_a_text_ends_before_it_costs_more_than_the_limit(
     assert not whole.stopped
     # 16 vectors fill the context: the next needs 8 of them again.
     run = limited(runs["private"], tmp_path / "context", 2.5 * 32 * 23)
-    assert generate(run, wanted)[0].vectors == 16
+    found, _ = generate(run, wanted)
+    assert (found.vectors, found.times) == (16, 1)
     for kind, most in (("private", 2.5 * 32 * 4 - 1), ("plain", 1e9)):
         with pytest.raises(LimitReached, match="the text is not continued"):
             generate(limited(runs[kind], tmp_path / kind, most), wanted)

@@ -14,6 +14,7 @@ from scipy.stats import binomtest, hypergeom
 
 from fedveil.entropy import Seeded
 from fedveil.secagg import masking_graph
+from folders import DOCS
 
 
 @given(st.integers(2, 60), st.integers(1, 70), st.integers(0, 99))
@@ -196,6 +197,28 @@ def test_more_tolerated_clients_would_make_unmasking_likely(
     assert most == max(0, certain) or chance(most) <= 2.0**-40
     assert most == int(0.2 * clients) or chance(most + 1) > 2.0**-40
     assert max(0, certain) <= most <= 0.2 * clients
+
+
+@pytest.mark.parametrize(("clients", "bits"), [(20_000, 35), (2**20, 24)])
+def test_early_dropouts_make_unmasking_as_likely_as_the_page_says(clients: int, bits: int) -> None:
+    degree = masking_graph.automatic(clients, 80)
+    assert degree is not None
+    corrupt = masking_graph.tolerated(clients, degree, 80)
+    assert corrupt == clients // 5
+    left = clients - clients // 5
+    chance = left * hypergeom(left, corrupt, degree).sf(79) + left * 0.26 ** (degree // 2)
+    assert 2.0 ** -(bits + 1) < chance <= 2.0**-bits
+    text = (DOCS / "secure-aggregation.md").read_text("utf-8")
+    assert f"2^-{bits} for {'2^20' if clients == 2**20 else f'{clients:,}'} clients" in text
+
+
+def test_the_tolerated_clients_are_few_enough_for_the_neighbour_that_is_added() -> None:
+    clients, threshold = 3001, 55
+    graph = masking_graph.sparse(range(clients), 101, Seeded(6))
+    assert {len(hood) for hood in graph.members} == {1 + 102}
+    most = masking_graph.tolerated(clients, 101, threshold)
+    assert clients * hypergeom(clients, most, 102).sf(threshold - 1) <= 2.0**-40
+    assert most == masking_graph.tolerated(clients, 102, threshold) > 500
 
 
 @pytest.mark.parametrize("threshold", [2, 90, 1000, 50_000, 260_000])

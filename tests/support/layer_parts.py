@@ -96,6 +96,12 @@ def tied() -> nn.Module:
     )  # fmt: skip
 
 
+def scripted() -> nn.Module:
+    """Return a chain with a dense layer of TorchScript, and a layer before it that is too odd."""
+    dense = torch.jit.script(nn.Linear(30, CLASSES))
+    return nn.Sequential(nn.Conv2d(2, 5, 3), nn.MaxPool2d(2), nn.Softplus(), nn.Flatten(), dense)
+
+
 def linear() -> nn.Module:
     """Return one dense layer on the whole image."""
     return nn.Sequential(nn.Flatten(), nn.Linear(126, CLASSES))

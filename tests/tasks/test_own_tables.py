@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,11 @@ from fedveil.link.tls import write_certificates
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import column_encoding, csv_format
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.csv_file import _records
+from fedveil.tasks.tables.csv_format import CsvFormat
 from fedveil.tasks.tables.drift import Summary
 from fedveil.tasks.tables.own_tables import Tables, held_out
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical import VerticalJob, evaluate, train
@@ -198,7 +203,7 @@ def test_a_cell_that_is_too_long_is_one_problem_among_others() -> None:
         read("t.csv", Wanted("id", ("x",)))
 
 
-@pytest.mark.parametrize("cells", ['"{}"', '"""{}"",', '"a","b"",{}"', 'a"b,"{}"'])
+@pytest.mark.parametrize("cells", ['"{}"', '"""{}""",', '"a","b"",{}"', 'a"b,"{}"'])
 def test_lines_inside_a_cell_that_is_too_long_are_no_rows(cells: str) -> None:
     """Otherwise the text of one cell could add any number of rows."""
     inside = "1" * (csv.field_size_limit() + 1) + '\nd,5,6\n""e"",7\nf,8,9\n'
@@ -207,6 +212,49 @@ def test_lines_inside_a_cell_that_is_too_long_are_no_rows(cells: str) -> None:
         read("t.csv", Wanted("id", ("x",)))
     said = "(1) line 3 has a cell of more than 131,072 characters; (2) line 9 has 2 cells, but "
     assert said in str(caught.value)
+
+
+_PIECES = ['"', '""', "a", "bbbbb", "\n", "\r\n", "\r", '"\n', "|", '"|', '|"']
+
+
+@given(st.lists(st.sampled_from(_PIECES), min_size=1, max_size=14), st.integers(0, 14))
+def test_a_limit_leaves_out_only_records_with_a_long_cell(pieces: list[str], cut: int) -> None:
+    """All other records, and all errors, are those of a reader without a limit."""
+    lines = io.StringIO("".join(pieces), newline="").readlines()
+    blocks = [*filter(None, ("".join(lines[:cut]), "".join(lines[cut:])))]
+    whole = csv.reader(lines, strict=True, delimiter="|")
+    expected: list[list[str]] | None = None
+    with suppress(csv.Error):
+        expected = [row for row in whole if len(row) == 2 and max(map(len, row)) <= 4]
+    most, refusals = csv.field_size_limit(4), Refusals("t.csv")
+    found: list[list[str]] | None = None
+    try:
+        with suppress(DataInvalid):
+            form = CsvFormat("t.csv", "utf-8", "|", None)
+            found = [row for _, row in _records(form, iter(blocks), 0, ["x", "y"], refusals)]
+    finally:
+        csv.field_size_limit(most)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("c,3;4", "unexpected end of data"),
+        ('c,3;4\n"e";5', "';' expected after '\"'"),
+        ('c,3;4""\n;5"\r\nf;6', ""),
+    ],
+)
+def test_a_quote_that_nobody_closed_skips_no_rows(last: str, said: str) -> None:
+    """A cell that is too long has an end of its own, or the file is not valid."""
+    between = "".join(f"d{i},{i};\n" for i in range(csv.field_size_limit() // 7))
+    Path("t.csv").write_text(f'id;x\na;2\n"b;1,\n{between}{last}', newline="")
+    with pytest.raises(DataInvalid) as caught:
+        read("t.csv", Wanted("id", ("x",)))
+    whole = f"t.csv, line 3 is not valid CSV: {said}"
+    assert str(caught.value) == (
+        whole if said else "t.csv, line 3 has a cell of more than 131,072 characters"
+    )
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:

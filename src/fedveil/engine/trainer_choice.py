@@ -145,7 +145,8 @@ def _known(model: nn.Module) -> set[type[nn.Module]]:
 def _input_shapes(model: nn.Module, shape: ModelShape) -> dict[nn.Module, tuple[int, ...]]:
     """Return the input shape of each module for one example. Leaves out modules with several.
 
-    Also leaves out modules that the model does not call, or calls after an error.
+    Also leaves out modules that the model does not call or calls after an error, and those of
+    TorchScript, which allow no hooks.
     """
     seen: dict[nn.Module, set[tuple[int, ...]]] = {}
 
@@ -157,7 +158,11 @@ def _input_shapes(model: nn.Module, shape: ModelShape) -> dict[nn.Module, tuple[
         return {}
     assert not isinstance(shape.example_shape, dict)
     kind = np.int64 if shape.whole_examples else np.float32
-    hooks = [module.register_forward_pre_hook(note) for module in model.modules()]
+    hooks = [
+        module.register_forward_pre_hook(note)
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
     try:
         x = taken(model, np.zeros((1, *shape.example_shape), kind))
         with torch.no_grad():

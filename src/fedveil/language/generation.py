@@ -248,13 +248,14 @@ def _write(
     vectors, times, step, stopped = 0, 1, 1, ""
     continued: list[int] = []
     while len(continued) < request.tokens:
-        if start == context:
-            pending, start, times = text[-max(1, context // 2) :], 0, 2
+        if full := start == context:
+            pending, start = text[-max(1, context // 2) :], 0
         if most is not None and (spent := _epsilon(party.split, vectors + len(pending))) > most:
             figure = Line(spent, 0.0, "the whole text")
             limit = f"privacy.max_epsilon = {exactly(most)}"
             stopped = f"another token would bring {figure}, above {limit}"
             break
+        times = 2 if full else times
         scores = yield from _scores(party, pending, start, step, noise)
         start, vectors, step = start + len(pending), vectors + len(pending), step + 1
         choice = request.entropy.stream("choice", len(continued))

@@ -171,9 +171,10 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, `neighbours: k` must be below the number of clients per round and
-    at least `reconstruct_secrets_threshold`, which counts within each neighbourhood.
-    `active_security` needs the complete graph.
+    """Under secure aggregation, `neighbours: k` must be at least 2, below the number of clients per
+    round and at least `reconstruct_secrets_threshold`, which counts within each neighbourhood. With
+    one neighbour, the graph consists of pairs of clients, and the sum of each pair could be
+    unmasked. `active_security` needs the complete graph.
 
     Returns an error message, or None if the settings follow this rule.
     """
@@ -182,8 +183,11 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     place = f"neighbours = {settings.neighbours}"
     if settings.active_security:
         return f"{place} leaves a sparse graph; active_security needs complete or auto"
-    if cohort.per_round is not None and not 1 <= settings.neighbours < cohort.per_round:
-        return f"{place} is outside [1, {cohort.per_round}): below the clients a round"
+    if cohort.per_round is not None and not 2 <= settings.neighbours < cohort.per_round:
+        return (
+            f"{place} is outside [2, {cohort.per_round}): below the clients a round, and at least "
+            "2, because the sums of pairs could be unmasked"
+        )
     threshold = settings.reconstruct_secrets_threshold or 1
     if threshold > settings.neighbours:
         return (

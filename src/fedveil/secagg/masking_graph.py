@@ -129,13 +129,15 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     `CORRUPT` of the clients. Up to this number, the probability is at most `UNMASKED` that a
     neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected
     although the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
+    The graph has all `clients`: none of them drops out before it is drawn.
     """
     if neighbours >= clients - 1:
         return threshold - 1
     dropped, reach = math.ceil(DROPPED * clients), neighbours // 2
+    drawn = neighbours + neighbours % 2  # `sparse` adds a neighbour if the number of clients is odd
 
     def unsafe(corrupt: int) -> bool:
-        unmasked = clients * _tail(clients, corrupt, neighbours, threshold)
+        unmasked = clients * _tail(clients, corrupt, drawn, threshold)
         return bool(unmasked + clients * ((corrupt + dropped) / clients) ** reach > UNMASKED)
 
     most = int(CORRUPT * clients)

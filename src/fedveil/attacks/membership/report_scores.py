@@ -73,13 +73,20 @@ class ReportScores:
         """Return by how much each example's loss falls if the estimated update is applied.
 
         The examples are the rows of `x` and `y`. `reading` must estimate the update's length as
-        well as its direction. If it estimates nothing, all results are 0.
+        well as its direction. If it estimates nothing, all results are 0. A result is within the
+        range of float32, and at its lower end if the estimated update makes the loss infinite or
+        NaN.
         """
         if reading.empty:
             return np.zeros(len(y))
         before = self._views(self._weights)
         after = self._views((self._weights + reading.estimate).astype(np.float32))
-        return self._of_batches(x, y, lambda losses: losses(before) - losses(after))
+        least = torch.finfo(torch.float32).min
+
+        def falls(losses: _Losses) -> torch.Tensor:
+            return torch.nan_to_num(losses(before) - losses(after), nan=least, neginf=least)
+
+        return self._of_batches(x, y, falls)
 
     def _views(self, vector: Float32s) -> _Weights:
         views = self._layout.views(torch.from_numpy(vector))

@@ -95,6 +95,7 @@ class _Lines(Iterator[str]):
 
     def __init__(self, found: CsvFormat, blocks: Iterator[str]) -> None:
         self._lines = (line for block in blocks for line in io.StringIO(block, newline=""))
+        self._separator = found.separator
         self._marks = re.compile(f'"|{re.escape(found.separator)}')
         self._record = list[str]()
 
@@ -107,13 +108,19 @@ class _Lines(Iterator[str]):
         self._record.clear()
 
     def skip(self) -> int:
-        """Skip the other lines of a record that the reader gave up. Returns their number."""
+        """Skip the other lines of a record that the reader gave up. Returns their number.
+
+        Raises csv.Error where a reader without a limit would: the rows after a quote that nobody
+        closed must not be skipped as a part of its cell.
+        """
         quoted, skipped = False, 0
         for line in self._record:
             quoted = self._quoted_after(line, quoted)
         while quoted and (line := next(self._lines, "")):
             quoted = self._quoted_after(line, quoted)
             skipped += 1
+        if quoted:
+            raise csv.Error("unexpected end of data")
         return skipped
 
     def _quoted_after(self, line: str, quoted: bool) -> bool:
@@ -124,6 +131,8 @@ class _Lines(Iterator[str]):
                 opens_at = opens_at if quoted else mark.end()
             elif quoted:
                 quoted, opens_at = False, mark.end()  # a second quote makes it a quote in the cell
+                if line[opens_at : opens_at + 1] not in ("", "\r", "\n", '"', self._separator):
+                    raise csv.Error(f"'{self._separator}' expected after '\"'")
             else:
                 quoted = mark.start() == opens_at
         return quoted
@@ -133,11 +142,15 @@ def _reader(found: CsvFormat, lines: Iterator[str]) -> Any:
     return csv.reader(lines, strict=True, delimiter=found.separator)
 
 
+def _invalid(path: str, line: int, error: csv.Error) -> DataInvalid:
+    return DataInvalid(f"{path}, line {line} is not valid CSV: {error}")
+
+
 def _header(path: str, reader: Any) -> list[str]:
     try:
         columns = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
-        raise DataInvalid(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+        raise _invalid(path, reader.line_num, error) from None
     if not columns:
         raise DataInvalid(f"{path} has no header: its first line names the columns")
     if len(columns) > MOST_COLUMNS:
@@ -173,10 +186,11 @@ def _records(
             cells = next(reader, None)
         except csv.Error as error:
             if _TOO_LONG not in str(error):
-                line = before + reader.line_num
-                said = f"line {line} is not valid CSV: {error}"
-                raise DataInvalid(f"{found.path}, {said}") from None
-            before += lines.skip()  # otherwise lines inside the cell would be read as records
+                raise _invalid(found.path, before + reader.line_num, error) from None
+            try:
+                before += lines.skip()  # otherwise lines inside the cell would be read as records
+            except csv.Error as worse:
+                raise _invalid(found.path, line, worse) from None
             said = f" has a cell of more than {csv.field_size_limit():,} characters"
             refusals.rows("", "long", said, [line], 1)
             continue
