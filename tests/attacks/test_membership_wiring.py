@@ -102,6 +102,54 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
         assert at.value != balanced_accuracy("", *attacked, best_threshold(*attacked)).value
 
 
+class _Rounded(torch.autograd.Function):
+    """Rounds to eighths. Its straight-through gradient has no forward derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return torch.round(weight * 8) / 8
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class _Quantised(nn.Module):
+    """A dense layer, with rounded weights if `own`, after a normalisation. `idle` is not used."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        draw = torch.Generator().manual_seed(2)
+        self.norm = nn.BatchNorm1d(4)
+        self.idle = nn.Parameter(torch.rand(5, generator=draw))
+        self.weight = nn.Parameter(torch.rand(3, 4, generator=draw))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) @ (_Rounded.apply(self.weight) if self.own else self.weight).T
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_rate_needs_no_gradient_of_buffers_and_no_forward_derivative(own: bool) -> None:
+    model, draw = _Quantised(own).eval(), np.random.default_rng(5)
+    x, y = draw.normal(size=(11, 4)).astype(np.float32), draw.integers(0, 3, 11)
+    weights = Layout(model).vector()
+    reading = Reading(draw.normal(size=len(weights)), draw.random(len(weights)), True)
+    found = ReportScores(model, weights).along(reading, x, y)
+    toward = reading.estimate * reading.weight
+    expected = []
+    for row, label in zip(torch.from_numpy(x), torch.from_numpy(y), strict=True):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(row[None]), label[None]).backward()
+        flat = [
+            np.zeros(e.stop - e.start) if e.tensor.grad is None else e.tensor.grad.numpy().ravel()
+            for e in Layout(model).entries
+        ]
+        expected.append(-np.concatenate(flat) @ toward / np.linalg.norm(toward))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert np.ptp(expected) > 0.1
+
+
 def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[Target] = []
     monkeypatch.setattr(

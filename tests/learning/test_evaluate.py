@@ -61,6 +61,25 @@ def test_an_own_loss_is_the_mean_over_all_examples_when_the_last_batch_is_short(
     assert score(model, _Squares(), x, y).figures()["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+class _Samples(nn.Module):
+    """Samples its output, as a variational autoencoder does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_an_evaluation_that_samples_depends_on_no_earlier_draw_and_changes_no_later_one() -> None:
+    draw = Seeded(3).generator()
+    x, y = draw.random((530, 3), dtype=np.float32), draw.random(530, dtype=np.float32)
+    torch.manual_seed(1)
+    first = score(_Samples(), _Squares(), x, y).loss
+    after = torch.rand(5)
+    torch.manual_seed(1)
+    torch.testing.assert_close(torch.rand(5), after, rtol=0, atol=0)
+    assert score(_Samples(), _Squares(), x, y).loss == first
+    assert score(_Samples(), _Squares(), x[:, ::-1], y).loss != first
+
+
 class _Anything(Task):
     """A task without metrics: whatever the model returns is used for the loss only."""
 

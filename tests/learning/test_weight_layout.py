@@ -75,6 +75,64 @@ def test_write_then_read_gives_the_same_vector_and_restores_what_is_kept() -> No
     assert model.tied.weight is model.last.weight
 
 
+class Assigns(nn.Module):
+    """Its forward pass assigns new tensors to the names of four buffers and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0, 3.0, 5.0]))
+        self.register_buffer("mean", torch.tensor([0.5, 0.25, 4.0]))
+        self.register_buffer("steps", torch.tensor(7))
+        self.register_buffer("last", torch.ones(3), persistent=False)
+        self.inner = nn.Module()
+        self.inner.register_buffer("seen", torch.tensor([[6.0], [8.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.75 * self.mean + 0.25 * x.mean(0)
+        self.steps = self.steps + 1
+        self.last = x[:2]
+        self.inner.seen = self.inner.seen.flip(0)
+        self.scale = nn.Parameter(self.scale.detach() + 1)
+        return self.scale * x
+
+
+def test_tensors_that_a_model_assigns_are_averaged_and_do_not_reach_the_next_client() -> None:
+    model = Assigns()
+    layout = Layout(model)
+    start, x = layout.vector(), torch.arange(12.0).reshape(4, 3)
+    whole, moved = torch.from_numpy(start), []
+    for _ in range(2):
+        layout.write(whole)
+        model(x)
+        model(x)
+        out = np.zeros_like(start)
+        layout.change(start, out)
+        moved.append(out)
+    mean = 0.4375 * (x.mean(0) - torch.tensor([0.5, 0.25, 4.0]))
+    np.testing.assert_array_equal(moved[0], [2, 2, 2, *mean, 0, 0])
+    np.testing.assert_array_equal(moved[1], moved[0])
+    layout.write(whole)
+    model(x)
+    np.testing.assert_array_equal(model.mean, 0.75 * whole[3:6] + 0.25 * x.mean(0))
+    assert (model.steps, model.inner.seen.flatten().tolist()) == (8, [8, 6])
+    layout.write(whole)
+    assert (model.steps, model.last.tolist()) == (7, [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("new", "said"), [(torch.ones(2), r"a tensor of shape \(2,\)"), (None, "None")]
+)
+def test_an_averaged_tensor_keeps_its_shape(new: torch.Tensor | None, said: str) -> None:
+    model = Assigns()
+    layout = Layout(model)
+    start = layout.vector()
+    model.mean = new
+    with pytest.raises(ModelInvalid, match=rf"replaces mean, of shape \(3,\), by {said}\. Keep"):
+        layout.change(start, np.zeros_like(start))
+    layout.write(torch.from_numpy(start))
+    np.testing.assert_array_equal(layout.vector(), start)
+
+
 def test_channels_last_weights_keep_their_place() -> None:
     model = nn.Conv2d(3, 4, 5)
     before = Layout(model).vector()

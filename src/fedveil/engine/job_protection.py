@@ -123,5 +123,6 @@ def check_buffers(job: Job, layout: Layout) -> None:
         raise ModelInvalid(
             f"protection.name = {job.protection.name} adds noise to every averaged tensor, which "
             f"breaks the buffers {', '.join(buffers)}. Use a model without them, for example with "
-            f"GroupNorm instead of BatchNorm"
+            f"GroupNorm instead of BatchNorm. A buffer of your own keeps the server's value if you "
+            f"register it with persistent=False"
         )

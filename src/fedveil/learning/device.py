@@ -43,6 +43,14 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """A context in which torch's generators start from `seed`. Restores their states afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_torch(seed, device)
+        yield
+
+
+@contextmanager
 def tiny_is_zero() -> Iterator[None]:
     """A context in which this thread treats subnormal numbers, below 1.2e-38 in float32, as 0.
 

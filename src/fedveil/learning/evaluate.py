@@ -12,11 +12,14 @@ from torch import nn
 from fedveil.base.array_types import Array, Int64s
 from fedveil.base.example_arrays import opened
 from fedveil.errors import TaskInvalid
+from fedveil.learning.device import seeded_torch
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device
 
 #: The examples per batch: so few that a small convolution's arrays stay in the processor's cache.
 _BATCH = 250
+#: The seed of torch's generator at the start of an evaluation.
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,15 @@ class Scores:
 def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
     """Evaluate the model on the examples `x` with targets `y`.
 
-    Returns the mean loss, and the data from which the task computes its metrics.
+    Returns the mean loss, and the data from which the task computes its metrics. A model or task
+    that draws from torch's generator, such as a variational autoencoder, draws the same numbers in
+    every evaluation, so that rounds, runs and numbers of workers can be compared.
     """
+    with seeded_torch(_SEED, torch.device(device)):
+        return _score(model, task, x, y, device)
+
+
+def _score(model: nn.Module, task: Task, x: Array, y: Array, device: str) -> Scores:
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0

@@ -8,6 +8,7 @@ Every tensor of a model is averaged, kept (neither averaged nor sent) or refused
 - Tensors that stay with each client (`own_layers.keep_own`) are kept.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
+- A new tensor that the model assigns to the name of one of these counts as a change of its values.
 - Base weights (`pretrained.base_weights`) are kept. They are not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,17 @@ class Entry:
     start: int
     stop: int
     tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Name:
+    """One of a tensor's names: its path, and its `key` in a module's own dictionary `tensors`."""
+
+    path: str
+    tensors: dict[str, Any]
+    key: str
+    tensor: torch.Tensor
+    averaged: bool
 
 
 class Layout:
@@ -75,6 +87,15 @@ class Layout:
             for name, value in self.kept.items()
             if name not in self._base
         }
+        averaged = {id(entry.tensor) for entry in self.entries}
+        self._names = [
+            _Name(f"{path}.{key}".lstrip("."), tensors, key, tensor, id(tensor) in averaged)
+            for path, module in model.named_modules()
+            for tensors in (module._parameters, module._buffers)
+            if isinstance(tensors, dict)  # a compiled TorchScript module has none
+            for key, tensor in tensors.items()
+            if tensor is not None
+        ]
         self._find_tensors()
 
     def _find_tensors(self) -> None:
@@ -116,6 +137,8 @@ class Layout:
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
         """Write `vector` into the model. Restores all other tensors except base weights."""
+        for name in self._names:
+            name.tensors[name.key] = name.tensor
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:
@@ -126,13 +149,34 @@ class Layout:
             self.kept[name].copy_(value)
 
     def change(self, start: Float32s, out: Float32s) -> None:
-        """Write the model's values minus `start` to `out`, in the order of the vector."""
+        """Write the model's values minus `start` to `out`, in the order of the vector.
+
+        Raises `ModelInvalid` if the model replaced a tensor by one of another shape.
+        """
+        self._take_assigned()
         if self._arrays is None:
             np.subtract(self.vector(), start, out=out)
             return
         for entry, array in zip(self.entries, self._arrays, strict=True):
             shape, place = array.shape, slice(entry.start, entry.stop)
             np.subtract(array, start[place].reshape(shape), out=out[place].reshape(shape))
+
+    @torch.no_grad()
+    def _take_assigned(self) -> None:
+        """Copy the values of tensors that the model assigned to a name into the averaged ones."""
+        for name in self._names:
+            new = name.tensors.get(name.key)
+            if new is name.tensor or not name.averaged:
+                continue
+            shape = None if new is None else tuple(new.shape)
+            if new is None or shape != tuple(name.tensor.shape):
+                raise ModelInvalid(
+                    f"training replaces {name.path}, of shape {tuple(name.tensor.shape)}, by "
+                    f"{'None' if new is None else f'a tensor of shape {shape}'}. Keep its shape, "
+                    "or register it with persistent=False so that it is not averaged"
+                )
+            name.tensor.copy_(new)
+            name.tensors[name.key] = name.tensor
 
     def vector(self) -> Float32s:
         """Return the model's values in a new vector."""

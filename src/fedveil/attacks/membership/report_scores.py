@@ -49,7 +49,8 @@ class ReportScores:
         The examples are the rows of `x` and `y`. The update's entries are weighted by their
         reliability, and the vector is scaled to norm 1. The result is the inner product of this
         vector with the example's negative gradient. It is 0 for all examples if the report reveals
-        nothing.
+        nothing. If torch has no forward derivative of the loss, as in a model's own autograd
+        function without `jvp`, each example has its own backward pass.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -57,17 +58,32 @@ class ReportScores:
             return np.zeros(len(y))
         start = self._views(self._weights)
         direction = self._views((weighted / norm).astype(np.float32))
+        # buffers, such as BatchNorm's statistics, have no gradient
+        learnt = [entry.name for entry in self._layout.entries if entry.fate == "parameter"]
 
         def rates(losses: _Losses) -> torch.Tensor:
             with _forward_derivatives(self._model):
                 moving: _Weights = {
                     name: forward_ad.make_dual(start[name], direction[name])  # type: ignore[no-untyped-call]
-                    for name in start
+                    for name in learnt
                 }
-                change: torch.Tensor = forward_ad.unpack_dual(losses(moving)).tangent  # type: ignore[no-untyped-call]
+                loss = losses({**start, **moving})
+                change: torch.Tensor = forward_ad.unpack_dual(loss).tangent  # type: ignore[no-untyped-call]
             return -change
 
-        return self._of_batches(x, y, rates)
+        def rate(losses: _Losses) -> torch.Tensor:
+            moving = {name: start[name].clone().requires_grad_() for name in learnt}
+            with torch.enable_grad():
+                loss = losses({**start, **moving}).sum()
+            gradients = torch.autograd.grad(loss, [*moving.values()], allow_unused=True)
+            pairs = zip(learnt, gradients, strict=True)
+            parts = [(g * direction[name]).sum() for name, g in pairs if g is not None]
+            return -torch.stack(parts).sum()[None]
+
+        try:
+            return self._of_batches(x, y, rates)
+        except NotImplementedError:
+            return self._of_batches(x, y, rate, most=1)
 
     def moved(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return by how much each example's loss falls if the estimated update is applied.
@@ -94,10 +110,13 @@ class ReportScores:
         return {entry.name: view for entry, view in named}
 
     @torch.no_grad()
-    def _of_batches(self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor]) -> Float64s:
+    def _of_batches(
+        self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor], most: int = _BATCH
+    ) -> Float64s:
+        """Return the scores of all examples. `score` gets the losses of at most `most` at once."""
         task = Classification() if are_classes(y) else NextToken()
         each, parts = each_loss(task.loss_name), []
-        size = min(_BATCH, getattr(self._model, "scored_at_once", _BATCH))
+        size = min(most, getattr(self._model, "scored_at_once", most))
         for i in range(0, len(y), size):
             batch = task.collate(opened(x[i : i + size]), opened(y[i : i + size]))
 
