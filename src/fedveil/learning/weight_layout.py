@@ -137,8 +137,8 @@ class Layout:
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
         """Write `vector` into the model. Restores all other tensors except base weights."""
-        for name in self._names:
-            name.tensors[name.key] = name.tensor
+        for known in self._names:
+            known.tensors[known.key] = known.tensor
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:
