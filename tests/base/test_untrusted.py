@@ -306,7 +306,7 @@ ELSEWHERE = {
     "pages/dossier/dossier_folder.py": (1, "a script of this package"),
     "pages/dossier/recompute.py": (1, "a script that a reviewer runs on a record, without fedveil"),
     "pages/page.py": (1, "the script and the style of this package"),
-    "vertical/part_memory.py": (1, "/proc/meminfo"),
+    "learning/device.py": (1, "/proc/meminfo"),
     "cli/standard_output.py": (1, "/dev/null"),
 }
 _READING = {"read_bytes", "read_text", "load_file", "load_cert_chain", "loadtxt", "genfromtxt"}

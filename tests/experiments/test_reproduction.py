@@ -174,7 +174,7 @@ def test_the_table_has_every_experiment(command: Command) -> None:
         assert names == ["name", *EXPERIMENTS]
     rows = {row[0]: row for row in catalog.table().rows}
     assert rows["toy"] == ("toy", "A toy.", "90 s", "-", "2 hours")
-    assert rows["ldp-adaptive"][-3:] == ("2 minutes", "27 minutes", "14 hours")
+    assert rows["ldp-adaptive"][-3:] == ("6 minutes", "68 minutes", "36 hours")
 
 
 def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: Path) -> None:
