@@ -1,4 +1,4 @@
-"""What trains each layer of a language model: the loop trains adapters, and nothing its base."""
+"""Tests which layers of a language model train: adapters in the loop, nothing of its base."""
 
 from __future__ import annotations
 
