@@ -102,7 +102,7 @@ y = pandas.Series(pandas.array([2, 0, 1], dtype="Int64"))
 
 
 def test_columns_of_pandas_own_types_are_numbers(own):
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
     data = own("return frame(), y, frame(), y", PANDAS)
     assert data.train.x.dtype == np.float32
     assert data.train.x.tolist() == [[30, 1.5, 1], [7, 2.5, 0], [41, 0.5, 1]]
@@ -118,7 +118,7 @@ def test_columns_of_pandas_own_types_are_numbers(own):
     ],
 )
 def test_a_missing_value_of_pandas_is_one_sentence(own, result, said):
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
     with pytest.raises(DataInvalid, match=said):
         own(f"return {result}", PANDAS)
 
