@@ -297,9 +297,8 @@ class NonIID(LDPFigure):
             "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),
             LARGE, {"dealt at random": iid, "two labels a client": shards},
         )  # fmt: skip
-        return Outcome(
-            ran, [few_labels_cost_without(runs), few_labels_cost(iid, shards)], (), [plot], seeds=0
-        )
+        verdicts = [*few_labels_cost_without(runs), few_labels_cost(iid, shards)]
+        return Outcome(ran, verdicts, (), [plot], seeds=0)
 
 
 class Adaptive(LDPFigure):

@@ -90,7 +90,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
     elif name == "ldp-clients":
         yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), idle)
     elif name == "ldp-noniid":
-        yield ldp_claims.few_labels_cost_without({"iid": flat(), "shards": flat()})
+        yield from ldp_claims.few_labels_cost_without({"iid": flat(), "shards": flat()})
         yield ldp_claims.few_labels_cost(idle, idle)
     elif name == "ldp-adaptive":
         kinds = ("plain", "fixed", "adaptive", "same-total")

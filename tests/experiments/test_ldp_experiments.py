@@ -216,20 +216,20 @@ def test_clients_and_splits_are_judged_by_the_figures() -> None:
 @pytest.mark.parametrize(
     ("iid", "shards", "answer"),
     [
-        (0.9885, 0.9846, "agrees"),
-        (0.9885, 0.9866, "says nothing"),  # one seed cannot tell these apart
-        (0.9883, 0.9892, "says nothing"),
-        (0.9845, 0.9886, "differs"),
-        (0.83, 0.81, "differs"),  # the order of the source's, far below it
-        (0.83, 0.83, "differs"),
-        (0.1, 0.1, "says nothing"),
+        (0.9885, 0.9846, ["agrees", "agrees"]),
+        (0.9885, 0.9866, ["agrees", "says nothing"]),  # one seed cannot tell these apart
+        (0.9883, 0.9892, ["agrees", "says nothing"]),
+        (0.9845, 0.9886, ["agrees", "differs"]),
+        (0.83, 0.81, ["differs", "agrees"]),  # the order of the source's, far below it
+        (0.9885, 0.9756, ["differs", "agrees"]),
+        (0.1, 0.1, ["says nothing", "says nothing"]),
     ],
 )
 def test_baselines_of_both_splits_are_judged_by_the_figures(
-    iid: float, shards: float, answer: str
+    iid: float, shards: float, answer: list[str]
 ) -> None:
     runs = {"iid": run(iid), "shards": run(shards)}
-    assert ldp_claims.few_labels_cost_without(runs).answer == answer
+    assert [v.answer for v in ldp_claims.few_labels_cost_without(runs)] == answer
 
 
 @pytest.mark.parametrize(
@@ -238,16 +238,15 @@ def test_baselines_of_both_splits_are_judged_by_the_figures(
         ((0.9868, 0.9871, 0.9882), "agrees"),  # 0.0015 below on average, at every seed
         ((0.9868, 0.9871, 0.9895), "says nothing"),
         ((0.9884, 0.9890, 0.9897), "differs"),
-        ((0.9768, 0.9760, 0.9769), "differs"),  # below, and more than 0.01 below the source's
     ],
 )
 def test_seeds_tell_baselines_apart_that_one_cannot(shards: Sequence[float], answer: str) -> None:
     runs = {"iid": run(0.9883), "iid-seed-1": run(0.9887), "iid-seed-2": run(0.9896)}
     runs |= {name: run(end) for name, end in
              zip(("shards", "shards-seed-1", "shards-seed-2"), shards, strict=True)}  # fmt: skip
-    found = ldp_claims.few_labels_cost_without(runs)
-    assert found.answer == answer
-    assert found.ours.startswith("0.9889 [0.9872, 0.9905], ")
+    ends, difference = ldp_claims.few_labels_cost_without(runs)
+    assert difference.answer == answer
+    assert ends.ours.startswith("0.9889 [0.9872, 0.9905], ")
 
 
 def test_the_arms_of_one_name_differ_in_their_seeds_alone() -> None:
