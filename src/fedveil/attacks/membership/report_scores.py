@@ -111,9 +111,13 @@ class ReportScores:
 
     @torch.no_grad()
     def _of_batches(
-        self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor], most: int = _BATCH
+        self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor], most: int | None = None
     ) -> Float64s:
-        """Return the scores of all examples. `score` gets the losses of at most `most` at once."""
+        """Return the scores of all examples. `score` gets the losses of at most `most` at once.
+
+        The default is `_BATCH`.
+        """
+        most = _BATCH if most is None else most
         task = Classification() if are_classes(y) else NextToken()
         each, parts = each_loss(task.loss_name), []
         size = min(most, getattr(self._model, "scored_at_once", most))
