@@ -47,13 +47,15 @@ class MaskingGraph:
 
     def connects(self, clients: Iterable[int]) -> bool:
         """Return True if paths of neighbours, all of them in `clients`, connect `clients`."""
+        if len(self.members) == 1:  # a complete graph
+            return True
         left = set(clients)
-        reached = [left.pop()] if left and len(self.members) > 1 else []
+        reached = [left.pop()] if left else []
         while reached and left:
             near = left.intersection(self.around(reached.pop()))
             left -= near
             reached += near
-        return not left or len(self.members) == 1
+        return not left
 
 
 def complete(clients: Sequence[int]) -> MaskingGraph:

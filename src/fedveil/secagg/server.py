@@ -130,12 +130,13 @@ class Server:
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
         got, needed = getattr(self, actions.counts)(answered)
-        why = self._disclosure.lacking(answered)
-        if closed == TRAINS and got >= needed and not self._graph.connects(answered):
-            got, why = 0, _CUT
-        self._state.step(Event.ENOUGH if got >= needed else Event.TOO_FEW)
-        if got < needed:
-            raise RoundVoid(closed, got, needed, why)
+        enough = got >= needed
+        cut = closed == TRAINS and enough and not self._graph.connects(answered)
+        self._state.step(Event.ENOUGH if enough and not cut else Event.TOO_FEW)
+        if cut:
+            raise RoundVoid(closed, 0, needed, _CUT)
+        if not enough:
+            raise RoundVoid(closed, got, needed, self._disclosure.lacking(answered))
         self._asked, self._answered = frozenset(getattr(self, actions.closes)(answered)), set()
 
     def _ask(self, phase: Phase) -> dict[int, Message]:
