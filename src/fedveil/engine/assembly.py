@@ -133,7 +133,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
                 f"training.algorithm = {settings.algorithm} must control each training step, but "
                 f"task = {job.task} has its own {wrong[0]}. Use fedavg"
             )
-        native = _native_trainer(job, seen, plan, shape)
+        native = _native_trainer(job, task, seen, plan, shape)
         return native or TaskTrainer(model, plan, task, settings.device)
     if plan.corrected:
         return LoopTrainer(model, plan, settings.device)
@@ -142,16 +142,16 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
         vectorise = all(entry.fate == "parameter" for entry in Layout(model).entries)
     if vectorise:
         return VmapTrainer(model, plan, settings.device)
-    native = _native_trainer(job, seen, plan, shape)
+    native = _native_trainer(job, task, seen, plan, shape)
     return native or LoopTrainer(model, plan, settings.device)
 
 
-def native_refusals(job: Job, plan: TrainingPlan, shape: Shape) -> list[str]:
+def native_refusals(job: Job, task: Task, plan: TrainingPlan, shape: Shape) -> list[str]:
     """Return the reasons why no model of the job would train in native code.
 
     `shape` is the shape of one example.
     """
-    settings, own = job.training, own_steps(make_task(job))
+    settings, own = job.training, own_steps(task)
     refused = {
         f"privacy.unit is {job.privacy.unit}": job.privacy.unit == "example",
         f"training.engine is {settings.engine}": settings.engine != "auto",
@@ -169,13 +169,13 @@ def native_class(plan: TrainingPlan) -> type[CompiledTrainer]:
 
 
 def _native_trainer(
-    job: Job, model: nn.Module, plan: TrainingPlan, shape: Shape
+    job: Job, task: Task, model: nn.Module, plan: TrainingPlan, shape: Shape
 ) -> CompiledTrainer | None:
-    if native_refusals(job, plan, shape):
+    if native_refusals(job, task, plan, shape):
         return None
     assert not isinstance(shape, dict)  # a dict of shapes counts as uneven
     part = TrainedPart.of(model).module
-    more = [make_task(job)] if plan.loss == OWN else []
+    more = [task] if plan.loss == OWN else []
     return native_class(plan).of(part, plan, shape if part is model else (), *more)
 
 

@@ -19,6 +19,7 @@ from fedveil.engine.assembly import (
     is_uneven,
     load_data,
     make_model,
+    make_task,
     make_trainer,
     native_class,
     native_refusals,
@@ -69,7 +70,10 @@ def layer_training(job: Job) -> list[LayerTraining]:
         from fedveil.compiled.chain import refusals
 
         refused = refusals(parts, shapes, native_class(plan).scores_of.get(plan.loss, FORMS))
-    why = [*native_refusals(job, plan, shape.example_shape), *_named(parts, refused)]
+    why = [
+        *native_refusals(job, make_task(job), plan, shape.example_shape),
+        *_named(parts, refused),
+    ]
     trainer = make_trainer(job, model, shape.example_shape)
     found, by = list(_fixed(trained.features, known, names)), _trained_by(trainer)
     for part, reasons in zip(parts, refused, strict=True):
