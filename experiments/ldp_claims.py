@@ -13,12 +13,10 @@ from experiments.ldp_jobs import (
     CELLS,
     LARGE,
     LOCATION,
-    SEEDS,
     SPLITS,
     Task,
     labels,
     of_seeds,
-    seeded,
     source_task,
 )
 from fedveil.privacy.finding import Measured
@@ -278,11 +276,8 @@ def adapting_helps(
         nothing=silent(lenet, "fixed", "adaptive") or silent(dnn, "fixed", "adaptive") or nothing,
     )  # fmt: skip
     for task in tasks:
-        adaptive, fixed = (
-            [spent[name] for seed in SEEDS for name in [seeded(f"{task}-{kind}", seed)]
-             if name in spent] for kind in ("adaptive", "fixed")
-        )  # fmt: skip
-        grown = sum(adaptive) / sum(fixed)
+        adaptive, fixed = (sum(of_seeds(spent, f"{task}-{kind}")) for kind in ("adaptive", "fixed"))
+        grown = adaptive / fixed
         yield Verdict.of(
             grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
             held_to="at most 1.0001 times as much",

@@ -39,7 +39,7 @@ from experiments.leakage import leakage
 from experiments.saved_results import last_checkpoint
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.privacy.finding import Measured
+from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.studies.several_runs import first_round
 
 More = Mapping[str, Mapping[str, Any]]
@@ -290,7 +290,8 @@ class NonIID(LDPFigure):
         ran = (
             "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
             "the examples sorted by label. These runs have twice the rounds. An accuracy without "
-            f"protection is the mean of {len(SEEDS)} seeds, with its 95% confidence interval. The "
+            f"protection is the mean of {len(SEEDS)} seeds, with its {CONFIDENCE:.0%} confidence "
+            "interval. The "
             "runs under RR have one seed."
         )
         plot = _rates(

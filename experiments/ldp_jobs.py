@@ -8,18 +8,19 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from experiments import small_stand_ins
 from experiments.arms import Arm, Runs, trained
+from experiments.evidence import LEAST_SEEDS
 from experiments.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
 from fedveil.federated.job import Job
-from fedveil.pages.read_run import ReadRun
 
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
+T = TypeVar("T")
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 #: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
@@ -85,8 +86,8 @@ _SMALL: Mapping[Task, Mapping[str, Any]] = {
     LOCATION: {"data": {"name": "location30"}, "training": _SMALL_DENSE},
 }  # fmt: skip
 SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
-#: The seeds of runs of which one cannot decide.
-SEEDS = (0, 1, 2)
+#: The seeds of a run, where one seed cannot decide a claim.
+SEEDS = tuple(range(LEAST_SEEDS))
 #: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 0.7, "dnn-purchase100": 25.0, LOCATION: 1.0}
@@ -118,7 +119,7 @@ SHARED = """
 - **Small dense nets at scale medium, too.** A round of the source's dense net takes 25 s on two
   cores, so one of its runs takes three and a half hours, and a page has up to 17 of them.
 - **One seed**, unless a page says otherwise. The pages of 002 together took nine hours with one.
-  Runs of which one seed cannot decide have three.
+  Where one seed cannot decide a claim, the runs have three.
 
 These are the settings of the jobs at scale small:
 """
@@ -169,9 +170,9 @@ def seeded(name: str, seed: int) -> str:
     return f"{name}-seed-{seed}" if seed else name
 
 
-def of_seeds(runs: Runs, name: str) -> list[ReadRun]:
-    """Return the runs with the name `name` at seed 0, in the order of their seeds."""
-    return [runs[each] for seed in SEEDS for each in [seeded(name, seed)] if each in runs]
+def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
+    """Return what is found for the run `name` and its other seeds, in the order of the seeds."""
+    return [found[each] for seed in SEEDS for each in [seeded(name, seed)] if each in found]
 
 
 def _own_size(scale: Scale, task: Task) -> bool:
