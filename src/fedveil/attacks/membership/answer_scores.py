@@ -80,7 +80,7 @@ def rmia(answers: Answers, references: References, gamma: float = 2.0) -> Float6
     usual = np.maximum(sum(sides) / 2, np.finfo(np.float64).tiny)
     relative = answers.truth - np.log(usual)
     beaten = np.searchsorted(np.sort(relative), relative - math.log(gamma), side="right")
-    itself = gamma == 1
+    itself = gamma == 1  # then each example counts as beaten by itself
     return (beaten - itself) / max(len(relative) - 1, 1)
 
 

@@ -61,7 +61,7 @@ class ReportScores:
         # buffers, such as BatchNorm's statistics, have no gradient
         learnt = [entry.name for entry in self._layout.entries if entry.fate == "parameter"]
 
-        def rates(losses: _Losses) -> torch.Tensor:
+        def by_forward_derivatives(losses: _Losses) -> torch.Tensor:
             with _forward_derivatives(self._model):
                 moving: _Weights = {
                     name: forward_ad.make_dual(start[name], direction[name])  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ class ReportScores:
                 change: torch.Tensor = forward_ad.unpack_dual(loss).tangent  # type: ignore[no-untyped-call]
             return -change
 
-        def rate(losses: _Losses) -> torch.Tensor:
+        def by_backward_pass(losses: _Losses) -> torch.Tensor:
             moving = {name: start[name].clone().requires_grad_() for name in learnt}
             with torch.enable_grad():
                 loss = losses({**start, **moving}).sum()
@@ -81,9 +81,9 @@ class ReportScores:
             return -torch.stack(parts).sum()[None]
 
         try:
-            return self._of_batches(x, y, rates)
+            return self._of_batches(x, y, by_forward_derivatives)
         except NotImplementedError:
-            return self._of_batches(x, y, rate, most=1)
+            return self._of_batches(x, y, by_backward_pass, most=1)
 
     def moved(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return by how much each example's loss falls if the estimated update is applied.

@@ -46,9 +46,8 @@ def application(follower: str, attempt: int) -> Exchange[Message]:
     while True:
         message = yield from received(follower)
         kind, answered = text_in(message, "kind"), message.get("attempt")
-        # A truth value is no number, though Python counts it as one.
-        number = answered if isinstance(answered, int) and answered is not True else 0
-        number = number if kind in ("apply", "raised") else 0
+        # `type`, because a truth value is no number, though Python counts it as one.
+        number = answered if type(answered) is int and kind in ("apply", "raised") else 0
         if kind == "apply" and number == attempt:
             return message
         if attempt == 1 or number >= attempt:
