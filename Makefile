@@ -15,7 +15,7 @@ CHECK = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] 
 of them. Name yours, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test core lint docs wheel lock sbom mindspore clean
+.PHONY: run test core lint docs wheel lock sbom mindspore language clean
 
 run: $(VENV)/installed
 	$(BIN)/fedveil run
@@ -84,6 +84,19 @@ mindspore: .venv-mindspore/installed
 	$(PYTHON) -m venv .venv-mindspore
 	.venv-mindspore/bin/python -m pip install --quiet --disable-pip-version-check \
 	  mindspore 'numpy==1.26.*' --editable .
+	touch $@
+
+# Language models with adapters: transformers and peft beside all packages of VENV, which their
+# environment finds by a path file.
+language: .venv-language/installed
+	.venv-language/bin/python -m pytest -n 2 --dist worksteal tests/pretrained
+
+.venv-language/installed: $(VENV)/installed
+	$(PYTHON) -m venv .venv-language
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  >"$$(.venv-language/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
+	.venv-language/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[language]'
 	touch $@
 
 clean:
