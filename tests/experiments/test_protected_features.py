@@ -184,9 +184,22 @@ def test_differences_that_may_be_chance_say_nothing() -> None:
     assert answers([0.9, 0.8, 0.7, 0.77, 0.6, 0.4, 0.3], accuracy) == "a-aa"  # steps of 0.03, 0.015
     assert answers([0.9, 0.8, 0.7, 0.79, 0.6, 0.4, 0.3], accuracy) == "--aa"
     assert answers([0.9, 0.8, 0.7, 0.83, 0.6, 0.4, 0.3], accuracy) == "d-aa"  # rises: 0.03, 0.015
-    assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.21, 0.3], accuracy) == "aaa-"  # the mean has 0.2
+    assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.31, 0.3], accuracy) == "aaa-"  # 0.3: recognised
+    assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.27, 0.3], accuracy) == "aaad"
     level = [0.99, 0.951, 0.95, 0.952, 0.951, 0.951, 0.95]
     assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], level) == "aa-a"
+
+
+def test_steps_end_where_the_mean_image_is() -> None:
+    """The mean image has 0.2. Within 0.02 of it, there is nothing left that could fall."""
+
+    def answer(ssim: list[float]) -> str:
+        return next(verdicts(figures(ssim, [0.99, 0.98, 0.97, 0.96, 0.9, 0.8, 0.6]))).answer
+
+    assert answer([0.9, 0.8, 0.5, 0.235, 0.215, 0.21, 0.1]) == "agrees"
+    assert answer([0.9, 0.8, 0.5, 0.26, 0.235, 0.225, 0.1]) == "says nothing"
+    assert answer([0.9, 0.8, 0.5, 0.26, 0.215, 0.24, 0.1]) == "differs"
+    assert answer([0.215, 0.21, 0.2, 0.19, 0.18, 0.1, 0.1]) == "says nothing"
 
 
 def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path) -> None:
