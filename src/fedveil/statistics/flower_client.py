@@ -52,8 +52,9 @@ class Member:
     Without `data`, the client takes part as client number `client` of the data that the question
     file names. `question` is the operator's copy of the question file, if any. `max_epsilon` is the
     largest epsilon that the client spends on this question (None: no limit), at a delta of at most
-    `delta`. `keys` and `accounts` are folders for encryption keys and accounts. For signed messages, `identity` is the file with
-    the client's private key, and `roster` the file with all clients' public keys.
+    `delta`. `keys` and `accounts` are folders for encryption keys and accounts. For signed
+    messages, `identity` is the file with the client's private key, and `roster` the file with all
+    clients' public keys.
     """
 
     client: int
