@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, vmap
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.errors import InvalidValue, ModelInvalid
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_generators
 from fedveil.learning.linear_head import LinearHead
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
@@ -236,7 +236,7 @@ class _AnyModel:
 
         The batch has `rows` examples: `some`, then repetitions of them, which are not returned.
         """
-        seed_torch(draws, self._device)
+        seed_generators(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
         flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)
