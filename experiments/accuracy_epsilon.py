@@ -19,7 +19,7 @@ import numpy as np
 from experiments.accuracy_claims import BARE, REPORT, judged
 from experiments.accuracy_picture import Mark, draw
 from experiments.evidence import LEAST_SEEDS
-from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.membership.report_scores import ReportScores
@@ -223,7 +223,8 @@ class Study:
     def _held_out(self, cell: Cell, rate: float) -> float:
         tried = self._tried.setdefault(cell.setting.name, {})
         if f"{rate:g}" not in tried:
-            self._tell(f"{cell.setting}: rate {rate:g} on the examples that were held back")
+            line = f"{cell.setting}: rate {rate:g} on the examples that were held back"
+            self._tell(NewPart(line))
             tried[f"{rate:g}"] = self._rehearsed(cell, rate)
             self._keep()
         return tried[f"{rate:g}"]

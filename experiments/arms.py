@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.experiment import Tell
+from experiments.experiment import NewPart, Tell
 from fedveil.errors import FedveilError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
@@ -17,8 +17,6 @@ from fedveil.pages.table import Table
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.studies.several_runs import ended_run, other_than, refuse_other
 
-#: The beginning of the line that says that a run is trained now.
-RUN = "run "
 #: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
 #: The file in a copied run's folder that names the folder it was copied from.
@@ -46,10 +44,12 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
         refuse_other(path, arm.job)
         if not (path / MODEL).is_file():
             same = None if path.exists() else _finished_beside(folder, arm.job)
-            copied = f", copied from {same}" if same else ""
-            tell(f"{RUN}{number} of {len(arms)}: {arm.name}{copied}")
+            line = f"run {number} of {len(arms)}: {arm.name}"
             if same:
+                tell(f"{line}, copied from {same}")
                 _copy(same, path)
+            else:
+                tell(NewPart(line))
         runs[arm.name] = _ended(path, arm.job)
     return runs
 

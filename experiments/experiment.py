@@ -13,6 +13,16 @@ from fedveil.pages.plot import Plot
 from fedveil.pages.table import Table
 from fedveil.studies.checkout import Scale as Scale
 
+
+class NewPart(str):
+    """A line about a part of an experiment that is computed now, such as a run that is trained.
+
+    The time of an experiment that was finished before grows only after such a line.
+    """
+
+    __slots__ = ()
+
+
 Tell = Callable[[str], None]
 Answer = Literal["agrees", "differs", "says nothing"]
 
@@ -99,4 +109,4 @@ class Experiment(ABC):
     @abstractmethod
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Run the experiment, without repeating parts that are finished in `folder`. `tell` is
-        called with a description of each step."""
+        called with a description of each step: a `NewPart` if it is not read from the folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 
 from experiments.arms import Runs, accuracy, listed, mean_accuracy
@@ -231,67 +232,92 @@ def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
     )  # fmt: skip
 
 
-def adapting_helps(
-    scale: Scale, runs: Runs, spent: Mapping[str, float], tasks: Sequence[Task]
-) -> Iterator[Verdict]:
-    """Judge the source's claims about the strategy on these runs."""
+@dataclass(frozen=True)
+class _Adapted:
+    """The runs with an adaptive epsilon and those beside them. Each method judges one claim."""
 
-    def speeds(task: Task, kind: str) -> list[float]:
-        return [mean_accuracy(run) for run in of_seeds(runs, f"{task}-{kind}")]
+    scale: Scale
+    runs: Runs
 
-    def gains(task: Task, kind: str) -> list[float]:
-        """Return how much faster the adaptive epsilon is than `kind`, for each seed."""
-        pairs = zip(speeds(task, "adaptive"), speeds(task, kind), strict=True)
-        return [adaptive - other for adaptive, other in pairs]
-
-    def silent(task: Task, *kinds: str) -> str:
-        reached = {
-            f"{task}-{kind}": min(accuracy(run) for run in of_seeds(runs, f"{task}-{kind}"))
-            for kind in kinds
-        }
-        return idle(reached, labels(scale, task))
-
-    for task in tasks:
-        gained = gains(task, "fixed")
+    def is_faster(self, task: Task) -> Verdict:
+        """Judge whether an adaptive epsilon converges faster than a fixed one."""
+        gained = self._gains(task, "fixed")
         agrees, nothing = decided(gained)
-        yield Verdict.of(
+        both = (with_interval(self._speeds(task, kind)) for kind in ("fixed", "adaptive"))
+        return Verdict.of(
             agrees, f"{task}: mean accuracy over all rounds, fixed and adaptive",
-            "adaptive is faster",
-            ", ".join(with_interval(speeds(task, kind)) for kind in ("fixed", "adaptive")),
+            "adaptive is faster", ", ".join(both),
             held_to=_more("adaptive minus fixed", len(gained)),
             same="it adds less noise", other="it is not faster",
-            nothing=silent(task, "fixed", "adaptive") or nothing,
+            nothing=self._silent(task, "fixed", "adaptive") or nothing,
         )  # fmt: skip
-    lenet, dnn = tasks[:2]
-    ours = [gains(task, "fixed") for task in (lenet, dnn)]
-    further = [a - b for a, b in zip(*ours, strict=True)]
-    agrees, nothing = decided(further, 2 * SLACK)  # each gain is uncertain
-    yield Verdict.of(
-        agrees, f"gain of {lenet}, gain of {dnn}",
-        "LeNet gains more", ", ".join(map(with_interval, ours)),
-        held_to=_more("the first minus the second", len(further), 2 * SLACK),
-        same="its successive models differ more",
-        other="the similarity of successive models depends on their noise as much as on what they "
-        "learnt",
-        nothing=silent(lenet, "fixed", "adaptive") or silent(dnn, "fixed", "adaptive") or nothing,
-    )  # fmt: skip
-    for task in tasks:
+
+    def gains_more(self, lenet: Task, dnn: Task) -> Verdict:
+        """Judge whether LeNet gains more from an adaptive epsilon than the dense net."""
+        ours = [self._gains(task, "fixed") for task in (lenet, dnn)]
+        further = [a - b for a, b in zip(*ours, strict=True)]
+        agrees, nothing = decided(further, 2 * SLACK)  # each gain is uncertain
+        silent = (self._silent(task, "fixed", "adaptive") for task in (lenet, dnn))
+        return Verdict.of(
+            agrees, f"gain of {lenet}, gain of {dnn}",
+            "LeNet gains more", ", ".join(map(with_interval, ours)),
+            held_to=_more("the first minus the second", len(further), 2 * SLACK),
+            same="its successive models differ more",
+            other="the similarity of successive models depends on their noise as much as on what "
+            "they learnt",
+            nothing=next(filter(None, silent), nothing),
+        )  # fmt: skip
+
+    def keeps_the_budget(self, task: Task, spent: Mapping[str, float]) -> Verdict:
+        """Judge whether the total budget is unchanged. `spent` has the total of each run."""
         adaptive, fixed = (sum(of_seeds(spent, f"{task}-{kind}")) for kind in ("adaptive", "fixed"))
         grown = adaptive / fixed
-        yield Verdict.of(
+        return Verdict.of(
             grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
             held_to="at most 1.0001 times as much",
             same="every quotient was 1", other="A_s is at most 1, so eps / A_s is never below eps, "
             "and the total can only grow",
-            nothing=silent(task, "adaptive"),
+            nothing=self._silent(task, "adaptive"),
         )  # fmt: skip
-        at_total = gains(task, "same-total")
+
+    def beats_the_same_total(self, task: Task) -> Verdict:
+        """Judge whether an adaptive epsilon is faster than a fixed one of the same total."""
+        at_total = self._gains(task, "same-total")
         agrees, nothing = decided(at_total)
-        yield Verdict.of(
+        return Verdict.of(
             agrees, f"{task}: mean accuracy over all rounds, adaptive minus a fixed epsilon of the "
             "same total", "adaptive is faster", with_interval(at_total),
             held_to=_more("the difference", len(at_total)),
             same="it spends more in the rounds that need it",
             other="a fixed epsilon that spends as much is as fast or faster",
-            nothing=silent(task, "adaptive", "same-total") or nothing,
+            nothing=self._silent(task, "adaptive", "same-total") or nothing,
         )  # fmt: skip
+
+    def _speeds(self, task: Task, kind: str) -> list[float]:
+        return [mean_accuracy(run) for run in of_seeds(self.runs, f"{task}-{kind}")]
+
+    def _gains(self, task: Task, kind: str) -> list[float]:
+        """Return how much faster the adaptive epsilon is than `kind`, for each seed."""
+        pairs = zip(self._speeds(task, "adaptive"), self._speeds(task, kind), strict=True)
+        return [adaptive - other for adaptive, other in pairs]
+
+    def _silent(self, task: Task, *kinds: str) -> str:
+        reached = {
+            f"{task}-{kind}": min(accuracy(run) for run in of_seeds(self.runs, f"{task}-{kind}"))
+            for kind in kinds
+        }
+        return idle(reached, labels(self.scale, task))
+
+
+def adapting_helps(
+    scale: Scale, runs: Runs, spent: Mapping[str, float], tasks: Sequence[Task]
+) -> Iterator[Verdict]:
+    """Judge the source's claims about the strategy. `spent` has the total budget of each run."""
+    adapted = _Adapted(scale, runs)
+    for task in tasks:
+        yield adapted.is_faster(task)
+    lenet, dnn = tasks[:2]
+    yield adapted.gains_more(lenet, dnn)
+    for task in tasks:
+        yield adapted.keeps_the_budget(task, spent)
+        yield adapted.beats_the_same_total(task)

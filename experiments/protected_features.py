@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from experiments.evidence import SLACK, decided, idle, learnt
-from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
@@ -172,13 +172,13 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
 
     def training() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
-        tell(f"{_said(name)}: training")
+        tell(NewPart(f"{_said(name)}: training"))
         accuracy, held_out = trained(job, folder / f"run-{name}")
         return {"accuracy": accuracy, "held_out": held_out}
 
     def attack() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
-        tell(f"{_said(name)}: reconstructing images")
+        tell(NewPart(f"{_said(name)}: reconstructing images"))
         ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
         shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
         return {"ssim": ssim, "guess": guess, "images": shown}
@@ -193,7 +193,7 @@ def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:
 
     file = folder / "block.safetensors"
     if not file.exists():
-        tell("the first block: training on public images")
+        tell(NewPart("the first block: training on public images"))
     keep_block(TASKS[settings.task], file)
 
 

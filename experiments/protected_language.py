@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
@@ -141,7 +141,7 @@ def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
     from fedveil.language import text
     from fedveil.vertical.job_split import make_task
 
-    tell("text: as much as a hundred steps need")
+    tell(NewPart("text: as much as a hundred steps need"))
     files = [path for name in _TEXTS if (path := find("text", name)) is not None]
     texts = [b"".join(text.read(file)) for file in (files or (None,))]
     whole = b"".join(texts)
@@ -172,7 +172,7 @@ def _run(
     from experiments.two_processes import apart, together
     from fedveil.vertical.job_split import make_task
 
-    tell(_SAID[name])
+    tell(NewPart(_SAID[name]))
     own = folder / name
     task = make_task(job)
     parties = [task.leader, *task.followers]

@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 
-from experiments.arms import RUN
 from experiments.catalog import about, find
-from experiments.experiment import Outcome, Scale, Tell
+from experiments.experiment import NewPart, Outcome, Scale, Tell
 from experiments.outcome_page import Repeated, long_tables, page
 from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
 from fedveil.errors import RunFolderError
@@ -44,7 +43,7 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
         with _timed(folder, name, scale, clock):
 
             def tell_and_save(line: str) -> None:  # a killed run then loses only its own seconds
-                clock.counts |= line.startswith(RUN)
+                clock.counts |= isinstance(line, NewPart)
                 _write(folder, name, scale, clock.seconds)
                 tell(line)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments.counted_rounds import Cost, Setup, message_bytes, played
-from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
@@ -86,8 +86,8 @@ class SecaggCost(Experiment):
 def _figures(sizes: Sizes, folder: Path, tell: Tell) -> Figures:
     def cost(name: str, setup: Setup, counted: bool) -> Cost:
         def make() -> dict[str, object]:
-            tell(f"a round of {setup.clients:,} clients with {setup.entries:,} entries, "
-                 f"{setup.dropped} of them dropping out")  # fmt: skip
+            sizes = f"{setup.clients:,} clients with {setup.entries:,} entries"
+            tell(NewPart(f"a round of {sizes}, {setup.dropped} of them dropping out"))
             return asdict(played(setup, counted=counted))
 
         return Cost(**kept(folder, name, make))

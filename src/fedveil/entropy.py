@@ -16,8 +16,10 @@ import hashlib
 import json
 import math
 import os
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -279,3 +281,23 @@ def _expansion(p: float) -> tuple[list[int], int]:
     scaled = numerator << (count * _WORD - places)
     digits = [(scaled >> (_WORD * i)) & ((1 << _WORD) - 1) for i in reversed(range(count))]
     return digits[1:], digits[0]
+
+
+def seed_libraries(seed: int) -> None:
+    """Seed the global generators of NumPy and Python, from which a user's own code may draw.
+
+    fedveil itself draws nothing from them.
+    """
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002  # own code calls np.random itself
+    random.seed(seed)
+
+
+@contextmanager
+def libraries_restored() -> Iterator[None]:
+    """A context that restores the states of these two generators at its end."""
+    states = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(states[0])  # noqa: NPY002
+        random.setstate(states[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import report_scores
 from fedveil.attacks.membership.answer_scores import rmia_of_texts
-from fedveil.attacks.membership.membership import METHODS, TEXT_METHODS, Case, attack
+from fedveil.attacks.membership.membership import METHODS, TEXT_METHODS, Case, _of_pieces, attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import References, halves
 from fedveil.attacks.membership.report_scores import ReportScores
@@ -244,6 +245,20 @@ def test_reports_of_a_transformer_betray_its_texts() -> None:
     for name in ("report's gradient AUC", "report's loss AUC"):
         assert finding.figure(name).low > 0.6, name
     assert {*AREAS} <= {figure.name for figure in finding.figures}
+    assert "each piece of a long text is tested on its own" in finding.saw
+
+
+@pytest.mark.parametrize(
+    ("task", "trained", "cut"),
+    [
+        ("next_token", False, True), ("next_token", True, False),
+        ("instruction", False, False), ("sequence_classification", False, False),
+    ],
+)  # fmt: skip
+def test_only_pieces_of_one_text_can_be_on_both_sides(task: str, trained: bool, cut: bool) -> None:
+    """Only the random half of an attacked job is drawn from single pieces."""
+    target: Any = SimpleNamespace(trained=trained, job=SimpleNamespace(task=task))
+    assert bool(_of_pieces(target)) == cut
 
 
 def test_texts_are_found_in_a_sum_and_not_under_strong_noise() -> None:
@@ -350,6 +365,33 @@ def test_texts_without_a_token_to_predict_are_left_out() -> None:
     assert np.array_equal(found.dataset.train.x[rows], data.train.x[EACH * 22 : EACH * 23])
     finding = attack(replace(broken, trained=True), "quick", Watch())
     assert finding.figure("loss AUC").cases == CLIENTS * EACH - 3 + 30 - 1
+
+
+@pytest.mark.parametrize("part", ["training", "test"])
+def test_texts_of_which_none_has_a_token_to_predict_are_refused(part: str) -> None:
+    target = Target.of(job())
+    data = target.dataset
+    parts = {"training": data.train, "test": data.test}
+    y = np.full_like(parts[part].y, IGNORED)
+    parts[part] = Examples(parts[part].x, y)
+    broken = replace(target, dataset=replace(data, train=parts["training"], test=parts["test"]))
+    with pytest.raises(
+        AttackImpossible, match=f"^none of the {len(y)} {part} texts has a token to predict, so"
+    ):
+        attack(broken, "quick", Watch())
+
+
+def test_the_clients_need_a_text_with_a_token_to_predict() -> None:
+    """The only text with such a token belongs to nobody."""
+    target = Target.of(job())
+    y = np.full_like(target.dataset.train.y, IGNORED)
+    y[2] = target.dataset.train.y[2]
+    train = Examples(target.dataset.train.x, y)
+    others = target.partition.only(np.arange(len(y)) != 2)
+    data = replace(target.dataset, train=train)
+    broken = replace(target, dataset=data, partition=others)
+    with pytest.raises(AttackImpossible, match=f"^none of the {len(y) - 1} training texts has"):
+        broken.without_empty_texts()
 
 
 def test_a_task_without_a_loss_per_text_is_refused() -> None:

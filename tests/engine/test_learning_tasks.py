@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.engine.evaluation import _plain, told
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
+from fedveil.learning.device import seed_generators
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.pages import curves
@@ -312,3 +314,27 @@ def test_proximal_pulls_an_own_task_back_to_where_the_round_began() -> None:
 
     assert moved(0.0) == pytest.approx(-2.0)
     assert moved(0.25) == pytest.approx(-2.0 + 0.25)
+
+
+def test_own_code_that_draws_gives_the_same_run_twice(tmp_path: Path) -> None:
+    """The second run begins with other states of the generators, and has two workers."""
+    own = job("slope", "linear", "task_parts:Jittered", training={"lr": 0.05, "epochs": 1})
+    found = []
+    for number, workers in enumerate((0, 2, 0)):
+        np.random.seed(number)
+        random.seed(number)
+        again = own.with_({"simulation.workers": workers})
+        found.append(timeless(fedveil.simulate(again, tmp_path / str(number))))
+    assert found[0] == found[1] == found[2]
+    other = own.with_({"seed": 5})
+    assert timeless(fedveil.simulate(other, tmp_path / "other")) != found[0]
+
+
+@pytest.mark.parametrize("draw", [np.random.random, random.random, lambda: float(torch.rand(()))])
+def test_each_client_has_its_own_draws(draw: Callable[[], float]) -> None:
+    drawn = []
+    for seed in (3, 4, 3, (1 << 63) - 1, (1 << 32) + 3):
+        seed_generators(seed, torch.device("cpu"))
+        drawn.append(draw())
+    assert drawn[0] == drawn[2]
+    assert len(set(drawn[:2] + drawn[3:4])) == 3

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import fedveil
+from comparing_parts import small_job
 from fedveil.engine.budget import prepared, project_job, solve_job, thin_promise
 from fedveil.engine.target_epsilon import _edge, solve, whole_run
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import build
@@ -262,3 +263,29 @@ def test_a_value_is_rounded_so_that_the_target_holds(
         return ratio <= 1, ratio
 
     assert _edge(fits, CostKey("noise", falls), start) == found
+
+
+REFUSED = r"^protection.name = {} adds noise to every averaged tensor, which breaks the buffers 1\."
+
+
+@pytest.mark.parametrize("name", ["dp_encrypt", "signds"])
+def test_no_cost_is_stated_for_a_model_whose_buffers_the_run_refuses(
+    name: str, tmp_path: Path
+) -> None:
+    job = small_job(model="parts:net", protection={"name": name})
+    found = []
+    for command in (lambda: fedveil.simulate(job, tmp_path / "run"), lambda: project_job(job)):
+        with pytest.raises(ModelInvalid, match=REFUSED.format(name)) as error:
+            command()
+        found.append(str(error.value))
+    assert found[0] == found[1]
+    assert list(project_job(job, parameters=83)), "no model is built for a stated size"
+
+
+def test_no_noise_is_sought_for_a_model_whose_buffers_it_would_break() -> None:
+    """Without `central_eps`, the job itself adds no noise, and its run accepts the model."""
+    job = small_job(model="parts:net", protection={"name": "pw_encrypt"})
+    assert list(project_job(job))
+    with pytest.raises(ModelInvalid, match=REFUSED.format("pw_encrypt")):
+        solve_job(job, 3.0)
+    assert solve_job(job, 3.0, parameters=83)[0].value > 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.arms import COPIED, Arm, accuracy, curve, listed, mean_accuracy, settings, trained
+from experiments.experiment import NewPart
 from experiments.leakage import leakage
 from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
@@ -56,6 +57,7 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
     said: list[str] = []
     runs = trained(tmp_path, arms, said.append)
     assert said == ["run 2 of 3: cut", "run 3 of 3: new"]
+    assert all(isinstance(line, NewPart) for line in said)
     assert (tmp_path / "whole" / "events.log").read_bytes() == before
     assert any("went on after round 1" in line for line in runs["cut"].events)
     assert all(runs[name].finished for name in names)
@@ -80,6 +82,7 @@ def test_a_run_that_another_experiment_finished_is_copied(tmp_path: Path) -> Non
     wanted = [Arm("x", job("same")), Arm("y", job("other")), Arm("z", job("same", rounds=4))]
     runs = trained(second, wanted, said.append)
     assert said == [f"run 1 of 3: x, copied from {first / 'a'}", "run 2 of 3: y", "run 3 of 3: z"]
+    assert [isinstance(line, NewPart) for line in said] == [False, True, True]
     assert [path.parent.name for path in second.glob(f"*/{COPIED}")] == ["x"]
     assert (second / "x" / "metrics.jsonl").read_bytes() == (
         first / "a" / "metrics.jsonl"

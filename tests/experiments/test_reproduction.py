@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from experiments import EXPERIMENTS, catalog
-from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
 from experiments.outcome_page import Repeated, page, tally, verdicts
 from experiments.reproduction import BEGUN, reproduce
 from fedveil.cli.exits import Exit
@@ -45,7 +45,7 @@ class Toy(Experiment):
         attempts = folder / "attempts"
         count = int(attempts.read_text()) + 1 if attempts.exists() else 1
         attempts.write_text(str(count))
-        tell("run 1 of 1" if self.trains else "membership attacks")
+        tell(NewPart("run 1 of 1") if self.trains else "run of the membership attacks")
         if self.cut_off:
             end = KeyboardInterrupt()
             end.add_note("`fedveil run --resume attempts` goes on")

@@ -15,6 +15,7 @@ from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.job.app_folder import ROSTER
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
+from fedveil.privacy.ledger import Ledger
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
 from fedveil.statistics.answer_folder import QUESTION
@@ -67,9 +68,50 @@ def test_a_limit_that_is_no_number_above_0_does_not_count_as_none(
     assert Member.of(config(tmp_path), file_of("dp_encrypt")).max_epsilon is None
 
 
+@pytest.mark.parametrize("delta", ["1e-6", True, 0, -1e-6, 1.0, 3, float("nan")])
+def test_a_delta_that_is_none_is_refused(delta: object, tmp_path: Path) -> None:
+    named = config(tmp_path, **{"max-epsilon": 1.5, "delta": delta})
+    with pytest.raises(DeploymentError, match=r"delta = .*, a number above 0 and below 1 is"):
+        Member.of(named, file_of("dp_encrypt"))
+
+
+def test_a_delta_without_a_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match=r"says delta = 1e-07 without max-epsilon"):
+        Member.of(config(tmp_path, delta=1e-7), file_of("dp_encrypt"))
+
+
+@pytest.mark.parametrize(("stated", "own"), [(None, 1e-5), (3e-7, 3e-7)])
+def test_a_servers_large_delta_does_not_pass_a_clients_own_limit(
+    stated: float | None, own: float, tmp_path: Path
+) -> None:
+    """At delta 0.4 the report costs less than the limit, at the client's own delta far more."""
+    file = file_of("dp_encrypt", delta=0.4, epsilon=0.5)
+    more = {} if stated is None else {"delta": stated}
+    schedule, who = Schedule(file), Participants(CLIENTS)
+    protection = make_protection(file, 7, schedule.rounds, who)
+    ledger = Ledger()
+    ledger.record_many(protection.spending({}), round=0, clients=[3])
+    theirs, mine = (ledger.figures(d)["run_most_drawn"].epsilon for d in (0.4, own))
+    assert theirs < 0.5 < mine
+    for limit in (mine * 0.99, mine * 1.01):
+        folder = tmp_path / f"{limit}"
+        member = Member.of(config(folder, **{"max-epsilon": limit, **more}), file)
+        if limit > mine:
+            _charge(file, member, protection, schedule, {})
+            continue
+        with pytest.raises(MessageInvalid, match="one more report would bring this client to"):
+            _charge(file, member, protection, schedule, {})
+
+
+def test_a_clients_larger_delta_does_not_weaken_its_limit(tmp_path: Path) -> None:
+    file = file_of("dp_encrypt", delta=2e-8, max_epsilon=4.0)
+    member = Member.of(config(tmp_path, **{"max-epsilon": 1.5, "delta": 0.1}), file)
+    assert member.limits(file) == [(4.0, 2e-8), (1.5, 2e-8)]
+
+
 @pytest.mark.parametrize("name", ["oue", "central_gaussian"])
 @pytest.mark.parametrize(("asked", "own"), [(9.0, 1.5), (1.5, 9.0), (None, 1.5), (1.5, None)])
-def test_a_client_charges_itself_up_to_the_smaller_limit(
+def test_a_client_charges_itself_up_to_both_limits(
     name: str, asked: float | None, own: float | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -85,7 +127,7 @@ def test_a_client_charges_itself_up_to_the_smaller_limit(
     _charge(file, member, protection, schedule, {})
     (spending, most), (spent, limits) = charged
     assert spending == spent == protection.spending({})
-    assert (most, limits) == (rounds, [(1.5, 3e-7)])
+    assert (most, limits) == (rounds, [(e, 3e-7) for e in (asked, own) if e is not None])
     assert schedule.rounds == 3
 
 

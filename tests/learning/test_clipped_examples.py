@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
-from fedveil.learning import clipped_examples
+from fedveil.learning import clipped_examples, linear_head
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
+from fedveil.learning.linear_head import LinearHead
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.models import lenet_smooth
 from fedveil.learning.token_layers import beyond_is_nan
@@ -101,7 +103,7 @@ def test_features_alone_decide_for_a_linear_head() -> None:
     cohort = clients(ROOM, 4, (150,))
     closed = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
     general = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.5, clip=0.05)
-    assert isinstance(closed._sums, clipped_examples._LinearHead)
+    assert isinstance(closed._sums, LinearHead)
     general._sums = clipped_examples._AnyModel(
         copy.deepcopy(model), mean_loss("cross_entropy"), "cpu"
     )
@@ -261,7 +263,7 @@ def test_no_learning_rate_undoes_the_clip(monkeypatch: pytest.MonkeyPatch) -> No
     """The squares of a very small gradient are no float64, and its norm is not their sum."""
     (client,) = clients(ROOM, 4, (2,))
     client.x[:], client.y[:] = 0.0, 0
-    kernel = clipped_examples._add_linear
+    kernel = linear_head._add_linear
     for score in (280.0, 370.0, 400.0):
         model = linear()
         with torch.no_grad():
@@ -271,7 +273,7 @@ def test_no_learning_rate_undoes_the_clip(monkeypatch: pytest.MonkeyPatch) -> No
         (update,) = train(trainer, model, [client])
         assert np.linalg.norm(update) <= 0.6
         with monkeypatch.context() as patch:
-            patch.setattr(clipped_examples, "_add_linear", kernel.numpy_path)  # type: ignore[attr-defined]
+            patch.setattr(linear_head, "_add_linear", kernel.numpy_path)  # type: ignore[attr-defined]
             assert train(trainer, model, [client])[0].tobytes() == update.tobytes()
 
 
@@ -357,7 +359,7 @@ def test_batch_normalisation_is_refused() -> None:
 
 
 def test_the_numpy_path_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = clipped_examples._add_linear
+    kernel = linear_head._add_linear
     if not hasattr(kernel, "numpy_path"):
         pytest.skip("numba is not here")
     (client,) = clients(ROOM, 4, (60,))
@@ -366,23 +368,53 @@ def test_the_numpy_path_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) ->
         trainer = ClippedExamplesTrainer(model, plan(), rate=0.8, clip=0.01)
         compiled = train(trainer, model, [client])
         with monkeypatch.context() as patch:
-            patch.setattr(clipped_examples, "_add_linear", kernel.numpy_path)
+            patch.setattr(linear_head, "_add_linear", kernel.numpy_path)
             assert train(trainer, model, [client]).tobytes() == compiled.tobytes()
 
 
 def test_the_closed_form_is_for_one_dense_layer_and_nothing_random() -> None:
     """Dropout before the layer changes the inputs that an example's gradient is made of."""
     plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
-    assert clipped_examples._LinearHead.of(plain, Layout(plain)) is not None
+    assert LinearHead.of(plain, Layout(plain)) is not None
     for more in (nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 6)):
         model = nn.Sequential(nn.Flatten(), more, nn.Linear(6, 3))
-        assert clipped_examples._LinearHead.of(model, Layout(model)) is None
+        assert LinearHead.of(model, Layout(model)) is None
     rows, of_rows = nn.Sequential(nn.Linear(4, 2), nn.Flatten()), (nn.Flatten(2), nn.Linear(4, 2))
     for model in (rows, nn.Sequential(*of_rows)):  # the layer takes each row by itself
-        assert clipped_examples._LinearHead.of(model, Layout(model)) is None
+        assert LinearHead.of(model, Layout(model)) is None
     (client,) = clients(ROOM, 4, (30,))
     (found,) = train(ClippedExamplesTrainer(copy.deepcopy(rows), plan(), rate=0.7), rows, [client])
     np.testing.assert_allclose(found, by_hand(rows, client, 0.7, math.inf), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(4, 4),  # each row of an image by itself
+        nn.Sequential(nn.Identity(), nn.Linear(4, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(11, 4)),  # an example has 12 numbers
+        nn.Sequential(nn.Flatten(), nn.Linear(13, 4)),
+    ],
+)
+def test_a_dense_layer_that_images_do_not_fit_is_refused(model: nn.Module) -> None:
+    """The closed form would read only a part of each image, or beyond its end."""
+    trainer = ClippedExamplesTrainer(model, plan(), rate=1.0, clip=0.05)
+    assert isinstance(trainer._sums, LinearHead)
+    trainer.start(Layout(model).vector())
+    ((update, (failure,)),) = trainer.train(clients(ROOM, 4, (5,)))
+    assert isinstance(failure, RuntimeError | ValueError)
+    assert re.search(r"Index tensor|target|shape", str(failure))
+    assert not update.any()
+
+
+def test_a_dense_layer_without_flatten_takes_flat_examples() -> None:
+    model = nn.Linear(12, 4)
+    (client,) = clients((12,), 4, (30,))
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=0.7, clip=0.05)
+    (found,) = train(trainer, model, [client])
+    assert isinstance(trainer._sums, LinearHead)
+    expected = by_hand(model, client, 0.7, clip_within(0.05, len(found)))
+    np.testing.assert_allclose(found, expected, atol=2e-6 + grid_step(0.05, len(found)) / 2)
 
 
 def test_batch_normalisation_is_found_inside_other_modules() -> None:

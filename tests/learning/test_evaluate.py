@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +81,29 @@ def test_an_evaluation_that_samples_depends_on_no_earlier_draw_and_changes_no_la
     torch.testing.assert_close(torch.rand(5), after, rtol=0, atol=0)
     assert score(_Samples(), _Squares(), x, y).loss == first
     assert score(_Samples(), _Squares(), x[:, ::-1], y).loss != first
+
+
+@pytest.mark.parametrize("draw", [np.random.random, random.random])
+def test_an_evaluation_seeds_and_restores_the_generators_of_own_code(
+    draw: Callable[[], float],
+) -> None:
+    class Drawing(_Squares):
+        def collate(self, x: object, y: object) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = super().collate(x, y)
+            return inputs + draw(), targets
+
+    x, y = np.ones((530, 3), np.float32), np.arange(530, dtype=np.float32)
+    found, next_draws = [], []
+    for before in (8, 9):
+        np.random.seed(before)
+        random.seed(before)
+        found.append(score(nn.Identity(), Drawing(), x, y).loss)
+        next_draws.append(draw())
+        np.random.seed(before)
+        random.seed(before)
+        assert next_draws[-1] == draw()
+    assert found[0] == found[1]
+    assert next_draws[0] != next_draws[1]
 
 
 class _Anything(Task):

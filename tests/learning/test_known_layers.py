@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.learning.known_layers import plain_layers
+from fedveil.learning.known_layers import parts_of, plain_layers
 
 KNOWN = (nn.Linear, nn.ReLU)
 
@@ -49,6 +49,10 @@ def stranger(model: nn.Sequential) -> None:
     model[1].append(nn.Tanh())
 
 
+def add_to_chain(model: nn.Sequential) -> None:
+    model[1].scale = nn.Parameter(torch.ones(3))
+
+
 def test_an_untouched_chain_is_its_layers_in_order() -> None:
     model = chain()
     assert plain_layers(model, KNOWN) == [model[0], model[1][0], model[1][1]]
@@ -57,9 +61,46 @@ def test_an_untouched_chain_is_its_layers_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [tie, freeze, double, hook, hook_whole, replace_forward, buffer, stranger]
+    "change",
+    [tie, freeze, double, hook, hook_whole, replace_forward, buffer, stranger, add_to_chain],
 )
 def test_a_changed_model_has_no_plain_layers(change: Callable[[nn.Sequential], None]) -> None:
     model = chain()
     change(model)
     assert plain_layers(model, KNOWN) is None
+
+
+class Scaled(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 4), nn.Sequential(nn.Linear(4, 2)))
+        self.scale, self[1].shift = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(6))
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.rows = nn.ModuleDict({"one": nn.Linear(5, 4)}), nn.ModuleList([Scaled()])
+        self.body.shift, self.rows.scale = nn.Parameter(torch.ones(7)), nn.Parameter(torch.ones(9))
+
+
+def with_weights_of_its_own() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    model.scale = nn.Parameter(torch.ones(8))
+    return model
+
+
+@pytest.mark.parametrize("make", [with_weights_of_its_own, Scaled, Holding, chain])
+def test_the_parts_of_a_model_have_all_of_its_weights(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    parts = list(parts_of(model, KNOWN))
+    assert sorted(id(p) for part in parts for p in part.parameters) == sorted(
+        map(id, model.parameters())
+    )
+    sizes = {part.name: sum(p.numel() for p in part.parameters) for part in parts}
+    own = {"": 8} if make is with_weights_of_its_own else {"": 3, "1": 6} if make is Scaled else {}
+    if make is Holding:
+        own = {"": 0, "body": 7, "rows": 9, "rows.0": 3, "rows.0.1": 6}
+    assert {name: sizes[name] for name in own} == own
+    for part in parts:
+        of_a_list = type(part.module) in (nn.Sequential, nn.ModuleDict, nn.ModuleList)
+        assert any("weights of its own" in why for why in part.refusals) == of_a_list

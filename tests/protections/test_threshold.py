@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from fedveil.errors import JobError
+from fedveil.federated.job import Job
 from fedveil.protections.advice import Cohort
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import build
 from fedveil.protections.distributed_dp_settings import (
     DistributedDPSettings,
+    no_node_exceeds,
     none_unmasked,
     some_noise,
 )
@@ -202,6 +205,38 @@ def test_the_clients_that_are_not_trusted_cannot_unmask_others(
     assert made.dishonest(clients) == dishonest
     why = none_unmasked(made, Cohort(99 + clients, clients))
     assert why is None if said is None else re.search(said, why or ""), why
+
+
+@pytest.mark.parametrize(
+    ("honest", "clients", "most", "said"),
+    [
+        (1.0, 10, 3, None),  # every operator is trusted
+        (0.95, 10, 3, None),  # which distrusts half a client
+        (0.9, 10, 1, None),
+        (0.9, 10, 2, r"that 1 of 10 .*clients_per_node = 2\. Use 0\.8 or less"),
+        (0.71, 10, 3, r"that 2 of 10 .*clients_per_node = 3\. Use 0\.7 or less"),
+        (0.7, 10, 3, None),
+        (0.7, 13, 4, r"that 3 of 13 .*clients_per_node = 4\. Use 0\.692 or less"),
+        (0.692, 13, 4, None),
+        (0.5, 10, 40, r"that 5 of 10 .*clients_per_node = 40\. Use 1\.0 to trust"),
+    ],
+)
+def test_one_operator_has_no_more_clients_than_are_distrusted(
+    honest: float, clients: int, most: int, said: str | None
+) -> None:
+    """A dishonest operator takes the noise of all clients on its node out of the sum."""
+    made = DistributedDPSettings(assume_honest=honest)
+    assert no_node_exceeds(made, Cohort(None, None, most)) is None
+    why = no_node_exceeds(made, Cohort(99 + clients, clients, most))
+    assert why is None if said is None else re.search(said, why or ""), why
+
+
+def test_a_job_compares_its_nodes_with_the_clients_that_it_distrusts() -> None:
+    data: dict[str, Any] = {"clients": {"number": 30, "fraction": 0.5}}
+    data["protection"] = {"name": "distributed_dp", "distributed_dp": {"assume_honest": 0.8}}
+    assert Job(**data, deployment={"clients_per_node": 3}).cohort == Cohort(30, 15, 3)
+    with pytest.raises(JobError, match=r"assume_honest = 0\.8 expects that 3 of 15 clients"):
+        Job(**data, deployment={"clients_per_node": 4})
 
 
 def test_the_graph_is_of_the_clients_that_share_secrets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,6 +99,18 @@ def single() -> nn.Module:
 
 def tokens(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(outputs, 12), nn.Linear(12, outputs))
+
+
+class Jittered(fedveil.Task):
+    """A task whose batches get noise from the generators of NumPy, Python and PyTorch."""
+
+    def collate(self, x: Any, y: Any) -> Any:
+        inputs, targets = super().collate(x, y)
+        self.drawn = np.random.normal(), random.gauss(0, 1), float(torch.randn(()))
+        return inputs + 0.1 * sum(self.drawn), targets
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return (outputs - targets.float()).square().mean()
 
 
 class Pinball(fedveil.Task):

@@ -189,13 +189,21 @@ class Target:
     def without_empty_texts(self) -> Target:
         """Copy the target without texts that have no token to predict, and so no loss.
 
-        Returns the target itself if there are none, or if the job does not predict tokens.
+        Returns the target itself if there are none, or if the job does not predict tokens. Raises
+        `AttackImpossible` if no training text or no test text has such a token.
         """
         if self.dataset.targets != "tokens":
             return self
         train, test = (_not_empty(p.y) for p in (self.dataset.train, self.dataset.test))
         if train.all() and test.all():
             return self
+        for what, kept in (("training", train[self.partition.indices]), ("test", test)):
+            if not kept.any():
+                raise AttackImpossible(
+                    f"none of the {len(kept):,} {what} texts has a token to predict, so none has a "
+                    "loss. Use texts with at least one token after the prompt, or a larger "
+                    "language.length"
+                )
         job, dataset, split = _trained_on(self.job, self.dataset, self.partition.only(train))
         dataset = replace(dataset, test=dataset.test.of(test))
         return replace(self, job=job, dataset=dataset, partition=split)

@@ -15,7 +15,7 @@ from fedveil.base.example_arrays import opened
 from fedveil.compiled import fields as f
 from fedveil.compiled.compiled_trainer import CompiledTrainer, Room
 from fedveil.compiled.operation import ROW, TOKENS
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_generators
 from fedveil.learning.learning_task import Task, as_tensors
 from fedveil.learning.losses import OWN
 from fedveil.learning.task_trainer import TaskTrainer
@@ -70,7 +70,7 @@ class OwnLossTrainer(CompiledTrainer):
         return failure
 
     def _begin(self, client: ClientData) -> None:
-        seed_torch(client.torch_seed(), torch.device("cpu"))
+        seed_generators(client.torch_seed(), torch.device("cpu"))
 
     def _known(self, y: torch.Tensor, x: torch.Tensor, scores: int) -> bool:
         return True  # only the task knows its targets

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.base.quantity import all_of
-from fedveil.engine.job_protection import in_clear, make_protection, whose
+from fedveil.engine.job_protection import check_buffers, in_clear, make_protection, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
 from fedveil.errors import InvalidValue, LimitReached, RunStopped
@@ -27,9 +27,13 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the predicted privacy cost of one bit, one parameter, one round and the whole run.
 
     Under `privacy.unit: example`, the costs of bits and parameters are omitted. `parameters` is the
-    model's number of parameters. By default, the model is built to count them.
+    model's number of parameters. By default, the model is built to count them, and a model that the
+    job's run would refuse for its buffers raises `ModelInvalid`.
     """
-    return _lines(job, _protection_of(job, parameters))
+    layout, protection = _made(job, parameters)
+    if layout is not None:
+        check_buffers(job, layout)
+    return _lines(job, protection)
 
 
 def solve_job(
@@ -38,9 +42,13 @@ def solve_job(
     """Find the parameter value, such as the noise, with which a run costs at most epsilon `target`.
 
     Also returns the costs of that run. `parameters` is the model's number of parameters. By
-    default, the model is built to count them.
+    default, the model is built to count them, and a model that this run would refuse for its
+    buffers raises `ModelInvalid`.
     """
-    solved = solve(job, _protection_of(job, parameters), target)
+    layout, protection = _made(job, parameters)
+    solved = solve(job, protection, target)
+    if layout is not None:
+        check_buffers(job.with_(solved.keys), layout)
     return solved, _lines(job, solved.protection)
 
 
@@ -117,12 +125,16 @@ def prepared(job: Job) -> tuple[Layout, Protection]:
     return layout, make_protection(job, layout.dimension * job.training.reported_vectors)
 
 
-def _protection_of(job: Job, parameters: int | None) -> Protection:
+def _made(job: Job, parameters: int | None) -> tuple[Layout | None, Protection]:
+    """Return the layout of the job's model, or None if `parameters` is given, and the protection.
+
+    With `parameters`, no model is built, which needs no torch.
+    """
     if parameters is None:
-        return prepared(job)[1]
+        return prepared(job)
     if job.clients.number is None:
         raise InvalidValue("--parameters needs clients.number: the data are not read to count them")
-    return make_protection(job, parameters * job.training.reported_vectors)
+    return None, make_protection(job, parameters * job.training.reported_vectors)
 
 
 def _lines(job: Job, protection: Protection) -> Iterator[Line]:

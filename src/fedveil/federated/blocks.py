@@ -345,4 +345,5 @@ class JobFields(CheckedJob):
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)
-        return Cohort(number + more, self.clients_per_round + more)
+        on_a_node = self.deployment.clients_per_node
+        return Cohort(number + more, self.clients_per_round + more, on_a_node)

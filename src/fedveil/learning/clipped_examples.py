@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,10 +30,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
-from fedveil.base.kernels import HAVE_NUMBA, compiled
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.errors import InvalidValue, ModelInvalid
-from fedveil.learning.device import seed_torch
-from fedveil.learning.known_layers import plain_layers
+from fedveil.learning.device import seed_generators
+from fedveil.learning.linear_head import LinearHead
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
@@ -41,9 +42,6 @@ from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: The most gradient entries in memory at a time, and the most examples.
 _ENTRIES, _AT_ONCE = 1 << 22, 64
-#: If the squared norm of the loss's gradient at the output is below this, the example contributes
-#: nothing: the norm is too imprecise in float64, and a large learning rate could break the clip.
-_LEAST = 1e-200
 
 
 class ClippedExamplesTrainer(OneThread):
@@ -69,17 +67,17 @@ class ClippedExamplesTrainer(OneThread):
         self._share = plan.lr / plan.batch_size
         within = clip_within(clip, self._layout.dimension) if math.isfinite(clip) else clip
         known = plan.loss == "cross_entropy" and device == "cpu"
-        linear = _LinearHead.of(model, self._layout) if known else None
-        self._sums = linear or _AnyModel(
-            model, loss or separate_loss(plan.loss, plan.class_weights), device
-        )
+        loss = loss or separate_loss(plan.loss, plan.class_weights)
+        self._of_any = partial(_AnyModel, model, loss, device)
+        linear = LinearHead.of(model, self._layout) if known else None
+        self._sums = linear or self._of_any()
         self._within = within
         self._weights = np.empty(0, np.float32)
 
     @property
     def in_native_code(self) -> bool:
         """True if compiled code computes the gradients, False if torch's vmap does."""
-        return HAVE_NUMBA and isinstance(self._sums, _LinearHead)
+        return HAVE_NUMBA and isinstance(self._sums, LinearHead)
 
     def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights
@@ -99,6 +97,8 @@ class ClippedExamplesTrainer(OneThread):
         if len(batch) > MOST:
             raise InvalidValue(f"a batch of {len(batch)} examples is larger than {MOST}")
         total = np.zeros(self._layout.dimension)
+        if isinstance(self._sums, LinearHead) and not self._sums.takes(client.x):
+            self._sums = self._of_any()
         if len(batch):
             self._sums.add(total, self._weights, client, batch, self._share, self._within)
         return as_update(total, self._clip) if math.isfinite(self._clip) else total.astype("f4")
@@ -115,131 +115,6 @@ def _refuse_mixing(model: nn.Module) -> None:
             f"privacy.unit = example needs every example's own gradient, but BatchNorm "
             f"({', '.join(mixing)}) mixes the examples of a batch. Use GroupNorm or none"
         )
-
-
-class _LinearHead:
-    """Computes clipped gradients of a model with one dense layer, in float64.
-
-    A gradient's norm is the input's norm times the norm of the loss's gradient at the output.
-    """
-
-    def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
-        self._weight, self._bias, self._outputs = weight, bias, outputs
-
-    @classmethod
-    def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return a `_LinearHead` if the model is one dense layer on flattened examples, or None."""
-        plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
-        layers = [m for m in plain if not isinstance(m, nn.Identity)]
-        whole = all(
-            isinstance(m, nn.Flatten) and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
-        )
-        layer = layers[-1] if layers and whole else None
-        if not isinstance(layer, nn.Linear):
-            return None
-        places = {id(entry.tensor): slice(entry.start, entry.stop) for entry in layout.entries}
-        bias = None if layer.bias is None else places[id(layer.bias)]
-        return cls(places[id(layer.weight)], bias, layer.out_features)
-
-    def add(
-        self,
-        total: Float64s,
-        weights: Float32s,
-        client: ClientData,
-        batch: Int64s,
-        share: float,
-        clip: float,
-    ) -> None:
-        """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
-
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
-        """
-        batch = batch if client.usable is None else batch[client.usable[batch]]
-        x = client.x.reshape(len(client), -1).numpy()
-        flat = weights.astype(np.float64)
-        columns = np.ascontiguousarray(flat[self._weight].reshape(self._outputs, -1).T)
-        bias = np.zeros(self._outputs) if self._bias is None else flat[self._bias]
-        moved, moved_bias = np.zeros_like(columns), np.zeros_like(bias)
-        one = 0.0 if self._bias is None else 1.0
-        _add_linear(x, client.y.numpy(), batch, columns, bias, one, share, clip, moved, moved_bias)
-        total[self._weight] += moved.T.reshape(-1)
-        if self._bias is not None:
-            total[self._bias] += moved_bias
-
-
-def _add_linear_numpy(
-    x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
-    share: float, clip: float, moved: Float64s, moved_bias: Float64s
-) -> None:  # fmt: skip
-    for i in batch:
-        if not 0 <= y[i] < len(bias):
-            continue
-        features = x[i].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = np.add.reduce(np.vstack([bias, features[:, None] * columns]), axis=0)
-            square = float(np.cumsum(np.append(one, features * features))[-1])
-            error = _error_numpy(scores, int(y[i]))
-            length = float(np.cumsum(error * error)[-1])
-            norm = math.sqrt(square * length)
-        if length < _LEAST or not norm < math.inf:
-            continue
-        error *= -share if norm * share <= clip else -(clip / norm)
-        moved += features[:, None] * error
-        moved_bias += one * error
-
-
-def _error_numpy(scores: Float64s, label: int) -> Float64s:
-    powers = np.array([math.exp(score) for score in scores - scores.max()])
-    error: Float64s = powers / np.cumsum(powers)[-1]
-    error[label] -= 1.0
-    return error
-
-
-@compiled(_add_linear_numpy)
-def _add_linear(
-    x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
-    share: float, clip: float, moved: Float64s, moved_bias: Float64s
-) -> None:  # fmt: skip
-    """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
-
-    A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
-    `columns` has the layer's weights. It and `moved` have the shape (inputs, outputs). `one` is 1
-    if the layer has a bias, else 0.
-    """
-    inputs, outputs = columns.shape
-    error = np.empty(outputs)
-    for i in batch:
-        if not 0 <= y[i] < outputs:
-            continue
-        error[:] = bias
-        square = one
-        for j in range(inputs):
-            feature = np.float64(x[i, j])
-            square += feature * feature
-            for k in range(outputs):
-                error[k] += feature * columns[j, k]
-        highest = error.max()
-        total = 0.0
-        for k in range(outputs):
-            error[k] = math.exp(error[k] - highest)
-            total += error[k]
-        length = 0.0
-        for k in range(outputs):
-            error[k] /= total
-            if k == y[i]:
-                error[k] -= 1.0
-            length += error[k] * error[k]
-        norm = math.sqrt(square * length)
-        if length < _LEAST or not norm < math.inf:
-            continue
-        factor = -share if norm * share <= clip else -(clip / norm)
-        for k in range(outputs):
-            error[k] *= factor
-            moved_bias[k] += one * error[k]
-        for j in range(inputs):
-            feature = np.float64(x[i, j])
-            for k in range(outputs):
-                moved[j, k] += feature * error[k]
 
 
 class _AnyModel:
@@ -361,7 +236,7 @@ class _AnyModel:
 
         The batch has `rows` examples: `some`, then repetitions of them, which are not returned.
         """
-        seed_torch(draws, self._device)
+        seed_generators(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
         flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)

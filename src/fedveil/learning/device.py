@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedveil.entropy import libraries_restored, seed_libraries
 from fedveil.errors import JobError
 
 _TINY = np.float32(1e-39)
@@ -35,18 +36,23 @@ def free_bytes(device: str) -> int | None:
         return None
 
 
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's random generators of the CPU and of `device`, for dropout."""
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators from which a model or a user's own code may draw, as dropout does.
+
+    They are torch's generators of the CPU and of `device`, and those of NumPy and Python.
+    """
+    seed_libraries(seed)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 @contextmanager
-def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """A context in which torch's generators start from `seed`. Restores their states afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        seed_torch(seed, device)
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """A context in which these generators start from `seed`. Restores their states afterwards."""
+    kept = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with kept, libraries_restored():
+        seed_generators(seed, device)
         yield
 
 

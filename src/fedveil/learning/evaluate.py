@@ -12,7 +12,7 @@ from torch import nn
 from fedveil.base.array_types import Array, Int64s
 from fedveil.base.example_arrays import opened
 from fedveil.errors import TaskInvalid
-from fedveil.learning.device import seeded_torch
+from fedveil.learning.device import seeded_generators
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device
 
@@ -47,7 +47,7 @@ def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu")
     that draws from torch's generator, such as a variational autoencoder, draws the same numbers in
     every evaluation, so that rounds, runs and numbers of workers can be compared.
     """
-    with seeded_torch(_SEED, torch.device(device)):
+    with seeded_generators(_SEED, torch.device(device)):
         return _score(model, task, x, y, device)
 
 

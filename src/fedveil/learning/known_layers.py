@@ -67,7 +67,7 @@ def _modules(
     module: nn.Module, known: Collection[type[nn.Module]], path: str, in_chain: bool = True
 ) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield the path and the module of each part, and True if it is in a chain."""
-    if in_chain or not isinstance(module, _LISTS):
+    if in_chain or module._parameters or not isinstance(module, _LISTS):
         yield path, module, in_chain
     if type(module) in known:
         return
@@ -94,6 +94,9 @@ def _refusals(
     parameters: Sequence[nn.Parameter],
 ) -> Iterator[str]:
     kind, inside = type(module), list(module.modules())
+    if parameters and kind not in known and (kind is nn.Sequential or isinstance(module, _LISTS)):
+        yield "it has weights of its own, beside those of its layers"
+        return
     if kind not in known and kind is not nn.Sequential:
         does = "cannot follow the forward pass of" if len(inside) > 1 else "does not know"
         yield f"native code {does} {kind.__name__}"

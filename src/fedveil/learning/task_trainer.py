@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fedveil.base.example_arrays import opened
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_generators
 from fedveil.learning.learning_task import Task, Tensors
 from fedveil.learning.trainer import ClientData, OneByOne, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -32,7 +32,7 @@ class TaskTrainer(OneByOne):
     def _train_one(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
-        seed_torch(client.torch_seed(), self._device)
+        seed_generators(client.torch_seed(), self._device)
         hooks = list(self._correcting(client.correction))
         try:
             self._task.train(self._model, self._batches(client), self._plan)

@@ -18,7 +18,7 @@ from torch import nn
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
-from fedveil.learning.device import seed_torch, tiny_is_zero
+from fedveil.learning.device import seed_generators, tiny_is_zero
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.weight_layout import Layout
@@ -224,7 +224,7 @@ class LoopTrainer(OneByOne):
     def _train_alone(self, start: torch.Tensor, client: ClientData) -> None:
         self._layout.write(start)
         self._model.train()
-        seed_torch(client.torch_seed(), self._device)
+        seed_generators(client.torch_seed(), self._device)
         if self._plan.plain_sgd:
             for x, y in self._batches(client):
                 self._plain_step(x, y)

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
-from fedveil.learning.device import seed_torch, tiny_is_zero
+from fedveil.learning.device import seed_generators, tiny_is_zero
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
@@ -94,7 +94,7 @@ class VmapTrainer(OneThread):
         schedules = [list(client.batches(self._plan)) for client in clients]
         data = [(client.x.to(self._device), client.y.to(self._device)) for client in clients]
         used = self._find_used(start, data) if self._plan.weight_decay else [*rows]
-        seed_torch(clients[0].torch_seed(), self._device)
+        seed_generators(clients[0].torch_seed(), self._device)
         optimizer = make_optimizer([rows[name] for name in used], self._plan)
         for step in range(max(map(len, schedules))):
             x, y, counts = self._step_batch(data, schedules, step)

@@ -9,10 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Cohort:
-    """The number of clients in a job (`clients`) and in a round (`per_round`). None if unknown."""
+    """The number of clients in a job (`clients`) and in a round (`per_round`). None if unknown.
+
+    `per_operator` is the largest number of clients that one operator may have on a node.
+    """
 
     clients: int | None
     per_round: int | None
+    per_operator: int = 1
 
 
 #: Checks a protection's settings against the cohort. Returns None, or a sentence that begins with

@@ -28,6 +28,7 @@ from fedveil.protections.cost_key import CostKey
 from fedveil.protections.description import Whose
 from fedveil.protections.distributed_dp_settings import (
     DistributedDPSettings,
+    no_node_exceeds,
     none_unmasked,
     some_noise,
 )
@@ -98,7 +99,7 @@ class DistributedDP(Clipped, SecureSum):
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (
         shareable, threshold_reachable, graph_fits, one_noise, some_noise, none_unmasked,
-        clip_follows,
+        no_node_exceeds, clip_follows,
     )  # fmt: skip
     advice = (threshold_safe,)
 

@@ -135,3 +135,21 @@ def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None
         f"{settings.threshold(n)} at most {max(limit, 0)} may: more could unmask the others. Raise "
         "assume_honest or the threshold"
     )
+
+
+def no_node_exceeds(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
+    """Under distributed_dp, an `assume_honest` that distrusts some clients of a round must distrust
+    at least `deployment.clients_per_node`: one operator knows the noise of all clients on its node.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
+    n, most = cohort.per_round, cohort.per_operator
+    if n is None or not 0 < settings.dishonest(n) < min(most, n):
+        return None
+    largest = 1000 * (n - most) // n / 1000
+    less = f"{largest:g} or less, or " if largest > 0 else ""
+    return (
+        f"assume_honest = {settings.assume_honest!r} expects that {settings.dishonest(n)} of {n} "
+        f"clients are dishonest, but one node may have deployment.clients_per_node = {most}. Use "
+        f"{less}1.0 to trust every operator, or lower clients_per_node"
+    )

@@ -7,6 +7,7 @@ client's own log. The client's account is charged before its rows are read.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ from fedveil.statistics.simulation import Contributions
 from fedveil.statistics.tables import as_table
 
 ERROR_CODE = 200
+#: The largest delta at which a client's own limit is compared, unless its configuration states one.
+_MOST_DELTA = 1e-5
 _log = logging.getLogger("flwr")
 
 
@@ -48,15 +51,17 @@ class Member:
     `client` is the client's number. `data` names its rows: a file or package.module:function.
     Without `data`, the client takes part as client number `client` of the data that the question
     file names. `question` is the operator's copy of the question file, if any. `max_epsilon` is the
-    largest epsilon that the client spends on this question (None: no limit). `keys` and `accounts`
-    are folders for encryption keys and accounts. For signed messages, `identity` is the file with
-    the client's private key, and `roster` the file with all clients' public keys.
+    largest epsilon that the client spends on this question (None: no limit), at a delta of at most
+    `delta`. `keys` and `accounts` are folders for encryption keys and accounts. For signed
+    messages, `identity` is the file with the client's private key, and `roster` the file with all
+    clients' public keys.
     """
 
     client: int
     data: str | None
     question: Path | None
     max_epsilon: float | None
+    delta: float
     keys: StateFolder
     accounts: StateFolder
     identity: Path | None
@@ -70,18 +75,35 @@ class Member:
                 f"the node configuration says client = {number!r}, a whole number in [0, {most}) "
                 "is needed: flower-supernode --node-config 'client=0'"
             )
+        limit, delta = _number(config, "max-epsilon"), _number(config, "delta", below=1.0)
+        if delta is not None and limit is None:
+            raise DeploymentError(
+                f"the node configuration says delta = {delta!r} without max-epsilon, for which it "
+                "is: set max-epsilon too"
+            )
         data = config.get("data")
         folder = config.get(STATE_FOLDER)
         return cls(
             client=number,
             data=None if data is None else str(data),
             question=_path(config, "question"),
-            max_epsilon=_limit(config),
+            max_epsilon=limit,
+            delta=_MOST_DELTA if delta is None else delta,
             keys=StateFolder.for_keys(folder),
             accounts=StateFolder.for_accounts(folder),
             identity=_path(config, "identity"),
             roster=_path(config, "roster"),
         )
+
+    def limits(self, file: QuestionFile) -> list[tuple[float, float]]:
+        """Return the limits on this client's account, the file's and its own: (epsilon, delta).
+
+        The server chooses the delta of the file. With a large one, almost any report would have a
+        small epsilon. So the client's own limit holds at the smaller of this delta and its own.
+        """
+        theirs, mine = (file.max_epsilon, file.delta), (self.max_epsilon, self.delta)
+        named = theirs, (mine[0], min(theirs[1], mine[1]))
+        return [(epsilon, delta) for epsilon, delta in named if epsilon is not None]
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
         """Return the rows of this SuperNode's client, in a table grouped by client.
@@ -96,19 +118,20 @@ class Member:
         return Clients(as_table(table), everything, offsets, file.rows_of_a_client), 0
 
 
-def _limit(config: Mapping[str, object]) -> float | None:
-    """Return the client's own limit on epsilon from its node configuration, or None without one.
+def _number(config: Mapping[str, object], key: str, below: float = math.inf) -> float | None:
+    """Return the number at `key` of a node configuration, or None if it has no such key.
 
-    Raises `DeploymentError` if the limit is not a number above 0.
+    Raises `DeploymentError` unless the value is a number above 0 and below `below`.
     """
-    limit = config.get("max-epsilon")
-    if limit is None:
+    found = config.get(key)
+    if found is None:
         return None
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < below:
+        needed = "above 0" if below == math.inf else f"above 0 and below {below:g}"
         raise DeploymentError(
-            f"the node configuration says max-epsilon = {limit!r}, a number above 0 is needed"
+            f"the node configuration says {key} = {found!r}, a number {needed} is needed"
         )
-    return float(limit)
+    return float(found)
 
 
 def _path(config: Mapping[str, object], key: str) -> Path | None:
@@ -225,8 +248,7 @@ def _charge(
     spending = protection.spending(protection.initial_state())
     most = 1 if file.local else schedule.rounds
     count_report(own.file(digest(file), member.client, "reports"), spending, most)
-    limits = [most for most in (file.max_epsilon, member.max_epsilon) if most is not None]
-    if limits:
+    if limits := member.limits(file):
         account = OwnLedger(own.file(digest(file), member.client, "account"))
         told = {} if not protection.initial_state() else asked
-        account.charge(asked_spending(protection, told), [(min(limits), file.delta)])
+        account.charge(asked_spending(protection, told), limits)

@@ -81,6 +81,19 @@ class PartyRun:
     def total(self) -> int:
         return self.setting.job.epochs * self._parts.order.steps
 
+    @property
+    def most_ahead(self) -> int:
+        """The most messages that an honest peer sends before it learns that the run has ended.
+
+        A peer waits for a message in every training step, but not in an evaluation or calibration.
+        So it is ahead by at most one batch of training, and all batches of these two. In a batch,
+        it sends at most one message per crossing and micro-batch, and one word. An abort comes
+        last.
+        """
+        job, order, held_out = self.setting.job, self._parts.order, self._parts.rows["test"].count
+        batches = 1 + -(-held_out // order.batch_size) + -(-order.aside // order.batch_size)
+        return batches * (len(self.setting.split.crossings) * job.in_flight + 1) + 1
+
     def restore(self, step: int) -> None:
         """Load the checkpoint of `step`, and remove from the folder everything saved after it."""
         self.load(step)

@@ -19,7 +19,7 @@ from fedveil.base.array_types import Float32s
 from fedveil.base.message import Message, Value, encoded_bytes, quoted
 from fedveil.base.own_code import place_of
 from fedveil.errors import ExchangeError, FedveilError, ModelInvalid, PartFailed
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_generators
 from fedveil.link.channel import Exchange, Receive, Send
 from fedveil.vertical import schedule
 from fedveil.vertical.compression import Errors, Place, compressed, restored, staging
@@ -226,7 +226,7 @@ class Step:
         module = module_of(part)
         backward = self.training and self.context.split.runs_backward(part.name)
         seed = self.seed + self.context.places[part.name] + micro
-        seed_torch(seed & (1 << 63) - 1, self.context.device)
+        seed_generators(seed & (1 << 63) - 1, self.context.device)
         with torch.set_grad_enabled(backward):
             output = module(*(self._input(name, micro) for name in part.inputs))
         shape = (self._micros[micro].rows, *part.output)

@@ -5,8 +5,14 @@ protection. Each is trained on a random half of the examples to test. If a job i
 first run with a random half of the training examples, and all training examples are tested. If a
 finished run is attacked, the training and the test examples are tested. The members are the
 training examples of the clients that took part in a round. All other examples are the non-members.
-If the model predicts tokens, an example is a text of a client, and its loss is the mean loss over
-its tokens.
+If the model predicts tokens, an example is a text of a client, or a piece of a longer one, and its
+loss is the mean loss over its tokens.
+
+A random half makes members and non-members exchangeable, also if the examples are pieces of one
+text: if the model reveals nothing, no score is above chance level, except by chance. If whole texts
+were drawn instead, all pieces of a text would be members together. The confidence intervals count
+the pieces as independent, and would be too narrow. Of a finished run, the members are not drawn at
+random, so its test examples must come from the same distribution as its training examples.
 """
 
 from __future__ import annotations
@@ -81,7 +87,18 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         found,
         rounds=known.rounds,
         saw=f"the model after {quantity(known.rounds, 'round')}, the reports of one "
-        f"round, and {count} models trained by the same job on halves of {who}; {case.asked}",
+        f"round, and {count} models trained by the same job on halves of {who}; {case.asked}"
+        f"{_of_pieces(target)}",
+    )
+
+
+def _of_pieces(target: Target) -> str:
+    """Return a note for the result if pieces of one text may be members and non-members, or ""."""
+    if target.trained or target.job.task != "next_token":
+        return ""
+    return (
+        "; each piece of a long text is tested on its own, so a non-member may stand between "
+        "members, which lowers the scores"
     )
 
 

@@ -52,10 +52,16 @@ def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
     """Return the peer's next message after the training steps of `run`.
 
     If a privacy limit has ended the run, the peer's remaining messages of the last step are
-    skipped.
+    skipped. Raises ExchangeError if there are more than an honest peer sends.
     """
-    message = yield from received(peer)
+    message, skipped = (yield from received(peer)), 0
     while run.stopped is not None and text_in(message, "kind") in _OF_STEP:
+        skipped += 1
+        if skipped > run.most_ahead:
+            raise ExchangeError(
+                f"{peer} sent {skipped:,} messages of steps after a privacy limit had ended the "
+                f"run. It could be ahead by {run.most_ahead:,} at most"
+            )
         message = yield from received(peer)
     return message
 
