@@ -150,7 +150,10 @@ def overfitted_positions(effort: Effort, only: str, data: str) -> None:
 
 
 def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
-    """Print a job's findings under every protection whose name starts with `only`."""
+    """Print a job's findings under every protection whose name starts with `only`.
+
+    Where single reports reveal nothing, the columns of a report are those of the sum.
+    """
     print(f"\n| {name} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
     print("|---" * (3 + len(SHOWN)) + "|")
     for name, settings in POSITIONS.items():
@@ -159,7 +162,7 @@ def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
         overrides = under(name, settings, job)
         report = Target.of(Job.load(None, overrides)).promised()
         finding = found(name, overrides, effort)
-        figures = {figure.name: figure for figure in finding.figures}
+        figures = {figure.name.replace("sum's", "report's"): figure for figure in finding.figures}
         cells = [
             f"{figures[shown].value:.3f} [{figures[shown].low:.3f}, {figures[shown].high:.3f}]"
             if shown in figures
