@@ -11,7 +11,7 @@ import pytest
 import fedveil
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.round_checkpoint import Checkpoint
-from fedveil.engine.summed_reports import SummedReports
+from fedveil.engine.run_state import SummedReports
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.protections.base import Aggregate, RoundContext

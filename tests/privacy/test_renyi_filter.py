@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.errors import InvalidValue
 from fedveil.privacy import Gaussian, LossDistribution, PrivacyLoss, SampledGaussian, compose
-from fedveil.privacy.renyi_filter import filtered_epsilon
+from renyi_sum import filtered_epsilon
 
 SAMPLED = PrivacyLoss.of_release(SampledGaussian(0.6, 0.05), "example")
 NOISY = PrivacyLoss.of_release(Gaussian(3.0))

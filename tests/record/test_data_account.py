@@ -10,9 +10,9 @@ from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.compose import compose
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.record.data_account import DataAccount
+from renyi_sum import filtered_epsilon
 
 DELTA = 1e-6
 RATIO = ratio_for(0.9, DELTA, 1)

@@ -14,9 +14,9 @@ from fedveil.errors import InvalidValue, OverSpent
 from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.loss_distribution import LossDistribution
-from fedveil.privacy.renyi_filter import filtered_epsilon
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.site.account import Limits, Release
+from renyi_sum import filtered_epsilon
 
 SAMPLED = PrivacyLoss.of_release(SampledGaussian(0.9, 0.04), "example")
 

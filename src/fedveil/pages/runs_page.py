@@ -38,11 +38,8 @@ _APART = (
 )
 
 
-def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of the runs in order. Federated and vertical runs have separate tables.
-
-    If `title` is "", the page's title states the number of runs.
-    """
+def runs_page(runs: Sequence[ReadRun]) -> Page:
+    """Return a page of the runs in order. Federated and vertical runs have separate tables."""
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
@@ -60,7 +57,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
         for says in [what_it_is if name in vertical else how_far]
     ]
     return Page(
-        title or count,
+        count,
         [f"{lead} {_APART}" if mixed else lead, *_best(federated)],
         [
             *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),

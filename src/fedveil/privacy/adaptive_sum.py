@@ -59,12 +59,6 @@ class AdaptiveSum:
         self.settle()
         return Counter(self._kinds)
 
-    @property
-    def composed(self) -> bool:
-        """Return True if the charges are composed exactly: if all are equal or all are Gaussian."""
-        self.settle()
-        return len(self._kinds) <= 1 or self._gaussian
-
     def copy(self) -> AdaptiveSum:
         self.settle()
         other = AdaptiveSum()

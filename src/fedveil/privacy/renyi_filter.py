@@ -10,7 +10,6 @@ order gets an equal share of delta.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import within
-from fedveil.privacy.compose import Charge
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 #: The orders, less 1: from 1/2 to 128.
@@ -26,24 +24,6 @@ _ABOVE_ONE: Float64s = 2.0 ** np.arange(-1.0, 7.5, 0.5)
 ORDERS = len(_ABOVE_ONE)
 #: Every sum may be this much too small.
 _ROUNDING = 1e-9
-
-
-def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the epsilon at `delta` of all charges together, never rounded down.
-
-    A charge is a loss and its number of releases.
-
-        >>> from fedveil.privacy import Gaussian, PrivacyLoss
-        >>> from fedveil.privacy.renyi_filter import filtered_epsilon
-        >>> sampled, noisy = PrivacyLoss(0.5), PrivacyLoss.of_release(Gaussian(9.0))
-        >>> round(filtered_epsilon([(sampled, 3), (noisy, 4)], 1e-6), 1)
-        2.8
-    """
-    total, lost = np.zeros(ORDERS), 0.0
-    for loss, count in charges:
-        cost, infinite = renyi_cost(loss)
-        total, lost = total + count * cost, lost + count * infinite
-    return epsilon_of(total, lost, delta)
 
 
 def epsilon_of(total: Float64s, lost: float, delta: float) -> float:

@@ -15,9 +15,6 @@ from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
 
-#: Maps logits [batch, classes] and a class distribution for each row to a mean loss.
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
 
 class UnrolledTraining:
     """Local training from given weights, as a differentiable function of the examples.
@@ -27,12 +24,7 @@ class UnrolledTraining:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        plan: TrainingPlan,
-        weights: Float32s,
-        loss: Loss = nn.functional.cross_entropy,
-        device: str = "cpu",
+        self, model: nn.Module, plan: TrainingPlan, weights: Float32s, device: str = "cpu"
     ) -> None:
         self.model = copy.deepcopy(model).to(device).train()
         fixed = TrainedPart.of(self.model).features
@@ -41,7 +33,7 @@ class UnrolledTraining:
         for module in self.model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.eval()
-        self.plan, self._loss = plan, loss
+        self.plan = plan
         self.layout = Layout(self.model)
         self.layout.write(torch.from_numpy(weights).to(device))
 
@@ -68,9 +60,8 @@ class UnrolledTraining:
             now = [_at(w, m) for w, m in zip(start, moved, strict=True)]
             named = {e.name: w for e, w in zip(parameters, now, strict=True)}
             logits = functional_call(self.model, named | frozen | buffers, (x[rows],))
-            gradients = torch.autograd.grad(
-                self._loss(logits, targets[rows]), now, create_graph=True, allow_unused=True
-            )
+            loss = nn.functional.cross_entropy(logits, targets[rows])
+            gradients = torch.autograd.grad(loss, now, create_graph=True, allow_unused=True)
             steps = advance(now, gradients)
             moved = [_sum(m, step) for m, step in zip(moved, steps, strict=True)]
         by_name = {e.name: m for e, m in zip(parameters, moved, strict=True)}
