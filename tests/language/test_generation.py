@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,18 +25,16 @@ from fedveil.errors import ExchangeError, InvalidValue, LimitReached, RunFolderE
 from fedveil.language import generation
 from fedveil.language.generation import Continuation, Request, generate
 from fedveil.language.text import ByteTokenizer
+from fedveil.language.text_account import SentVectors, figures
 from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.record import saved_job
-from fedveil.tasks.pangu import Pangu
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.sessions import Machine, Meeting
-from fedveil.vertical.split import EmbeddingPrivacy
-from fedveil.vertical.task_settings import PanguSettings
-from small_pangu import SIZES, small_job
+from small_pangu import parties, small_job
 
 VERSE = b"abcdefghijklmnopqrstuvwxyz\n" * 120
 
@@ -57,10 +54,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_likeliest_continuation_is_the_text_s_own(runs: dict[str, Path]) -> None:
     found, split = generate(runs["plain"], Request.seeded(b"abcdef", 60, 0))
     assert b"abcdef" + found.text == VERSE[:66]
-    (line,) = generation.figures(split, found)
-    said = f"the whole text, {found.vectors} vectors of embedding, sent unprotected"
+    (line,) = figures(split, found.sent)
+    said = f"the whole text, {found.sent.vectors} vectors of embedding, sent unprotected"
     assert str(line) == f"epsilon inf at delta 0 (none) for {said}"
-    assert found.vectors >= 6 + 60 - 1  # nobody sends the last token
+    assert found.sent.vectors >= 6 + 60 - 1  # nobody sends the last token
 
 
 @pytest.mark.parametrize("name", ["plain", "private"])
@@ -83,16 +80,16 @@ def test_pieces_come_as_they_are_found(runs: dict[str, Path]) -> None:
 def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
     found, split = generate(runs["private"], Request.seeded(b"abcd", 30, seed=0))
     # 16 vectors fill the context and give 13 tokens; 8 again and 8 new ones give 9; 8 and 7, 8.
-    assert found.times == 2
-    assert found.vectors == 16 + (8 + 8) + (8 + 7)
-    lines = generation.figures(split, found)
-    assert [line.epsilon for line in lines] == [2.5, 2.5 * 32 * 2, 2.5 * 32 * found.vectors]
+    assert found.sent.times == 2
+    assert found.sent.vectors == 16 + (8 + 8) + (8 + 7)
+    lines = figures(split, found.sent)
+    assert [line.epsilon for line in lines] == [2.5, 2.5 * 32 * 2, 2.5 * 32 * found.sent.vectors]
     assert str(lines[1]).endswith(" for a token's 32 bits of embedding, sent 2 times")
-    assert str(lines[2]).endswith(f" for the whole text, {found.vectors} vectors of embedding")
+    assert str(lines[2]).endswith(f" for the whole text, {found.sent.vectors} vectors of embedding")
     short, split = generate(runs["private"], Request.seeded(b"abcd", 3, seed=0))
-    assert (short.vectors, short.times) == (6, 1)
-    assert generation.figures(split, short)[1].epsilon == 2.5 * 32
-    assert str(generation.figures(split, short)[1]).endswith("bits of embedding, sent once")
+    assert (short.sent.vectors, short.sent.times) == (6, 1)
+    assert figures(split, short.sent)[1].epsilon == 2.5 * 32
+    assert str(figures(split, short.sent)[1]).endswith("bits of embedding, sent once")
 
 
 def limited(run: Path, folder: Path, most: float) -> Path:
@@ -112,37 +109,18 @@ def test_a_text_ends_before_it_costs_more_than_the_limit(
     whole, _ = generate(runs["private"], wanted)
     run = limited(runs["private"], tmp_path / "seven", 2.5 * 32 * 7)
     found, split = generate(run, wanted, encoded=True)
-    assert (found.vectors, len(found.text)) == (7, 4)
+    assert (found.sent.vectors, len(found.text)) == (7, 4)
     assert whole.text.startswith(found.text)
-    assert generation.figures(split, found)[2].epsilon == 2.5 * 32 * 7
+    assert figures(split, found.sent)[2].epsilon == 2.5 * 32 * 7
     assert "above privacy.max_epsilon = 560" in found.stopped
     assert not whole.stopped
     # 16 vectors fill the context: the next needs 8 of them again.
     run = limited(runs["private"], tmp_path / "context", 2.5 * 32 * 23)
     found, _ = generate(run, wanted)
-    assert (found.vectors, found.times) == (16, 1)
+    assert (found.sent.vectors, found.sent.times) == (16, 1)
     for kind, most in (("private", 2.5 * 32 * 4 - 1), ("plain", 1e9)):
         with pytest.raises(LimitReached, match="the text is not continued"):
             generate(limited(runs[kind], tmp_path / kind, most), wanted)
-
-
-def test_between_machines_a_text_has_the_jobs_limit_too() -> None:
-    """And a request that states nothing else asks for 100 tokens at temperature 0.8."""
-    leader, cloud = parties(privacy=EmbeddingPrivacy(5.0))
-    task, privacy = Pangu(small_settings(), seed=5), SimpleNamespace(max_epsilon=2.5 * 32 * 7)
-    job = SimpleNamespace(privacy=privacy)
-    run = SimpleNamespace(
-        party=leader, setting=SimpleNamespace(job=job, task=task, entropy=Seeded(1))
-    )
-    wanted = Request.seeded(b"abcd", seed=3)
-    assert (wanted.tokens, wanted.temperature) == (100, 0.8)
-    sides = {
-        "leader": generation.leading(wanted)(run),
-        "cloud": generation.assist(cloud, Seeded(1)),
-    }
-    found = drive_together(sides)["leader"]
-    assert found.vectors == 7
-    assert "above privacy.max_epsilon = 560" in found.stopped
 
 
 def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
@@ -166,23 +144,11 @@ def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     assert len(drawn) == len(set(drawn)) == 2 * 2 * 5
 
 
-def small_settings(context: int = 16) -> PanguSettings:
-    return PanguSettings(**{**SIZES, "context": context, "tokenizer": "bytes"})
-
-
-def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
-    task = Pangu(small_settings(context), seed=5)
-    split = task.split_model()
-    if privacy:
-        split = split.replace("embedding", **privacy)
-    return Party("leader", split, loss=task.loss), Party("cloud", split)
-
-
 def together_continue(leader: Party, cloud: Party, prompt: bytes, tokens: int) -> Continuation:
     request = Request(prompt, tokens, 0, Seeded(0))
     sides = {
         "leader": generation.write(
-            leader, Seeded(1), ByteTokenizer(), request, None, lambda p: None
+            leader, Seeded(1), ByteTokenizer(), request, None, lambda p: None, SentVectors()
         ),
         "cloud": generation.assist(cloud, Seeded(1)),
     }
@@ -247,7 +213,7 @@ def test_the_end_of_a_document_ends_the_text() -> None:
         cloud.modules["backbone"].final.bias.fill_(1.0)
     found = together_continue(leader, cloud, b"abc", 10)
     assert found.text == b""
-    assert found.vectors == 3
+    assert found.sent.vectors == 3
 
 
 # --- what a follower refuses

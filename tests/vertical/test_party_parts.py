@@ -300,6 +300,9 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     )  # fmt: skip
     PartyRun._watch_labels(run)
     assert steps == left
+    gradients.watch = object()
+    PartyRun._watch_labels(run)  # a follower has restarted
+    assert steps == left
 
 
 def test_an_example_that_trains_a_part_moves_the_bits_of_others() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import vertical_parts
 from fedveil.errors import InvalidValue, JobError, LimitReached
 from fedveil.record.account_lines import influence, influenced_part
-from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
+from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account, own_data
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.job_reference import reference
@@ -294,8 +294,8 @@ def test_a_part_without_gradients_is_not_trained_by_examples() -> None:
         },
     )
     split = make_split(job, Deep(1))
-    assert account.trained_by_examples(split, "bank") == ["left0"]
-    assert account.trained_by_examples(split, "shop") == []
+    assert own_data.trained_by_examples(split, "bank") == ["left0"]
+    assert own_data.trained_by_examples(split, "shop") == []
 
 
 def test_the_opening_names_every_part_and_its_own_eps() -> None:
@@ -342,8 +342,8 @@ def test_a_follower_of_several_has_to_say_which_it_is() -> None:
 
 def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:
     split = UShape().split_model()
-    assert account.sends_unprotected(split, "lead") == ["embedding"]
-    assert account.sends_unprotected(split, "bank") == []
+    assert own_data.sends_unprotected(split, "lead") == ["embedding"]
+    assert own_data.sends_unprotected(split, "bank") == []
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -374,10 +374,10 @@ def test_gradients_that_depend_on_a_followers_own_columns_have_an_infinite_epsil
         Limit(split, "bank", 99.0, 0.0, None).check("step 1", 1, labelled=True)
     Limit(split, "shop", 99.0, 0.0, None).check("step 1", 1, labelled=True)
     for party in ("lead", "shop"):
-        assert account.unprotected_gradients(split, party) == []
+        assert own_data.unprotected_gradients(split, party) == []
     frozen = SplitModel([replace(parts[0], frozen=True), *parts[1:]], leader="lead")
-    assert account.unprotected_gradients(frozen, "bank") == []
-    assert account.unprotected_gradients(UShape().split_model(), "bank") == []
+    assert own_data.unprotected_gradients(frozen, "bank") == []
+    assert own_data.unprotected_gradients(UShape().split_model(), "bank") == []
 
 
 def test_the_number_of_threads_is_that_of_before() -> None:

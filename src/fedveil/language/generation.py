@@ -17,7 +17,6 @@ returns only the vector of the last position. The messages are:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,12 +32,12 @@ from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
 from fedveil.language.text import Tokenizer, join
+from fedveil.language.text_account import SentVectors, crossings, epsilon, figures
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import exactly
-from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.vertical.crossing import (
@@ -46,6 +45,7 @@ from fedveil.vertical.crossing import (
     check_word,
     fields_of,
     from_wire,
+    is_finite,
     tensor_message,
     to_wire,
 )
@@ -105,13 +105,11 @@ class Request:
 class Continuation:
     """The text that follows a prompt, in bytes, and what the leader sent to generate it.
 
-    `vectors` is the number of token vectors sent. A token's vector was sent at most `times` times.
     `stopped` is a sentence if `privacy.max_epsilon` ended the text early, else "".
     """
 
     text: bytes
-    vectors: int
-    times: int
+    sent: SentVectors
     stopped: str = ""
 
 
@@ -133,7 +131,7 @@ def generate(
         noise = report_entropy(job).stream("generate", number)
         exchanges: dict[str, Exchange[Continuation | None]] = {
             leader.name: write(
-                leader, noise, task.tokenizer, request, job.privacy.max_epsilon, tell
+                leader, noise, task.tokenizer, request, job.privacy.max_epsilon, tell, SentVectors()
             ),
             **{party.name: assist(party, noise) for party in followers},
         }
@@ -146,13 +144,23 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
     """Return a function that runs the leader's side of text generation between machines.
 
     The function continues the prompt of `request`. No token is shown before the text is complete: a
-    restarted session may draw other tokens.
+    restarted session may draw other tokens. The cost of all sessions so far is in the run's log,
+    even if a session fails.
     """
+    sent = SentVectors()
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
         setting, most = run.setting, run.setting.job.privacy.max_epsilon
         tokenizer = _text_task(setting.task).tokenizer
-        return write(run.party, setting.entropy, tokenizer, request, most, lambda piece: None)
+        try:
+            return (
+                yield from write(
+                    run.party, setting.entropy, tokenizer, request, most, lambda piece: None, sent
+                )
+            )
+        finally:
+            for line in figures(run.party.split, sent):
+                run.log.event(str(line))
 
     return side
 
@@ -184,14 +192,15 @@ def write(
     request: Request,
     most: float | None,
     tell: Tell,
+    sent: SentVectors,
 ) -> Exchange[Continuation | None]:
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
     `tell` is called with the bytes of every new token. `most` is the largest epsilon of the whole
-    text (None: no limit). The text ends if another vector would exceed this limit. Raises
-    `LimitReached` if the prompt alone exceeds it.
+    text (None: no limit), and `sent` has the vectors that earlier attempts sent. The text ends if
+    another vector would exceed the limit. Raises `LimitReached` if the prompt alone exceeds it.
     """
-    return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
+    return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell, sent))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
@@ -202,36 +211,6 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
     return party.announcing_failure(_assist(party, noise))
 
 
-def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return lines with the epsilon of a bit, of a token and of the text `found`.
-
-    Without EmbeddingDP, returns one line with an infinite epsilon.
-    """
-    crossing = _crossings(split)[0]
-    part, width = crossing.part, crossing.output[-1]
-    whole = f"the whole text, {found.vectors} vectors of {part}"
-    if crossing.privacy is None:
-        return [Line(math.inf, 0.0, f"{whole}, {UNPROTECTED}")]
-    loss = EmbeddingDP(crossing.privacy.eps).loss
-    sent = "once" if found.times == 1 else f"{found.times} times"
-    token = loss.per_vector(width * found.times).epsilon
-    text = _epsilon(split, found.vectors)
-    return [
-        Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
-        Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
-        Line(text, 0.0, whole),
-    ]
-
-
-def _epsilon(split: SplitModel, vectors: int) -> float:
-    """Return the epsilon of a text for which `vectors` were sent. Infinite without EmbeddingDP."""
-    crossing = _crossings(split)[0]
-    if crossing.privacy is None:
-        return math.inf
-    loss = EmbeddingDP(crossing.privacy.eps).loss
-    return loss.per_vector(crossing.output[-1] * vectors).epsilon
-
-
 def _write(
     party: Party,
     noise: Entropy,
@@ -239,25 +218,29 @@ def _write(
     request: Request,
     most: float | None,
     tell: Tell,
+    sent: SentVectors,
 ) -> Exchange[Continuation]:
-    there, _ = _crossings(party.split)
+    there, _ = crossings(party.split)
     context, follower = there.output[0], there.receiver
     pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
     text = tokenizer.encode([request.prompt])[:-1].tolist() or [end]
     pending, start = text[-context:], 0
-    vectors, times, step, stopped = 0, 1, 1, ""
+    step, stopped = 1, ""
     continued: list[int] = []
+    sent.begin()
     while len(continued) < request.tokens:
         if full := start == context:
             pending, start = text[-max(1, context // 2) :], 0
-        if most is not None and (spent := _epsilon(party.split, vectors + len(pending))) > most:
+        if most is not None and (
+            (spent := epsilon(party.split, sent.vectors + len(pending))) > most
+        ):
             figure = Line(spent, 0.0, "the whole text")
             limit = f"privacy.max_epsilon = {exactly(most)}"
             stopped = f"another token would bring {figure}, above {limit}"
             break
-        times = 2 if full else times
+        sent.charge(len(pending), again=full)
         scores = yield from _scores(party, pending, start, step, noise)
-        start, vectors, step = start + len(pending), vectors + len(pending), step + 1
+        start, step = start + len(pending), step + 1
         choice = request.entropy.stream("choice", len(continued))
         token = _choose(scores, pieces, request.temperature, choice)
         if token == end:
@@ -267,15 +250,15 @@ def _write(
         continued.append(token)
         tell(pieces[token] or b"")
     yield Send(follower, {"kind": "enough", "step": step})
-    if stopped and not vectors:
+    if stopped and not sent.vectors:
         raise LimitReached(f"the text is not continued: {stopped}")
-    return Continuation(join(continued, pieces), vectors, times, stopped)
+    return Continuation(join(continued, pieces), sent, stopped)
 
 
 def _scores(
     party: Party, tokens: list[int], start: int, step: int, noise: Entropy
 ) -> Exchange[torch.Tensor]:
-    there, back = _crossings(party.split)
+    there, back = crossings(party.split)
     embedding = _module(party, there.part, WordAndPosition)
     head = _module(party, party.split.last.name, TiedHead)
     yield Send(
@@ -287,11 +270,16 @@ def _scores(
     answer = yield from received(back.sender)
     with torch.no_grad():
         scores: torch.Tensor = head(_tensor(answer, back, step, 1).to(party.device))[0, -1]
+    if not is_finite(scores):
+        raise ExchangeError(
+            f"the scores of step {step} contain NaN or infinity, computed from {back.part} of "
+            f"{back.sender}"
+        )
     return scores
 
 
 def _assist(party: Party, noise: Entropy) -> Exchange[None]:
-    there, back = _crossings(party.split)
+    there, back = crossings(party.split)
     backbone = _module(party, back.part, Backbone)
     context, leader = there.output[0], there.sender
     memory = backbone.new_memory()
@@ -357,17 +345,6 @@ def _choose(
     total = np.cumsum(weights)
     place = entropy.generator().random() * total[-1]
     return int(np.searchsorted(total, place, side="right"))
-
-
-def _crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
-    if len(split.parts) != 3 or len(split.crossings) != 2:
-        names = ", ".join(part.name for part in split.parts)
-        raise InvalidValue(
-            f"continuing a text needs an embedding, another party's backbone and a head, "
-            f"but the parts are {names}"
-        )
-    there, back = split.crossings
-    return there, back
 
 
 def _module(party: Party, part: str, kind: type[M]) -> M:

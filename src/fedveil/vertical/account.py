@@ -36,7 +36,12 @@ from fedveil.privacy.loss import PrivacyLoss, exactly
 from fedveil.record.account_lines import OWN_REPORTS, UNPROTECTED, influence
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.vertical.own_data import of_own_data
+from fedveil.vertical.own_data import (
+    private_parts,
+    sends_unprotected,
+    trained_by_examples,
+    unprotected_gradients,
+)
 from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
@@ -249,7 +254,7 @@ def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Cha
     """
     return _charges(
         (part, privacy)
-        for part, privacy in _private_parts(split, party)
+        for part, privacy in private_parts(split, party)
         if first or not privacy.reuse
     )
 
@@ -273,7 +278,7 @@ def figures(
       its label. It is missing if the party sends nothing that is computed from its own data.
     """
     found = []
-    parts = _private_parts(split, party)
+    parts = private_parts(split, party)
     for part, privacy in parts:
         loss = EmbeddingDP(privacy.eps).loss
         values = math.prod(part.output)
@@ -306,7 +311,7 @@ def figures(
 def opening(split: SplitModel, party: str) -> list[str]:
     """Return a party's first log lines, which say how each output that it sends is protected."""
     found: dict[str, list[str]] = {}
-    for part, privacy in _private_parts(split, party):
+    for part, privacy in private_parts(split, party):
         bits = "one bit for each value and no noise"
         noise = bits if privacy.eps is None else f"eps {exactly(privacy.eps)}"
         found.setdefault(noise, []).append(part.name)
@@ -325,61 +330,6 @@ def opening(split: SplitModel, party: str) -> list[str]:
         f"The embedding of {', '.join(parts)} is protected by EmbeddingDP with {noise}."
         for noise, parts in found.items()
     ] + bare
-
-
-def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts that send unprotected outputs of the party's own data."""
-    own = of_own_data(split.parts)
-    leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
-    return [
-        part.name
-        for part in split.owned_by(party)
-        if part.name in leaves and part.name in own and part.privacy is None
-    ]
-
-
-def trained_by_examples(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts behind EmbeddingDP that learn from its own columns.
-
-    Behind EmbeddingDP means that the part's output, or that of a later part which reads it, is sent
-    as bits. The weights of such a part, and so the later bits of all examples, depend on every
-    example of earlier steps.
-    """
-    own = of_own_data(split.parts)
-    behind = {part.name for part, _ in _private_parts(split, party)}
-    for part in reversed(split.owned_by(party)):  # readers come after the parts that they read
-        if part.name in behind:
-            behind.update(part.sources)
-    return [
-        part.name
-        for part in split.owned_by(party)
-        if part.name in behind & own and not part.frozen and split.runs_backward(part.name)
-    ]
-
-
-def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
-    """Return the other parties' parts whose gradients `party` computes from its own columns.
-
-    A follower returns such gradients if its own columns enter between the received output and the
-    output that it sends. Returns no parts for the leader, whose gradients depend on the labels (see
-    the job's `privacy.label_protection`).
-    """
-    if party == split.leader:
-        return []
-    own, found = of_own_data(split.parts), []
-    for crossing in split.crossings:
-        if crossing.receiver == party and crossing.gradient:
-            reached = set(crossing.consumers)
-            for part in split.owned_by(party):  # sources come before the parts that read them
-                if not reached.isdisjoint(part.sources):
-                    reached.add(part.name)
-            if not reached.isdisjoint(own):
-                found.append(crossing.part)
-    return found
-
-
-def _private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:
-    return [(part, part.privacy) for part in split.owned_by(party) if part.privacy is not None]
 
 
 def _charges(parts: Iterable[tuple[Part, EmbeddingPrivacy]]) -> list[Charge]:

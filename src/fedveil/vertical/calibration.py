@@ -8,6 +8,7 @@ Networks, 2017), with a weak prior towards no change.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
@@ -15,6 +16,11 @@ from fedveil.base.array_types import Array, Float64s, Int64s
 
 #: Scores of a larger magnitude are clipped to this one: e^-2000 is 0.
 _LARGEST = 1000.0
+
+
+def usable(outputs: Array) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows whose outputs are all finite. Other rows are left out."""
+    return np.asarray(np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))), np.bool_)
 
 
 def calibrated(outputs: Array, labels: Array) -> Float64s:

@@ -6,7 +6,8 @@ from fedveil.errors import LimitReached
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import PrivacyLoss, exactly
-from fedveil.vertical.account import repeated_spending, sends_unprotected, unprotected_gradients
+from fedveil.vertical.account import repeated_spending
+from fedveil.vertical.own_data import sends_unprotected, unprotected_gradients
 from fedveil.vertical.split import SplitModel
 
 

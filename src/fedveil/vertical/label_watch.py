@@ -82,16 +82,10 @@ class LabelWatch:
         self._first: int | None = None
         windows = [(0, min(STEPS, steps)), (max(STEPS, steps - STEPS), steps)]
         self._windows = [w for w in windows if w[0] < w[1]] if self._cuts else []
-        self._all = len(self._windows)
         self._sums = None if classes is None else GradientSums(_EXAMPLES, _VALUES)
         self._began = self._latest = 0
         #: Each part's last measured step and micro-batch.
         self._measured: dict[str, tuple[int, int]] = {}
-
-    @property
-    def has_told(self) -> bool:
-        """True if the result for the run's first steps was reported, or if nothing is watched."""
-        return len(self._windows) < self._all or not self._all
 
     @property
     def _watches(self) -> bool:
@@ -125,17 +119,25 @@ class LabelWatch:
             return  # repeated after a restart
         self._steps += 1
         if watched and (last or self._steps == self._windows[0][1]):
-            begin, _ = self._windows.pop(0)
-            sentences = list(self._sentences(self._steps - begin))
-            if last and self._sums is not None and self._sums.repeated:
-                sentences += self._of_sums(self._sums)
-            if any(_READ in sentence for sentence in sentences):
-                sentences.append(_AGAINST)
-            for sentence in sentences:
-                self._tell(sentence)
-            self._seen.clear()
-            self._labels.clear()
-            self._values, self._first = 0, None
+            self._report(last=last)
+
+    def run_ended(self) -> None:
+        """Report what was measured since the last report, if the run ends before its last step."""
+        if self._windows:
+            self._report(last=True)
+
+    def _report(self, *, last: bool) -> None:
+        begin, _ = self._windows.pop(0)
+        sentences = list(self._sentences(self._steps - begin)) if self._steps > begin else []
+        if last and self._sums is not None and self._sums.repeated:
+            sentences += self._of_sums(self._sums)
+        if any(_READ in sentence for sentence in sentences):
+            sentences.append(_AGAINST)
+        for sentence in sentences:
+            self._tell(sentence)
+        self._seen.clear()
+        self._labels.clear()
+        self._values, self._first = 0, None
 
     def _sentences(self, steps: int) -> Iterator[str]:
         assert self._first is not None, "a step was taken"

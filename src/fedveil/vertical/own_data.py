@@ -1,10 +1,10 @@
-"""Finds the parts of a split model that compute on their owner's own data."""
+"""Finds where a party's own data reach in a split model: computed, sent and learned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedveil.vertical.split import Part
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
@@ -26,3 +26,89 @@ def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
         if not more:
             return frozenset(found)
         found |= more
+
+
+def private_parts(split: SplitModel, party: str) -> list[tuple[Part, EmbeddingPrivacy]]:
+    """Return a party's parts that send their output under EmbeddingDP, with their settings."""
+    return [(part, part.privacy) for part in split.owned_by(party) if part.privacy is not None]
+
+
+def sends_unprotected(split: SplitModel, party: str) -> list[str]:
+    """Return the names of a party's parts that send unprotected outputs of the party's own data."""
+    own = of_own_data(split.parts)
+    leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
+    return [
+        part.name
+        for part in split.owned_by(party)
+        if part.name in leaves and part.name in own and part.privacy is None
+    ]
+
+
+def trained_by_examples(split: SplitModel, party: str) -> list[str]:
+    """Return the names of a party's parts behind EmbeddingDP that learn from its own examples.
+
+    Behind EmbeddingDP means that the part's output, or that of a later part which reads it, is sent
+    as bits. The weights of such a part, and so the later bits of all examples, depend on every
+    example of earlier steps. A part learns from examples in one of three ways:
+
+    - The party's own columns enter it, or enter a later part of the party, whose gradient reaches
+      it. Its weights are trained.
+    - Another part of the party, which is trained, has some of the same weights.
+    - It has a layer that keeps statistics of its batches, such as BatchNorm.
+    """
+    learns = set(of_own_data(split.parts))
+    behind = {part.name for part, _ in private_parts(split, party)}
+    for part in reversed(split.owned_by(party)):  # readers come after the parts that they read
+        if part.name in behind:
+            behind.update(part.sources)
+        if part.name in learns:
+            learns.update(part.sources)
+    return [
+        part.name
+        for part in split.owned_by(party)
+        if part.name in behind
+        and not part.frozen
+        and (
+            (part.name in learns and split.runs_backward(part.name))
+            or _shares_trained_weights(split, part)
+            or _keeps_statistics(part)
+        )
+    ]
+
+
+def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
+    """Return the other parties' parts whose gradients `party` computes from its own columns.
+
+    A follower returns such gradients if its own columns enter between the received output and the
+    output that it sends. Returns no parts for the leader, whose gradients depend on the labels (see
+    the job's `privacy.label_protection`).
+    """
+    if party == split.leader:
+        return []
+    own, found = of_own_data(split.parts), []
+    for crossing in split.crossings:
+        if crossing.receiver == party and crossing.gradient:
+            reached = set(crossing.consumers)
+            for part in split.owned_by(party):  # sources come before the parts that read them
+                if not reached.isdisjoint(part.sources):
+                    reached.add(part.name)
+            if not reached.isdisjoint(own):
+                found.append(crossing.part)
+    return found
+
+
+def _shares_trained_weights(split: SplitModel, part: Part) -> bool:
+    """Return True if another trained part of the same party has some weights of `part`."""
+    own = set() if part.module is None else {id(weight) for weight in part.module.parameters()}
+    return any(
+        id(weight) in own and weight.requires_grad
+        for other in split.owned_by(part.owner)
+        if other is not part and other.module is not None and split.runs_backward(other.name)
+        for weight in other.module.parameters()
+    )
+
+
+def _keeps_statistics(part: Part) -> bool:
+    """Return True if a layer of `part` keeps a running mean of its batches, such as BatchNorm."""
+    names = () if part.module is None else (name for name, _ in part.module.named_buffers())
+    return any(name.endswith("running_mean") for name in names)

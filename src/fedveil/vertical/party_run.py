@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
-from fedveil.errors import LimitReached, PartFailed, PeerAtLimit, RunFolderError
+from fedveil.errors import ExchangeError, LimitReached, PartFailed, PeerAtLimit, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.account_lines import keep_accounts
@@ -24,6 +24,7 @@ from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupt
 from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, bundle
+from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossed import sentences
 from fedveil.vertical.job import VerticalJob
@@ -152,8 +153,11 @@ class PartyRun:
                 raise
         finally:
             self.keep_account()
-        if self.stopped is not None and self.done not in held(self.setting.folder):
-            self._checkpoint()
+        if self.stopped is not None:
+            if self._parts.gradients.watch is not None:
+                self._parts.gradients.watch.run_ended()
+            if self.done not in held(self.setting.folder):
+                self._checkpoint()
         self._finish()
 
     def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -248,8 +252,7 @@ class PartyRun:
 
     def _watch_labels(self) -> None:
         split, gradients = self.setting.split, self._parts.gradients
-        has_told = gradients.watch is not None and gradients.watch.has_told
-        if self.name == split.leader and self.done < self.total and not has_told:
+        if self.name == split.leader and self.done < self.total and gradients.watch is None:
             classes = self.setting.task.classes
             left = self.total - self.done
             for sentence in self._projection():
@@ -298,7 +301,16 @@ class PartyRun:
             labels = rows.batch(aside).labels
             assert labels is not None, "the leader has the labels"
             settings = self.setting.job.scoring
-            fitted = Calibrator.fitted(torch.cat(found).numpy(), labels.numpy(), settings.threshold)
+            values = torch.cat(found).numpy()
+            good = usable(values)
+            if not good.all():
+                self.log.say(
+                    f"calibration uses {good.sum():,} of {len(good):,} examples set aside: the "
+                    f"model's output for the others is NaN or infinite"
+                )
+            if not good.any():
+                raise ExchangeError("no example that is set aside has a finite output to calibrate")
+            fitted = Calibrator.fitted(values[good], labels.numpy()[good], settings.threshold)
             self.setting.folder.write_atomically(CALIBRATOR, fitted.written())
             self.log.event(str(fitted))
         self.log.record(epoch=epoch, calibration=self.done, examples=len(aside))

@@ -30,6 +30,7 @@ def generate(
 ) -> object:
     """Continue a text with the split language model that a job with `task: pangu` trained."""
     from fedveil.language import generation
+    from fedveil.language.text_account import figures
     from fedveil.record.run_folder import job_of
 
     # A character may span several tokens.
@@ -52,7 +53,7 @@ def generate(
     tell(b"", last=True)
     if found.stopped:
         remark(found.stopped)
-    accounts = list(generation.figures(split, found))
+    accounts = list(figures(split, found.sent))
     for figure in accounts:
         say(str(figure))
     text = prompt + found.text.decode(errors="replace")

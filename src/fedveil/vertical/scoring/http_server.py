@@ -100,10 +100,12 @@ class HttpServer:
             # client that is silent would delay the end.
             writer.transport.abort()
         finally:
-            self._tasks.discard(task)
             writer.close()
             with suppress(ConnectionError, ssl.SSLError, TimeoutError, asyncio.CancelledError):
-                await writer.wait_closed()
+                async with asyncio.timeout(REQUEST_S):  # a client may never read its answer
+                    await writer.wait_closed()
+            writer.transport.abort()
+            self._tasks.discard(task)
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
         """Return the names in the client's certificate, or None without TLS.

@@ -17,6 +17,7 @@ from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import InvalidValue
 from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact
+from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.predictions import TABLE, new_file, told_numbers, told_scores
 from fedveil.vertical.rows import Positions
@@ -69,11 +70,6 @@ class Decision:
             return told_scores(shares, shares.argmax(axis=1), self._task.class_names)
         shares = self.calibrator.probabilities(outputs)
         return told_scores(shares, self.calibrator.decided(shares), self._task.class_names)
-
-
-def usable(outputs: Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows whose outputs are all finite. Other rows get no prediction."""
-    return np.asarray(np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))), np.bool_)
 
 
 class Answers:

@@ -22,9 +22,10 @@ from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, unsealed
-from fedveil.vertical.account import looks_begun, sends_unprotected
+from fedveil.vertical.account import looks_begun
 from fedveil.vertical.bundle import DIGEST_BYTES, SCORED, SENT, id_digests, looked_up, scored_times
 from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.own_data import sends_unprotected
 from fedveil.vertical.rows import Ids, Positions
 from fedveil.vertical.split import SplitModel
 

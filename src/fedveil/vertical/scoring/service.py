@@ -27,8 +27,9 @@ from fedveil.link.rights import may
 from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
 from fedveil.link.streams import Address, check_plaintext
 from fedveil.link.tls import Credentials
+from fedveil.vertical.calibration import usable
 from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
-from fedveil.vertical.scoring.predicted import Answers, Decision, usable
+from fedveil.vertical.scoring.predicted import Answers, Decision
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 

@@ -1,0 +1,83 @@
+"""The privacy cost of a continued text: the token vectors that the leader sent for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedveil.errors import InvalidValue
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import UNPROTECTED
+from fedveil.vertical.split import Crossing, SplitModel
+
+
+@dataclass
+class SentVectors:
+    """Counts the vectors that were sent for one text, over all attempts to continue it.
+
+    If the link breaks or the other party restarts, the leader begins the text again, and sends its
+    vectors with other noise. `vectors` is the number of vectors sent in all attempts. A token's
+    vector was sent at most `times` times.
+    """
+
+    vectors: int = 0
+    times: int = 0
+    _earlier: int = 0
+
+    def begin(self) -> None:
+        """Begin an attempt, which may send every token again."""
+        self._earlier = self.times
+
+    def charge(self, vectors: int, *, again: bool) -> None:
+        """Count `vectors` as sent. Call it before they are sent.
+
+        `again` is True if some of the tokens were sent before in this attempt.
+        """
+        self.vectors += vectors
+        self.times = max(self.times, self._earlier + (2 if again else 1))
+
+
+def figures(split: SplitModel, sent: SentVectors) -> list[Line]:
+    """Return lines with the epsilon of a bit, of a token and of the whole text.
+
+    Without EmbeddingDP, returns one line with an infinite epsilon. Returns no lines if no vector
+    was sent.
+    """
+    if not sent.vectors:
+        return []
+    crossing = crossings(split)[0]
+    part, width = crossing.part, crossing.output[-1]
+    whole = f"the whole text, {sent.vectors} vectors of {part}"
+    if crossing.privacy is None:
+        return [Line(math.inf, 0.0, f"{whole}, {UNPROTECTED}")]
+    loss = EmbeddingDP(crossing.privacy.eps).loss
+    often = "once" if sent.times == 1 else f"{sent.times} times"
+    token = loss.per_vector(width * sent.times).epsilon
+    text = epsilon(split, sent.vectors)
+    return [
+        Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
+        Line(token, 0.0, f"a token's {width} bits of {part}, sent {often}"),
+        Line(text, 0.0, whole),
+    ]
+
+
+def epsilon(split: SplitModel, vectors: int) -> float:
+    """Return the epsilon of a text for which `vectors` were sent. Infinite without EmbeddingDP."""
+    crossing = crossings(split)[0]
+    if crossing.privacy is None:
+        return math.inf
+    loss = EmbeddingDP(crossing.privacy.eps).loss
+    return loss.per_vector(crossing.output[-1] * vectors).epsilon
+
+
+def crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
+    """Return the crossings of a language model: to the other party's backbone, and back."""
+    if len(split.parts) != 3 or len(split.crossings) != 2:
+        names = ", ".join(part.name for part in split.parts)
+        raise InvalidValue(
+            f"continuing a text needs an embedding, another party's backbone and a head, "
+            f"but the parts are {names}"
+        )
+    there, back = split.crossings
+    return there, back

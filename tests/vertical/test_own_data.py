@@ -1,0 +1,75 @@
+"""Whatever lets an example change the later bits of others is in the account."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fedveil.vertical.own_data import trained_by_examples
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
+
+STRAIGHT = EmbeddingPrivacy(0.7)
+SILENT = EmbeddingPrivacy(0.7, gradient="none")
+
+
+def split_of(*bank: Part) -> SplitModel:
+    """Return a model in which the leader reads the bank's last part, and the bank its `words`."""
+    words = Part("words", "lead", ("data.z",), (3,), nn.Linear(2, 3), frozen=True)
+    last = Part("top", "lead", (bank[-1].name,), (2,))
+    return SplitModel([words, *bank, last], leader="lead")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_part_learns_from_columns_that_enter_after_it(frozen: bool) -> None:
+    """Its gradient passes through a part that reads the columns, even through a frozen one."""
+    first = Part("first", "bank", ("words",), (4,))
+    second = Part("second", "bank", ("first",), (5,))
+    joined = Part("joined", "bank", ("second", "data.x"), (6,), frozen=frozen, privacy=STRAIGHT)
+    split = split_of(first, second, joined)
+    joined_too = [] if frozen else ["joined"]
+    assert trained_by_examples(split, "bank") == ["first", "second", *joined_too]
+    untrained = split_of(replace(first, frozen=True), second, joined)
+    assert trained_by_examples(untrained, "bank") == ["second", *joined_too]
+
+
+def test_a_part_without_the_partys_columns_before_or_after_it_learns_nothing_of_them() -> None:
+    beside = Part("beside", "bank", ("words",), (4,))
+    alone = Part("alone", "bank", ("data.x",), (5,), privacy=STRAIGHT)
+    top = Part("top", "lead", ("beside", "alone"), (2,))
+    words = Part("words", "lead", ("data.z",), (3,))
+    split = SplitModel([words, beside, alone, top], leader="lead")
+    assert trained_by_examples(split, "bank") == ["alone"]
+
+
+@pytest.mark.parametrize(("frozen", "trained"), [(False, ["words"]), (True, [])])
+def test_a_part_that_gets_no_gradient_is_trained_through_another_with_its_weights(
+    frozen: bool, trained: list[str]
+) -> None:
+    """As in a language model, whose head and embedding have one table of words."""
+    table = nn.Linear(4, 4)
+    words = Part("words", "lead", ("data.z",), (4,), table, privacy=SILENT)
+    middle = Part("middle", "bank", ("words",), (4,))
+    head = Part("head", "lead", ("middle",), (4,), nn.Sequential(nn.ReLU(), table))
+    split = SplitModel([words, middle, replace(head, frozen=frozen)], leader="lead")
+    assert not split.runs_backward("words")
+    table.requires_grad_(not frozen)  # as training does to a frozen part
+    assert trained_by_examples(split, "lead") == trained
+    apart = SplitModel([words, middle, replace(head, module=nn.Linear(4, 4))], leader="lead")
+    assert trained_by_examples(apart, "lead") == []
+
+
+def test_a_part_that_gets_no_gradient_learns_through_statistics_of_its_batches() -> None:
+    def bits(module: nn.Module, **more: Any) -> list[str]:
+        part = Part("part", "bank", ("data.x",), (4,), module, privacy=SILENT, **more)
+        top = Part("top", "lead", ("part",), (2,))
+        return trained_by_examples(SplitModel([part, top], leader="lead"), "bank")
+
+    normed = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    table = nn.Linear(3, 4)
+    table.register_buffer("edges", table.weight.detach().clone())
+    assert bits(normed) == ["part"]
+    assert bits(normed, frozen=True) == []  # its statistics do not move
+    assert bits(table) == []
