@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.example_arrays import IGNORED
 from fedveil.data.lone_records import Form, described, read
 from fedveil.errors import DataInvalid
 
@@ -52,6 +53,34 @@ def test_a_single_record_of_another_shape_counts_for_nothing() -> None:
         found = read("own", [(np.zeros((2, 2)), [0, 1]), (x, [2])], form)
         assert found.usable is not None
         assert found.usable.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("token", "counts"), [(0, True), (4, True), (5, False), (-1, False), (1.5, False)]
+)
+def test_a_record_of_tokens_counts_if_each_is_in_the_vocabulary(token: Any, counts: bool) -> None:
+    form = Form((2,), "tokens", 5)
+    alone = read("own", [([[0, 1, 4], [3, 2, token]], None)], form)
+    assert alone.usable is not None
+    assert alone.usable.tolist() == [True, counts]
+    assert alone.x.tolist() == [[0, 1], [3, 2] if counts else [0, 0]]
+    assert alone.y.tolist() == [[1, 4], [2, token] if counts else [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("form", "least", "most"),
+    [
+        (Form((2,), "class", 5), 0, 4),
+        (Form((2,), "tokens", 5, (2,)), IGNORED, 4),
+        (Form((2,), "bits", 2), 0, 1),
+    ],
+)
+def test_a_target_counts_up_to_both_ends_of_its_range(form: Form, least: int, most: int) -> None:
+    values = [least, most, most + 1, least - 1]
+    y = values if form.targets == "class" else [[1, value] for value in values]
+    found = read("own", [(np.ones((4, 2)), y)], form)
+    assert found.usable is not None
+    assert found.usable.tolist() == [True, True, False, False]
 
 
 def test_no_infinite_number_is_a_whole_number() -> None:

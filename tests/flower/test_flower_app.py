@@ -19,6 +19,7 @@ from fedveil.base.message import decode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.app import carrier
 from fedveil.flower.app.field_names import OFFER
 from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.exchange import BATCH
@@ -838,6 +839,31 @@ def test_a_round_whose_replies_are_all_late_counts_in_the_total():
     assert len(strategy.rounds) == 2
     assert "total_eps" in strategy.stopped
     assert strategy.ledger.epsilon("run") == 2 * size
+
+
+@pytest.mark.parametrize(
+    ("settings", "timeout", "window_s"),
+    [
+        ({**PW, "cipher_time_window": 2500}, 4.0, 2.5),
+        ({**PW, "cipher_time_window": 60_000}, 4.0, 4.0),
+        ({"protection": "dp_encrypt"}, 4.0, 4.0),
+    ],
+)
+def test_a_phase_ends_with_the_protections_window_and_never_after_the_timeout(
+    settings, timeout, window_s, monkeypatch
+):
+    waited = []
+
+    def exchange(grid, outgoing, timeout_s):
+        waited.append(timeout_s)
+        return exchanged(grid, outgoing, timeout_s)
+
+    exchanged = carrier.exchange
+    monkeypatch.setattr(carrier, "exchange", exchange)
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings)
+    strategy.start(federation(), record_of(start_arrays()), num_rounds=1, timeout=timeout)
+    assert strategy.rounds[0].reports == 6
+    assert set(waited) == {window_s}
 
 
 def test_settings_come_from_the_run_configuration_or_keywords():

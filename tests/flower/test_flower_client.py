@@ -126,9 +126,11 @@ def test_nothing_is_left_of_what_a_dead_process_was_reading(tmp_path: Path):
     assert not records
 
 
-def test_a_state_folder_that_others_can_read_is_refused(tmp_path: Path):
-    (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(DeploymentError, match=r"is open to other users: its mode is 755"):
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o720, 0o710, 0o704, 0o702, 0o701])
+def test_a_state_folder_that_others_can_read_is_refused(tmp_path: Path, mode: int):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(DeploymentError, match=rf"is open to other users: its mode is {mode:o}"):
         StateFolder(tmp_path / "open")
     (tmp_path / "file").write_text("")
     with pytest.raises(DeploymentError, match="cannot be made"):

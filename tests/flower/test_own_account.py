@@ -19,12 +19,14 @@ from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.options import parse
-from fedveil.flower.own_account import OwnLedger, count_report, total_of
+from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
 from fedveil.flower.own_file import OwnFile, sealed_names
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.protections.base import Spending
+from fedveil.protections.base import JobContext, Spending
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.distributed_dp_settings import DistributedDPSettings
 
 ONE = [Spending(PrivacyLoss(0.5))]
 PROCESSES, ATTEMPTS, LIMIT = 3, 50, 75
@@ -78,6 +80,16 @@ def test_a_report_without_an_epsilon_is_not_counted(tmp_path: Path) -> None:
     for _ in range(3):
         count_report(tmp_path / "account", bare, 1)
     assert not (tmp_path / "account").exists()
+
+
+def test_a_report_of_a_sum_is_charged_as_if_nobody_dropped_out() -> None:
+    """The client does not know who will. The server charges the survivors' own noise."""
+    settings = DistributedDPSettings(noise_multiplier=2.0, reconstruct_secrets_threshold=6)
+    context = JobContext(weighting="equal", dimension=5, clients_per_round=9, rounds=1)
+    protection = DistributedDP(settings, context)
+    asked = asked_spending(protection, {})
+    assert asked == protection.spent({}, 9)
+    assert asked[0].loss.epsilon < protection.spending({})[0].loss.epsilon
 
 
 def test_both_ledgers_know_what_is_sent_in_clear(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from fedveil.language.text import ByteTokenizer, PairTokenizer, Tokenizer
 
 CORPUS = [b"the cat sat on the mat\n" * 40, "über die Brücke, über den Fluß\n".encode() * 20]
 PAIRS = PairTokenizer.train(CORPUS, 300)
-TOKENIZERS: list[Tokenizer] = [ByteTokenizer(), PAIRS]
+#: Several line ends or blanks in a row are one token.
+SPACED = PairTokenizer.train([b"ab  12\n\n\nab   12\n\n" * 40], 300)
+TOKENIZERS: list[Tokenizer] = [ByteTokenizer(), PAIRS, SPACED]
 #: Line ends, blanks and bytes that are no UTF-8 come often, as pieces are cut near them.
 HARD = st.lists(
     st.one_of(st.binary(max_size=12), st.sampled_from([b"\n", b"\n\n", b"  ", b" the", b"\xff"])),
@@ -41,13 +43,21 @@ def test_any_bytes_come_back(tokenizer: Tokenizer, documents: list[bytes]) -> No
     assert len(parts[-1]) == 0
 
 
+@pytest.mark.parametrize("tokenizer", [PAIRS, SPACED])
 @given(document=HARD)
-def test_cutting_into_pieces_changes_no_token(document: bytes) -> None:
-    whole = PAIRS.encode([document])
+def test_cutting_into_pieces_changes_no_token(tokenizer: PairTokenizer, document: bytes) -> None:
+    whole = tokenizer.encode([document])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_PIECE_BYTES", 3)
-        cut = PAIRS.encode([document])
+        cut = tokenizer.encode([document])
     assert whole.tolist() == cut.tolist()
+
+
+def test_blank_lines_at_the_edge_of_a_piece_are_not_cut_apart() -> None:
+    assert {b"\n\n", b"\n\n\n", b"  "} <= set(SPACED.pieces())
+    for blank in (b"\n\n", b"\n\n\n"):
+        document = b"a" * text._PIECE_BYTES + blank + b"ab"
+        assert SPACED.pieces().index(blank) in SPACED.encode([document])
 
 
 def test_frequent_words_are_one_token() -> None:

@@ -67,6 +67,29 @@ def test_a_copy_goes_on_by_itself_and_a_sum_of_nothing_costs_nothing() -> None:
     assert AdaptiveSum().figure(DELTA) == Figure(0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [((COIN, 400),), ((BIT, 300),)],  # a Rényi filter
+        [((COIN, 2),), ((FAILING, 3),)],  # added epsilons and deltas
+        [((WIDE, 2),), ((NARROW, 1),)],  # one Gaussian
+    ],
+)
+def test_what_is_charged_to_a_copy_leaves_the_original(
+    kinds: list[tuple[tuple[PrivacyLoss, int], ...]],
+) -> None:
+    first = total(*((kind, 2) for kind in kinds))
+    before = first.figure(DELTA), first.figure(0.0)
+    second = first.copy()
+    second.add(kinds[1], 3)
+    charged = second.figure(DELTA), second.figure(0.0)
+    assert (first.figure(DELTA), first.figure(0.0)) == before
+    first.add(kinds[0], 1)
+    assert first.figure(DELTA).epsilon > before[0].epsilon
+    assert (second.figure(DELTA), second.figure(0.0)) == charged
+    assert charged[0].epsilon > before[0].epsilon
+
+
 def test_a_ledgers_rounds_are_all_added() -> None:
     ledger = Ledger()
     for number, loss in enumerate((COIN, BIT, COIN), start=1):

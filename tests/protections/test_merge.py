@@ -136,6 +136,23 @@ def test_halves_of_other_rounds_and_of_other_protections_are_refused(model):
 
 
 @pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_a_half_that_has_its_aggregate_is_merged_with_no_other(case, model):
+    """Its sums may be overwritten by the mean."""
+    protection = protection_of(case)
+    reports = reports_of(protection, model, opening_of(protection, model))
+    done = server_of(protection, model, reports, range(CLIENTS))
+    rest = server_of(protection, model, reports, [4])
+    whole = outcome_of(done)
+    for one, other in ((rest, done), (done, rest)):
+        with pytest.raises(ValueError, match="has returned its aggregate"):
+            one.merge(other)
+    assert (rest.reports, done.reports) == (1, CLIENTS)
+    others = [client for client in range(CLIENTS) if client != 4]
+    assert outcome_of(merged(rest, server_of(protection, model, reports, others))) == whole
+
+
+@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 @pytest.mark.parametrize("case", ["not_encrypt", "dp_encrypt", "signds", "rr", "oue"])
 def test_after_a_merge_a_half_knows_whom_both_have_counted(case, model):
     protection = protection_of(case)

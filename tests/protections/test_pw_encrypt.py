@@ -126,6 +126,16 @@ def test_below_the_threshold_the_round_is_void() -> None:
             lone.server.aggregate()
 
 
+def test_without_masks_the_round_is_void_below_the_same_threshold() -> None:
+    made = protection(5, masks=False, weighting="equal", reconstruct_secrets_threshold=4)
+    assert made.least_survivors < 4 == made.least_clients
+    data = updates(5)
+    assert Round(made, data).play({"masked": {2}}).server.aggregate().reports == 4
+    with pytest.raises(RoundVoid) as void:
+        Round(made, data).play({"masked": {2, 4}}).server.aggregate()
+    assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 3, 4)
+
+
 def test_the_share_secrets_ratio_says_how_many_share() -> None:
     made = protection(10, share_secrets_ratio=0.65, reconstruct_secrets_threshold=5)
     assert made.terms(1).sharing == 7

@@ -363,6 +363,19 @@ def test_a_holder_is_not_blamed_for_a_share_that_was_dealt_outside_the_field(
     assert played.rejected == played.withheld == {}
 
 
+def test_a_share_outside_the_field_counts_against_its_dealer_if_its_holder_refused_another(
+    beyond: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 3 discloses no share of client 0, so its share of client 6 is in an earlier row."""
+    monkeypatch.setattr(Client, "_unseal", credulous)
+    wrong = only("share", 0, tags=lambda a: edited(a, (2 * 1, 5), a[2 * 1, 5] ^ 1))
+    played = Played()
+    with pytest.raises(RoundVoid, match="client 6 has dealt 3 unusable shares, so 2 are left"):
+        played.play(up=wrong, down=beyond(slice(0, 3)))
+    assert played.answers["masked", 3]["refused"].tolist() == [0]
+    assert played.rejected == played.withheld == {}
+
+
 def test_a_dropped_client_that_has_dealt_another_key_ends_the_round() -> None:
     """Its shares are of a key that the server was not told: its masks cannot be taken off."""
     played = Played()

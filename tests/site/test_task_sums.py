@@ -157,6 +157,21 @@ def test_the_state_of_another_job_or_round_is_not_resumed(
     assert of._round(job, 20, "north", round, said).kept is None
 
 
+def test_a_round_that_is_opened_again_begins_with_new_keys(tmp_path: Path) -> None:
+    """The state of the first attempt waits for another phase."""
+    of = Sites(tmp_path, "pw_encrypt").reports[0]
+    opening = encode({"phase": "advertise", "round": 1})
+    first, again = (
+        decode(of.answer(opening, 20, job=JOB, site="north", round=1)) for _ in range(2)
+    )
+    assert first["phase"] == again["phase"] == "advertise"
+    assert not {first["mask_key"], first["cipher_key"]} & {again["mask_key"], again["cipher_key"]}
+    held = of._kept
+    assert held is not None
+    said: Message = {"phase": "share", "round": 1}
+    assert of._round(JOB, 20, "north", 1, said).kept == held[2]
+
+
 class AsksWithoutATask(Sites):
     """A server that asks site 0 for its vector by a message that needs no training."""
 

@@ -284,6 +284,17 @@ def test_each_part_that_examples_train_has_an_infinite_epsilon(frozen: tuple[str
     assert account.figures(split, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("depth", [3, 4])
+def test_every_part_of_a_chain_before_the_bits_is_trained_by_examples(depth: int) -> None:
+    chain = [f"left{number}" for number in range(depth)]
+    parts: dict[str, Any] = {name: {} for name in (*chain, "right", "top")}
+    job = VerticalJob(privacy={"embedding_dp": {"eps": 5.0}}, parts=parts)
+    assert account.trained_by_examples(make_split(job, Deep(depth)), "bank") == chain
+    frozen = job.with_(parts={**parts, "left1": {"frozen": True}})
+    chain.remove("left1")  # it passes gradients on to the part before it
+    assert account.trained_by_examples(make_split(frozen, Deep(depth)), "bank") == chain
+
+
 def test_a_part_without_gradients_is_not_trained_by_examples() -> None:
     job = VerticalJob(
         privacy={"embedding_dp": {"eps": 5.0}},
