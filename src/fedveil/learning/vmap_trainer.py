@@ -135,7 +135,7 @@ class VmapTrainer(OneThread):
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)
         if self._plan.gradient_norm is not None:
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            norms = torch.stack([_norm_of_each(g) for g in gradients.values()]).norm(dim=0)
             # Computed as in torch's clip_grad_norm_.
             factors = (self._plan.gradient_norm / (norms + 1e-6)).clamp(max=1)
             for gradient in gradients.values():
@@ -166,3 +166,9 @@ class VmapTrainer(OneThread):
     ) -> None:
         trained = torch.cat([row[i].reshape(-1) for row in rows.values()])
         out.copy_(trained - start)
+
+
+def _norm_of_each(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm of each client's part of `gradient`, which may be a single number."""
+    norms: torch.Tensor = gradient.reshape(len(gradient), -1).norm(dim=1)
+    return norms
