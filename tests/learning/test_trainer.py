@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedveil.base.example_arrays import ragged
+from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
@@ -84,6 +85,24 @@ def test_a_parameter_may_be_a_single_number_or_empty(
     updates = train(engine(copy.deepcopy(model), settings), model, cohort)
     for client, update in zip(cohort, updates, strict=True):
         np.testing.assert_allclose(update, by_torch(model, settings, client), atol=2e-6)
+
+
+def native(model: nn.Module, plan: TrainingPlan) -> Trainer:
+    made = CompiledTrainer.of(model, plan)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer, native])
+def test_a_model_may_have_more_scores_than_classes_with_weights(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer],
+) -> None:
+    torch.manual_seed(2)
+    model, given = nn.Linear(6, 5), plan(loss="weighted_cross_entropy", class_weights=(0.5, 3.0, 2))
+    cohort = clients((6,), 3, (9, 4))
+    updates = train(engine(copy.deepcopy(model), given), model, cohort)
+    for client, update in zip(cohort, updates, strict=True):
+        np.testing.assert_allclose(update, by_torch(model, given, client), atol=2e-6)
 
 
 @pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
