@@ -110,7 +110,7 @@ def test_a_model_may_have_more_scores_than_classes_with_weights(
 def test_convolutional_nets(
     made: Callable[..., nn.Module], engine: Callable[[nn.Module, TrainingPlan], Trainer]
 ) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # other weights may make two values of a pool as good as equal
     model = made((1, 28, 28), 10)
     cohort = clients((1, 28, 28), 10, (9, 6))
     updates = train(engine(copy.deepcopy(model), plan()), model, cohort)
