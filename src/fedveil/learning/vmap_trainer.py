@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
-from fedveil.learning.device import seed_torch, tiny_is_zero
+from fedveil.learning.device import seed_torch, tiny_is_zero, whole_float32
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
@@ -74,7 +74,7 @@ class VmapTrainer(OneThread):
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
-            with tiny_is_zero():
+            with tiny_is_zero(), whole_float32():
                 self._train(clients, torch.from_numpy(updates))
         except Exception as error:  # the user's model may raise anything
             failure = error
