@@ -607,6 +607,8 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.Conv2d(2, 4, 3, padding="valid"), nn.Flatten(), nn.Linear(36, 3)), (2, 5, 5)),
         ((nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(50, 3)), (2, 5, 5)),
         ((nn.LayerNorm(6, bias=False), nn.Linear(6, 3)), (6,)),
+        # torch raises for a group of one value, if the batch has one example
+        ((nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(2, 3)), (2, 1, 1)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
         ((nn.Embedding(9, 8),), (3,)),
         ((nn.Flatten(), nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 3)), (1, 2, 3)),

@@ -7,6 +7,7 @@ LayerNorm over a whole example is GroupNorm with one group and a weight and bias
 
 from __future__ import annotations
 
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -176,6 +177,8 @@ class NormOfGroups(Operation):
         if isinstance(self.layer, nn.GroupNorm):
             fits = self.x.form == IMAGE and self.layer.num_channels == self.x.shape[0]
             need(fits, "the input of nn.GroupNorm has another shape")
+            several = prod(self.x.shape) > self.layer.num_groups  # for one value torch may raise
+            need(several, "a group of nn.GroupNorm has a single value")
         else:
             last = self.x.shape if self.x.form == IMAGE else self.x.shape[2:]
             fits = tuple(self.layer.normalized_shape) == last

@@ -106,7 +106,8 @@ class TrainingSettings(Block):
     device: Device = Field("cpu", description="device on which clients train")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="number format of the clients' computation. bfloat16: mixed precision, "
+        description="number format of the clients' computation. float32: 32 bits everywhere, so "
+        "convolutions on a GPU do not use TF32. bfloat16: mixed precision, "
         "with products and convolutions in 16 bits, while weights, gradients, "
         "optimiser and report stay float32",
     )

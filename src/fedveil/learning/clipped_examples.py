@@ -34,6 +34,8 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_generators
 from fedveil.learning.linear_head import LinearHead
+from fedveil.learning.device import seed_torch, whole_float32
+from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
@@ -86,7 +88,8 @@ class ClippedExamplesTrainer(OneThread):
         for client in clients:
             row, failure = np.zeros(self._layout.dimension, np.float32), None
             try:
-                row = self._update(client)
+                with whole_float32():
+                    row = self._update(client)
             except Exception as error:  # the user's model may raise anything
                 failure = error
             yield row[None], [failure]

@@ -1,4 +1,4 @@
-"""Checks torch devices and their memory, seeds generators, and lets a thread flush subnormals."""
+"""Checks torch devices and their memory, seeds generators, and sets how devices round numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def seed_generators(seed: int, device: torch.device) -> None:
     seed_libraries(seed)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        with torch.cuda.device(device):  # torch seeds the current device only
+            torch.cuda.manual_seed(seed)
 
 
 @contextmanager
@@ -54,6 +55,32 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     with kept, libraries_restored():
         seed_generators(seed, device)
         yield
+
+
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """A context in which GPUs convolve float32 numbers without rounding them to TF32.
+
+    By default, torch allows cuDNN to round the inputs of a convolution from 24 to 11 bits. Training
+    in float32 would then differ from training on a CPU by a thousandth. If the user has set the
+    precision of single operations (`torch.backends.cudnn.conv`), it stays as it is.
+    """
+    allowed = _allows_tf32()
+    if allowed:
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if allowed:
+            torch.backends.cudnn.allow_tf32 = True
+
+
+def _allows_tf32() -> bool:
+    """Return True if cuDNN may use TF32, unless the user has chosen that for single operations."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # torch has no common answer for these operations
+        return False
 
 
 @contextmanager

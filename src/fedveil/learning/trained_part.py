@@ -20,6 +20,7 @@ from torch import nn
 from fedveil.base.array_types import Array, Bools
 from fedveil.base.example_arrays import as_whole, blank, is_plain
 from fedveil.errors import ModelInvalid
+from fedveil.learning.device import whole_float32
 from fedveil.learning.token_layers import beyond_is_nan
 
 #: Integers up to this are exact in float32.
@@ -174,7 +175,7 @@ class _FixedLayers:
     device: str
 
     def of(self, x: Array) -> Array:
-        with beyond_is_nan(self.layers):
+        with beyond_is_nan(self.layers), whole_float32():
             features: Array = self.layers(torch.tensor(x, device=self.device)).cpu().numpy()
         return features
 

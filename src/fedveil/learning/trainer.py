@@ -19,6 +19,7 @@ from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
 from fedveil.learning.device import seed_generators, tiny_is_zero
+from fedveil.learning.device import seed_torch, tiny_is_zero, whole_float32
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.weight_layout import Layout
@@ -185,7 +186,7 @@ class OneByOne(OneThread, ABC):
         for client in clients:
             failure: Exception | None = None
             try:
-                with tiny_is_zero():
+                with tiny_is_zero(), whole_float32():
                     self._train_one(start, client)
                 self._layout.change(self._weights, self._row[0])
             except Exception as error:  # the user's model or task may raise anything

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import seed_generators, tiny_is_zero
+from fedveil.learning.device import seed_torch, tiny_is_zero, whole_float32
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
@@ -74,7 +75,7 @@ class VmapTrainer(OneThread):
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
-            with tiny_is_zero():
+            with tiny_is_zero(), whole_float32():
                 self._train(clients, torch.from_numpy(updates))
         except Exception as error:  # the user's model may raise anything
             failure = error
@@ -135,7 +136,7 @@ class VmapTrainer(OneThread):
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)
         if self._plan.gradient_norm is not None:
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            norms = torch.stack([_norm_of_each(g) for g in gradients.values()]).norm(dim=0)
             # Computed as in torch's clip_grad_norm_.
             factors = (self._plan.gradient_norm / (norms + 1e-6)).clamp(max=1)
             for gradient in gradients.values():
@@ -166,3 +167,9 @@ class VmapTrainer(OneThread):
     ) -> None:
         trained = torch.cat([row[i].reshape(-1) for row in rows.values()])
         out.copy_(trained - start)
+
+
+def _norm_of_each(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm of each client's part of `gradient`, which may be a single number."""
+    norms: torch.Tensor = gradient.reshape(len(gradient), -1).norm(dim=1)
+    return norms
