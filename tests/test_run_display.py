@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import ending
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
+from fedveil.record.recorder import ADVICE
 from fedveil.run_display import RunDisplay, describe, fitted
 
 ROUNDS = 20
@@ -157,7 +160,29 @@ def test_the_summary_ends_with_the_three_answers_of_the_page(tmp_path: Path) -> 
     for value, text, fact in zip(last[::2], last[1::2], ending(run), strict=True):
         assert value.split(maxsplit=1)[1].rstrip() == fact.value
         assert text.strip() == fact.text
-    assert max(map(len, summary(run, 80).split("\n\n")[-1].splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_no_terminal_breaks_a_command_or_prints_a_wide_line_without_one(
+    tmp_path: Path, width: int
+) -> None:
+    """A user who copies the first line of a broken command starts an unprotected run."""
+    advice = "protect it: 12 words " * 3 + "before `fedveil run job.yaml --set a=1 --set b=2` and 3"
+    events = [f"{ADVICE}{advice}", "finished after round 1: the last"]
+    run = run_of(tmp_path, [{**RECORD, "round": 1}], events=events)
+    own = {"training": {"algorithm": "fedavg"}, "clients": {"own_layers": []}, "task": "regression"}
+    run = replace(run, job={**run.job, **own})
+    (tmp_path / "model.safetensors").touch()
+    lines = summary(run, width).split("\n\n")[-1].splitlines()
+    commands = re.findall("`[^`]+`", ending(run).next.text)
+    assert any(" --set a=1 --set b=2`" in command for command in commands)
+    assert len(commands) == 3
+    for command in commands:
+        assert any(command in line for line in lines), command
+    for line in lines:
+        assert len(line) <= width or line.split()[0].startswith("`"), line
+        assert line.rstrip() == line
+    assert max(len(line) for line in lines if "`" not in line) > width - 13
 
 
 def test_what_a_run_does_before_its_first_round_is_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 
@@ -15,7 +16,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from fedveil.base.quantity import quantity
 from fedveil.base.quiet import QUIET_S, Quiet
@@ -42,10 +42,14 @@ from fedveil.record.run_folder import MODEL
 #: The least terminal width for a progress bar, and the width of the bar.
 _WIDE, _BAR = 110, 24
 _BETWEEN = " · "
+#: The space between the summary's two columns.
+_GAP = "  "
 #: Metrics that a narrow terminal omits, in this order.
 _SPARED = ("up ", "loss ", "epsilon ")
 #: Width of the summary's name column.
 _NAMES = len("ended early")
+#: A word, or a command in backticks with the characters that adjoin it.
+_UNBROKEN = re.compile(r"[^\s`]*(?:`[^`]*`[^\s`]*)+|\S+")
 #: The evaluation metric that every vertical task has.
 _LOOKED = f"{HELD_OUT}loss"
 
@@ -190,21 +194,40 @@ def describe(record: Record) -> str:
 def summary(console: Console, run: ReadRun) -> None:
     """Print the summary at the end of a run, federated or vertical."""
     vertical = is_vertical(run)
-    console.print(_table(_took_of_parties(run) if vertical else _took(run)))
+    _print(console, _took_of_parties(run) if vertical else _took(run))
     # no line breaks, so that users can copy the commands
     for name, value in (_where_of_parties if vertical else _where)(run):
-        console.print(
-            f"{name.ljust(_NAMES)}  {value}", markup=False, highlight=False, soft_wrap=True
-        )
+        _print_line(console, name, value)
     console.print()
-    console.print(_table(_answers(answers(run) if vertical else ending(run))))
+    _print(console, _answers(answers(run) if vertical else ending(run)))
 
 
-def _table(rows: Mapping[str, object]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
+def _print(console: Console, rows: Mapping[str, str]) -> None:
     for name, value in rows.items():
-        table.add_row(name.ljust(_NAMES), str(value))
-    return table
+        width = console.width - _NAMES - len(_GAP)
+        lines = [line for part in value.splitlines() for line in wrapped(part, width)] or [""]
+        for begin, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            _print_line(console, begin, line)
+
+
+def _print_line(console: Console, name: str, value: str) -> None:
+    line = f"{name.ljust(_NAMES)}{_GAP}{value}"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break `text` into lines of at most `width` characters, but never inside a command.
+
+    A command is in backticks. If it is longer than `width`, so is its line: a user who copies a
+    part of a command runs another command.
+    """
+    lines = list[str]()
+    for piece in _UNBROKEN.findall(text):
+        if lines and len(lines[-1]) + 1 + len(piece) <= width:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(piece)
+    return lines
 
 
 def _took(run: ReadRun) -> dict[str, str]:

@@ -153,9 +153,9 @@ def test_some_runs_may_fail_and_each_is_told(
     ("asked", "sentence"),
     [
         (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
-        (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers"),
-        (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers"),
-        (("--epsilons", "2,inf"), "--epsilons 2,inf must contain only positive numbers"),
+        (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers, or be own"),
+        (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers, or be own"),
+        (("--epsilons", "2,inf"), "--epsilons 2,inf must contain only positive numbers, or be own"),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
         (
             ("--sweep", "training.lr=0.1,0.2", "--sweep", "training.lr=0.3"),

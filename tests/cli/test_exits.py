@@ -300,7 +300,7 @@ def test_what_is_no_runs_folder_is_told_so(
         ("nowhere", "there is no such folder"),
         ("file", "it is a file"),
         ("empty", f"it has no {held}"),
-        (f"./{held}", "it is a file: its folder is ."),
+        (f"./{held}", "it is a file. Its folder is ."),
     ):
         code, out, err = command(*words, name)
         assert (code, out) == (Exit.FAILED, ""), name

@@ -275,7 +275,10 @@ def test_other_programs_words_are_understood(
             ("budget", "--try", "--target-epsilon", "-3"),
             "target epsilon = -3.0 is outside (0, inf)",
         ),
-        (("compare", "--epsilons", "2,-1"), "--epsilons 2,-1 must contain only positive numbers"),
+        (
+            ("compare", "--epsilons", "2,-1"),
+            "--epsilons 2,-1 must contain only positive numbers, or be own",
+        ),
         (("attack", "gradient", "missing.yaml"), "No such file or directory\n"),
     ],
 )

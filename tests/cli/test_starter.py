@@ -51,7 +51,7 @@ def test_a_job_says_in_its_first_line_what_protects_it(
 ) -> None:
     written(command, name)
     text = (tmp_path / "mine" / "job.yaml").read_text()
-    assert text.startswith("# Nothing is protected yet: `protection: distributed_dp` below ")
+    assert text.startswith("# Nothing is protected yet. `fedveil budget job.yaml --try` compares ")
     assert Job.load(tmp_path / "mine" / "job.yaml", []).protection.name == "not_encrypt"
     (tmp_path / "job.yaml").write_text(text.replace(": not_encrypt", ": distributed_dp"))
     assert Job.load(tmp_path / "job.yaml", []).protection.name == "distributed_dp"
@@ -75,6 +75,7 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
     unprotected, *_ = err.splitlines()
     assert "nothing is protected" in unprotected
     assert "write `protection: distributed_dp` in mine/job.yaml" in unprotected
+    assert "`fedveil budget mine/job.yaml --try` compares all protections" in unprotected
     first, last = read_run(tmp_path / "run").records
     assert last["loss"] < first["loss"]
 

@@ -77,11 +77,11 @@ def test_a_fault_plan_is_refused():
 def test_an_existing_file_is_never_overwritten(tmp_path: Path):
     folder, _ = app_of(tmp_path / "app", job())
     app_of(tmp_path / "app", job())  # writing the same app again changes nothing
-    with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
+    with pytest.raises(DeploymentError, match=r"already holds job.yaml with other content"):
         app_of(tmp_path / "app", job(seed=1))
     assert read_job(folder).seed == 0
     (tmp_path / "taken" / "job.yaml").mkdir(parents=True)
-    with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
+    with pytest.raises(DeploymentError, match=r"already holds job.yaml with other content"):
         app_of(tmp_path / "taken", job())
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["job.yaml"]
 

@@ -208,7 +208,10 @@ def test_a_vertical_run_and_one_that_never_ended(tmp_path: Path) -> None:
 def test_what_holds_no_runs_is_one_sentence(command: Command, tmp_path: Path) -> None:
     code, out, err = command("runs")
     assert (code, out) == (Exit.FAILED, "")
-    assert err == "error: runs holds no runs: there is no such folder. Write: fedveil runs FOLDER\n"
+    assert err == (
+        "error: runs is not a folder of runs: there is no such folder. Name the folder that holds "
+        "the runs: `fedveil runs FOLDER`\n"
+    )
     (tmp_path / "runs").mkdir()
     code, out, _ = command("runs")
     assert (code, out) == (Exit.DONE, "runs holds no runs that can be read\n")

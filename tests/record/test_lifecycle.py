@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.message import Value
-from fedveil.errors import MessageInvalid, ModelInvalid, RunFolderError, RunStopped
+from fedveil.errors import LimitReached, MessageInvalid, ModelInvalid, RunFolderError, RunStopped
 from fedveil.privacy.ledger_message import kinds_to_state
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.byte_count import shown_bytes
@@ -52,8 +52,12 @@ def test_what_ends_a_run_says_how_to_resume(
     assert getattr(end, "__notes__", []) == notes
 
 
-def test_a_model_that_cannot_be_trained_is_not_resumed() -> None:
-    for end, notes in ((ModelInvalid("no"), []), (RunStopped("full"), ["go on"])):
+def test_a_run_that_would_end_at_once_again_is_not_resumed() -> None:
+    for end, notes in (
+        (ModelInvalid("no"), []),
+        (LimitReached("step 1 would exceed it"), []),
+        (RunStopped("full"), ["go on"]),
+    ):
         with pytest.raises(type(end)), how_to_resume(lambda: "go on"):
             raise end
         assert getattr(end, "__notes__", []) == notes

@@ -25,7 +25,7 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
     file.touch()
     assert held_in(tmp_path, "job.yaml", "a run's folder") == file
     (tmp_path / "other").touch()
-    for path, why in ((file, f"it is a file: its folder is {tmp_path}"),
+    for path, why in ((file, f"it is a file. Its folder is {tmp_path}"),
                       (tmp_path / "other", "it is a file")):  # fmt: skip
         with pytest.raises(RunFolderError, match=f"is not a run's folder: {why}$"):
             held_in(path, "job.yaml", "a run's folder")

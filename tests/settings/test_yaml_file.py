@@ -124,6 +124,10 @@ def test_a_long_text_of_digits_is_read_once(text: str):
             "indented by a tab: use spaces",
         ),
         (
+            '"""A model."""\n\nimport torch\n',
+            ", line 1, column 3: this is not YAML: a line such as `rounds: 3` is needed here",
+        ),
+        (
             "seed: 1\n---\nseed: 2",
             ", line 2, column 1: a second document begins here: write all keys in one, without ---",
         ),

@@ -160,9 +160,9 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
         ({"sweep": {"training.lr": ["1", "1"]}}, "--sweep training.lr has 1 twice"),
         ({"epsilons": [2.5, 1.0, 2.5]}, "--epsilons has 2.5 twice"),
         ({"protections": ["rr", "dp_encrypt", "rr"]}, "--protections has rr twice"),
-        ({"target": "speed=3"}, "--target speed=3 is not FIGURE=NUMBER with one of accuracy"),
-        ({"target": "accuracy=high"}, "--target accuracy=high is not FIGURE=NUMBER"),
-        ({"target": "loss=nan"}, "--target loss=nan is not FIGURE=NUMBER"),
+        ({"target": "speed=3"}, "--target speed=3 is not METRIC=NUMBER with one of accuracy"),
+        ({"target": "accuracy=high"}, "--target accuracy=high is not METRIC=NUMBER"),
+        ({"target": "loss=nan"}, "--target loss=nan is not METRIC=NUMBER"),
         (
             {"epsilons": [1.0], "sweep": {"protection.dp_encrypt.dp_eps": ["3"]}},
             "--epsilons looks for protection.dp_encrypt.dp_eps, which --sweep sets",
@@ -200,7 +200,7 @@ def test_a_goal_is_one_of_the_tasks_own_metrics_in_its_direction() -> None:
     assert goal.reached(2.4)
     assert not goal.reached(2.6)
     assert Goal.of("r2=0.5", {"r2": "higher"}).reached(0.6)
-    with pytest.raises(JobError, match="not FIGURE=NUMBER with one of rmse, loss"):
+    with pytest.raises(JobError, match="not METRIC=NUMBER with one of rmse, loss"):
         Goal.of("accuracy=0.9", {"rmse": "lower"})
 
 

@@ -246,7 +246,7 @@ def _numbers(option: str, text: str | None) -> list[float]:
     except ValueError:
         numbers = [0.0]
     if not all(0 < number < math.inf for number in numbers):
-        raise JobError([f"{option} {text} must contain only positive numbers"])
+        raise JobError([f"{option} {text} must contain only positive numbers, or be own"])
     return numbers
 
 

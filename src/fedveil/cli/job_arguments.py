@@ -108,7 +108,8 @@ def _unprotected(job: Job, path: Path | None) -> str:
         return f"{said}; docs/which-switch.md helps to choose a protection"
     if path is None:
         return f"{said}. To protect it, add `--set {line.replace(': ', '=')}`"
-    return f"{said}. To protect it, write `{line}` in {path}"
+    compared = f"`fedveil budget {quote(str(path))} --try` compares all protections for this job"
+    return f"{said}. To protect it, write `{line}` in {path}; {compared}"
 
 
 def _valid(job: Job, line: str) -> bool:

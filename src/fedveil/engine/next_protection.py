@@ -70,7 +70,7 @@ def next_protection(
         others += candidates(job, dimension, TARGET, ["distributed_dp"], changes)
     if others and _noise(others[0], examples) <= MOST_NOISE:
         return (
-            f"protect each example instead of each client: {hidden}. For one example "
+            f"protect each example instead of each client: {hidden}. Per example, "
             f"{_costs(others[0], examples)}{_new_rate(job)}"
         )
     helps = [f"at least {quantity(_needed(best, examples), 'client')} in a round"]
@@ -110,7 +110,7 @@ def _costs(candidate: Candidate, examples: int) -> str:
     command = candidate.command(f"fedveil run {JOB}")
     return (
         f"`{command}` costs {candidate.figure}, against {candidate.against}; its noise is "
-        f"{_times(candidate, examples)} times as long as the mean update may be"
+        f"{_times(candidate, examples)} times as long as the longest possible mean update"
     )
 
 

@@ -72,7 +72,8 @@ def run_list(folder: Path, order: Order = "when") -> RunList:
     """
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "there is no such folder"
-        raise RunFolderError(f"{folder} holds no runs: {why}. Write: fedveil runs FOLDER")
+        named = "Name the folder that holds the runs: `fedveil runs FOLDER`"
+        raise RunFolderError(f"{folder} is not a folder of runs: {why}. {named}")
     runs, damaged = list[ListedRun](), list[DamagedRun]()
     for path in _run_folders(folder, _DEPTH):
         name = str(path.relative_to(folder)) if path != folder else path.resolve().name

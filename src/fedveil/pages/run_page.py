@@ -34,6 +34,8 @@ _LONGEST_PICTURE = 8_000_000
 #: The attacks whose pictures show each original above what the attacker made of it.
 _PAIRED = ("gradient", "exact", "steal")
 _PNG = b"\x89PNG\r\n\x1a\n"
+#: What follows the name of a part of the time that counts all clients, parallel ones included.
+_SUMMED = dict.fromkeys(("training", "protection"), ", summed over clients")
 
 
 def run_page(run: ReadRun) -> Page:
@@ -230,7 +232,7 @@ def _costs(run: ReadRun) -> Table:
     ]
     for part in curves.PARTS:
         took = math.fsum(record.get(f"seconds_{part}", 0.0) for record in run.records)
-        rows.append([part, duration(took)])
+        rows.append([f"{part}{_SUMMED.get(part, '')}", duration(took)])
     return Table(["what", "in all"], rows)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedveil import __version__
-from fedveil.errors import FedveilError, ModelInvalid
+from fedveil.errors import FedveilError, LimitReached, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
@@ -42,12 +42,13 @@ def how_to_resume(note: Callable[[], str], *ends: type[FedveilError]) -> Iterato
     """A context that adds the text `note()`, on how to resume a run, to errors raised in its block.
 
     It adds the text to KeyboardInterrupt and to errors of the types `ends` (default: all errors of
-    fedveil). It never adds the text to ModelInvalid.
+    fedveil). It never adds the text to ModelInvalid, or to LimitReached: a resumed run has the same
+    limit.
     """
     kinds: tuple[type[BaseException], ...] = (*(ends or (FedveilError,)), KeyboardInterrupt)
     try:
         yield
     except kinds as end:
-        if not isinstance(end, ModelInvalid) and (text := note()):
+        if not isinstance(end, ModelInvalid | LimitReached) and (text := note()):
             end.add_note(text)
         raise

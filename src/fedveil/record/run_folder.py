@@ -167,7 +167,7 @@ def held_in(path: Path, name: str, what: str) -> Path:
     else:
         why = "it is a file"
         if path.name == name:
-            why += f": its folder is {path.parent}"
+            why += f". Its folder is {path.parent}"
     raise RunFolderError(f"{path} is not {what}: {why}")
 
 

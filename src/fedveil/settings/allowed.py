@@ -217,6 +217,16 @@ def unspaced(text: str) -> str:
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
+def line_hint(text: str) -> str:
+    """Return a hint about the first line of a YAML text with a common mistake, else ""."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if hint := unspaced(line.strip()):
+            return f"{hint} in line {number}: {shown(line.strip())}"
+        if line.startswith("\t"):
+            return f"; line {number} is indented by a tab: use spaces"
+    return ""
+
+
 def shown(value: object) -> str:
     """Format a value as it looks in a job file. A long value is truncated."""
     if value is None or isinstance(value, bool):

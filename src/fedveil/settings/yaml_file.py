@@ -174,7 +174,7 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
     if data is None:
         return {}
     if not isinstance(data, dict):
-        hint = _line_hint(text) or (
+        hint = allowed.line_hint(text) or (
             "; write a key and its value like this: `rounds: 20`" if "=" in text else ""
         )
         raise JobError([f"{source} holds {allowed.shown(data)}, not keys with values{hint}"])
@@ -323,9 +323,11 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
         if error.context == "while scanning a quoted scalar":
             mark, problem = error.context_mark or mark, "this quote is not closed"
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if problem == "expected '<document start>', but found '<scalar>'":
+            problem = "this is not YAML: a line such as `rounds: 3` is needed here"
         if problem == "but found another document":
             problem = "a second document begins here: write all keys in one, without ---"
-        raise JobError([f"{source}{place}: {problem}{_line_hint(text)}"]) from None
+        raise JobError([f"{source}{place}: {problem}{allowed.line_hint(text)}"]) from None
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]
         raise JobError([f"{source} is not readable YAML: {reason}"]) from None
@@ -339,15 +341,6 @@ def _loaded(text: str, most_values: int) -> tuple[Any, list[str]]:
     """Return the values in a YAML text, and its problems. Cached: a run reads its job often."""
     loader = _Loader(text, most_values)
     return loader.get_single_data(), loader.problems
-
-
-def _line_hint(text: str) -> str:
-    for number, line in enumerate(text.splitlines(), 1):
-        if hint := allowed.unspaced(line.strip()):
-            return f"{hint} in line {number}: {allowed.shown(line.strip())}"
-        if line.startswith("\t"):
-            return f"; line {number} is indented by a tab: use spaces"
-    return ""
 
 
 def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:

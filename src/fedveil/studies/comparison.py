@@ -48,7 +48,7 @@ class Goal(NamedTuple):
         except ValueError:
             value = float("nan")
         if name not in known or value != value:
-            raise JobError([f"--target {text} is not FIGURE=NUMBER with one of {', '.join(known)}"])
+            raise JobError([f"--target {text} is not METRIC=NUMBER with one of {', '.join(known)}"])
         return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:

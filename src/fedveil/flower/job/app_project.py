@@ -39,7 +39,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     ]
     if taken:
         raise DeploymentError(
-            f"{folder} holds {', '.join(sorted(taken))} already, which would change: name another "
+            f"{folder} already holds {', '.join(sorted(taken))} with other content: name another "
             f"folder"
         )
     for path, text in files.items():
