@@ -239,8 +239,8 @@ def test_the_generator_of_the_clients_own_gpu_is_seeded(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device", lambda device: _current(log, device))
     monkeypatch.setattr(torch.cuda, "manual_seed", log.append)
     with torch.random.fork_rng(devices=[]):
-        devices.seed_torch(7, torch.device("cuda:1"))
-        devices.seed_torch(8, torch.device("cpu"))
+        devices.seed_generators(7, torch.device("cuda:1"))
+        devices.seed_generators(8, torch.device("cpu"))
     assert log == [torch.device("cuda:1"), 7, None]
 
 

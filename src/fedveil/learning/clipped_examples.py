@@ -32,10 +32,8 @@ from torch.func import functional_call, grad, vmap
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.errors import InvalidValue, ModelInvalid
-from fedveil.learning.device import seed_generators
+from fedveil.learning.device import seed_generators, whole_float32
 from fedveil.learning.linear_head import LinearHead
-from fedveil.learning.device import seed_torch, whole_float32
-from fedveil.learning.known_layers import plain_layers
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan

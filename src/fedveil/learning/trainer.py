@@ -18,8 +18,7 @@ from torch import nn
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
-from fedveil.learning.device import seed_generators, tiny_is_zero
-from fedveil.learning.device import seed_torch, tiny_is_zero, whole_float32
+from fedveil.learning.device import seed_generators, tiny_is_zero, whole_float32
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.weight_layout import Layout

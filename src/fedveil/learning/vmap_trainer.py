@@ -12,8 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
-from fedveil.learning.device import seed_generators, tiny_is_zero
-from fedveil.learning.device import seed_torch, tiny_is_zero, whole_float32
+from fedveil.learning.device import seed_generators, tiny_is_zero, whole_float32
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
