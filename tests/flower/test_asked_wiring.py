@@ -15,6 +15,7 @@ from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.job.app_folder import ROSTER
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
+from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
@@ -100,7 +101,7 @@ def test_a_servers_large_delta_does_not_pass_a_clients_own_limit(
             _charge(file, member, protection, schedule, {})
             continue
         with pytest.raises(MessageInvalid, match="one more report would bring this client to"):
-            _charge(file, member, protection, schedule, {})
+            _charge(file, member, protection, schedule)
 
 
 def test_a_clients_larger_delta_does_not_weaken_its_limit(tmp_path: Path) -> None:
@@ -124,11 +125,34 @@ def test_a_client_charges_itself_up_to_both_limits(
     schedule = Schedule(file)
     rounds = 1 if file.local else schedule.rounds
     protection = make_protection(file, 7, rounds, Participants(CLIENTS))
-    _charge(file, member, protection, schedule, {})
+    _charge(file, member, protection, schedule)
     (spending, most), (spent, limits) = charged
     assert spending == spent == protection.spending({})
     assert (most, limits) == (rounds, [(e, 3e-7) for e in (asked, own) if e is not None])
     assert schedule.rounds == 3
+
+
+@pytest.mark.parametrize(("own", "answers"), [(1.9, 2), (2.0, 3)])
+def test_a_client_s_limit_covers_every_dropout_that_the_noise_allows(
+    own: float, answers: int, tmp_path: Path
+) -> None:
+    """Without dropouts, all rounds would cost less than 1.9."""
+    settings = {"name": "distributed_dp", "distributed_dp": {"dropout_tolerance": 0.5}}
+    file = file_of("distributed_dp").with_(protection=settings)
+    member = Member.of(config(tmp_path, **{"max-epsilon": own}), file)
+    schedule = Schedule(file)
+    protection = make_protection(file, 7, schedule.rounds, Participants(CLIENTS))
+    assert schedule.rounds == 3
+    whole = [(spent.loss, 3) for spent in protection.spent({}, CLIENTS)]
+    assert compose(whole, file.delta) < 1.9 < compose(_worst(protection), file.delta) <= 2.0
+    for _ in range(answers):
+        _charge(file, member, protection, schedule)
+    with pytest.raises((MessageInvalid, ClientWithheld)):
+        _charge(file, member, protection, schedule)
+
+
+def _worst(protection: Any) -> list[Any]:
+    return [(spent.loss, 3) for spent in protection.spent({}, protection.least_survivors)]
 
 
 def asked(file: QuestionFile, step: Step, client: int, folder: Path) -> Any:

@@ -131,3 +131,61 @@ def test_a_cell_of_another_type_changes_no_other_word(cell: Any, odd: Any) -> No
     alike = as_table({"x": [cell] * 3}).words("x").tolist()
     mixed = as_table({"x": [cell, odd, cell]}).words("x").tolist()
     assert alike[::2] == mixed[::2]
+
+
+SECOND = np.datetime64("2024-01-31T12:30:00")
+#: Lists whose cells NumPy would read by the type of one of them.
+ALIKE: list[list[Any]] = [
+    [b"f\0", b"m", b"f"], [2**53 + 1, -1, 5], [SECOND, SECOND, SECOND], ["f\0", "m", "f"],
+    [np.datetime64("1200-01-31"), SECOND, SECOND], [True, False, True], [0.5, 2.0, 3.0],
+]  # fmt: skip
+OTHERS: list[Any] = [
+    None, "x", "x" * 999, b"f", 2**63, 10**5000, math.nan, True, 2.5, [1, 2], SECOND, object(),
+    np.datetime64("2262-01-01T00:00:00.000000001"), np.datetime64("NaT"), np.array([1, 2]),
+]  # fmt: skip
+
+
+def read(data: Any) -> list[list[str]]:
+    """Return the first two cells of the first column, as numbers and as words."""
+    table = as_table(data, apart=True)
+    first = table.columns[0]
+    return [[str(cell) for cell in read(first)[:2]] for read in (table.numbers, table.words)]
+
+
+@pytest.mark.parametrize("cells", ALIKE, ids=lambda cells: repr(cells[0]))
+def test_no_cell_of_a_list_changes_how_another_is_read(cells: list[Any]) -> None:
+    alone = read({"x": cells})
+    rows = read([[cell, 1] for cell in cells])
+    pair = read(([[cell] for cell in cells], [0, 1, 2]))
+    for other in OTHERS:
+        assert read({"x": [*cells[:2], other]}) == alone, other
+        assert read({"x": (*cells[:2], other)}) == alone, other
+        if not isinstance(other, list | np.ndarray):  # rows must have one length
+            assert read([*([cell, 1] for cell in cells[:2]), [other, 2.5]]) == rows, other
+            assert read(([*([cell] for cell in cells[:2]), [other]], [0, 1, 2])) == pair, other
+
+
+def test_bytes_and_dates_in_a_list_have_the_words_of_an_array() -> None:
+    for cells, words in (
+        ([b"f", "\u00e9".encode(), b"\xff"], ["f", "\u00e9", "\\xff"]),
+        ([SECOND, np.datetime64("2024-02-01"), np.datetime64("NaT")],
+         ["2024-01-31 12:30:00", "2024-02-01", ""]),
+    ):  # fmt: skip
+        assert as_table({"x": cells}).words("x").tolist() == words
+        assert as_table({"x": np.array(cells)}).words("x").tolist() == words
+        assert as_table({"x": np.array(cells, object)}).words("x").tolist() == words
+
+
+def test_a_targets_list_is_read_cell_by_cell() -> None:
+    for other in (None, 2.5, "x"):
+        words = as_table(([[1], [2]], [b"f", other]), apart=True).words("y")
+        assert words[0] == "f"
+
+
+def test_a_number_that_python_does_not_write_is_an_error_or_missing() -> None:
+    data = {"x": [1, 10**5000]}
+    for column in ("numbers", "words"):
+        with pytest.raises(DataInvalid, match="row 2: x holds a value of type int that cannot be"):
+            getattr(as_table(data), column)("x")
+    assert np.isnan(as_table(data, apart=True).numbers("x")).tolist() == [False, True]
+    assert as_table(data, apart=True).words("x").tolist() == ["1", ""]

@@ -16,14 +16,13 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from fedveil.base.message import Message as Words
 from fedveil.base.message import encode, only_fields, take
 from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.job.app_folder import own_roster
 from fedveil.flower.job.signing_key_file import read_identity
-from fedveil.flower.own_account import OwnLedger, asked_spending, count_report
+from fedveil.flower.own_account import OwnLedger, count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
@@ -227,7 +226,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     if not first.wants_update(asked):
         reply = Reply(first, first.respond(asked, None))
     else:
-        _charge(file, member, protection, schedule, asked)
+        _charge(file, member, protection, schedule)
         reply = answer_trained(protection, half, lambda: half(1), asked, update)
         if reply.unusable is not None:
             _log.warning("an answer of zero is reported: %s", reason(reply.unusable))
@@ -236,13 +235,12 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     return encode(reply.message)
 
 
-def _charge(
-    file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
-) -> None:
-    """Charge the client's own account for the report that the message `asked` requests.
+def _charge(file: QuestionFile, member: Member, protection: Protection, schedule: Schedule) -> None:
+    """Charge the client's own account for one more report, before its rows are read.
 
-    `member` has the account and the client's own limit. Raises an error if the report would exceed
-    this limit, or that of the question file.
+    `member` has the account and the client's own limit. The cost is for the fewest clients that a
+    sum may have, because the client cannot know how many others will drop out. Raises an error if
+    the report would exceed this limit, or that of the question file.
     """
     own = member.accounts
     spending = protection.spending(protection.initial_state())
@@ -250,5 +248,4 @@ def _charge(
     count_report(own.file(digest(file), member.client, "reports"), spending, most)
     if limits := member.limits(file):
         account = OwnLedger(own.file(digest(file), member.client, "account"))
-        told = {} if not protection.initial_state() else asked
-        account.charge(asked_spending(protection, told), limits)
+        account.charge(spending, limits)

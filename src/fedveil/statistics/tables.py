@@ -28,6 +28,9 @@ _LONG = 256
 _USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
 _SHOWN = 20
+#: The types of cells that NumPy reads in a list of equal types as it reads one of them alone, with
+#: the kind of the array. Integers beyond 64 bits become another kind.
+_ALIKE = {bool: "b", int: "i", float: "f"}
 #: A client's own log. Only this log says how many rows and values were left out.
 log = logging.getLogger("fedveil.client")
 
@@ -155,16 +158,28 @@ class ArrayTable(Table):
         return numbers
 
     def _number(self, column: str, row: int, cell: object) -> float:
-        if cell is None or str(cell).strip().lower() in _NO_NUMBER:
+        text = self._text(column, row, cell)
+        if text.lower() in _NO_NUMBER:
             return float("nan")
         try:
             exact = isinstance(cell, bool | np.bool_ | np.floating)
-            return float(cell) if exact else float(str(cell))  # type: ignore[arg-type]
+            return float(cell) if exact else float(text)  # type: ignore[arg-type]
         except ValueError:
             if self._apart:
                 return float("nan")
-            self._refuse(column, row, str(cell))
+            self._refuse(column, row, text)
             raise
+
+    def _text(self, column: str, row: int, cell: object) -> str:
+        try:
+            return _text_of(cell)
+        except Exception:  # Python writes no integer of more than 4,300 digits
+            if self._apart:
+                return ""
+            raise DataInvalid(
+                f"{self.name}, row {row + 1}: {plain(column)} holds a value of type "
+                f"{type(cell).__name__} that cannot be written as text"
+            ) from None
 
     def _refuse(self, column: str, row: int, cell: object) -> None:
         raise DataInvalid(
@@ -175,57 +190,65 @@ class ArrayTable(Table):
         held = self._held[column]
         if held.dtype.kind == "U":
             return np.char.strip(held)
-        if held.dtype.kind == "f":
-            return _as_words([_text_of(cell) for cell in held.tolist()])
-        return _as_words(["" if c is None else _text_of(c) for c in held.tolist()])
+        cells = enumerate(held.tolist())
+        return _as_words([self._text(column, row, cell) for row, cell in cells])
 
 
 def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
     if isinstance(value, np.ma.MaskedArray):  # NumPy would read the hidden cells
         value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
-    try:
-        column = _array(value)
-        if not hasattr(value, "dtype") and (column.dtype.kind == "U" or _is_mixed(value)):
-            # NumPy makes a missing number the text nan, and True beside 2 the number 1
-            column = np.asarray(value, object)
-    except (TypeError, ValueError):  # lists of different lengths
-        if not apart or not isinstance(value, list | tuple):
-            said = f"{name}: {shown(str(key))} is not a list of numbers or texts"
-            raise DataInvalid(said) from None
-        column = np.empty(len(value), object)
-        for row, cell in enumerate(value):
-            column[row] = cell
-    return _texts(without_na(column, None))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not apart and any(isinstance(cell, list | tuple | np.ndarray) for cell in value):
+            raise DataInvalid(f"{name}: {shown(str(key))} is not a list of numbers or texts")
+        value = _of_list(value)
+    return _texts(without_na(np.asarray(value), None))
+
+
+def _of_list(cells: Sequence[Any]) -> Array:
+    """Return the cells of a list as an array. No cell decides how another one is read.
+
+    NumPy would choose one type for all cells: beside 2, it makes True the number 1.
+    """
+    kinds = set(map(type, cells))
+    if len(kinds) == 1 and (kind := _ALIKE.get(*kinds)) is not None:
+        column = np.asarray(cells)
+        if column.dtype.kind == kind:
+            return column
+    column = np.empty(len(cells), object)
+    for row, cell in enumerate(cells):
+        column[row] = cell
+    return column
 
 
 def _as_words(texts: Sequence[str]) -> Words:
     """Return `texts` as an array of strings or, if a text is long, of Python objects.
 
-    In an array of strings, every entry needs as much memory as the longest string.
+    In an array of strings, every entry needs as much memory as the longest string. Such an array
+    has no zero characters at the end of a string, so neither form keeps them.
     """
-    return np.array(texts, object if any(map(_has_long, texts)) else np.str_)
+    if not any(len(text) > _LONG for text in texts):
+        return np.array(texts, np.str_)
+    return np.array([text.rstrip("\0") for text in texts], object)
 
 
-def _array(value: Any) -> Array:
-    """Return `value` as an array. A list with a long text becomes an array of Python objects."""
-    return np.asarray(value, object if _has_long(value) else None)
-
-
-def _has_long(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) > _LONG
-    return isinstance(value, list | tuple) and any(map(_has_long, value))
-
-
-def _is_mixed(value: Any) -> bool:
-    """Return True if the cells of the list `value` have several types."""
-    return len(set(map(type, value))) > 1
+def _rows_of(value: Any) -> Array:
+    """Return rows as an array. Rows in lists become objects, so that none decides about another."""
+    return np.asarray(value, object if isinstance(value, list | tuple) else None)
 
 
 def _texts(column: Array) -> Array:
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
+    if column.dtype.kind == "O" and column.ndim == 1:
+        return _of_list([_text_or_cell(cell) for cell in column])
     return _dates(column) if column.dtype.kind == "M" else column
+
+
+def _text_or_cell(cell: object) -> object:
+    """Return bytes and NumPy's dates as an array of them has them, and any other cell unchanged."""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "backslashreplace")
+    return str(_dates(np.array([cell]))[0]) if isinstance(cell, np.datetime64) else cell
 
 
 def _dates(column: Array) -> Array:
@@ -238,7 +261,9 @@ def _dates(column: Array) -> Array:
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word: a whole number without decimal point, and NaN as "" (missing)."""
+    """Return a cell as a word: a whole number without decimal point, and "" for None and NaN."""
+    if cell is None:
+        return ""
     if isinstance(cell, float | np.floating):
         if np.isnan(cell):
             return ""
@@ -283,7 +308,7 @@ def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
     if isinstance(data, tuple) and len(data) == 2:
         return _of_pair(*data)
     try:
-        array = _array(data)
+        array = _rows_of(data)
     except ValueError:
         array = np.empty(0)
     if array.dtype.names:
@@ -303,6 +328,6 @@ def _of_frame(column: Any) -> Array:
 
 
 def _of_pair(x: Any, y: Any) -> dict[str, Array]:
-    rows = np.asarray(x)
+    rows = _rows_of(x)
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    return {**{str(i): flat[:, i] for i in range(flat.shape[1])}, "y": np.asarray(y)}
+    return {**{str(i): flat[:, i] for i in range(flat.shape[1])}, "y": y}
