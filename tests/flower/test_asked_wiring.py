@@ -98,7 +98,7 @@ def test_a_servers_large_delta_does_not_pass_a_clients_own_limit(
         folder = tmp_path / f"{limit}"
         member = Member.of(config(folder, **{"max-epsilon": limit, **more}), file)
         if limit > mine:
-            _charge(file, member, protection, schedule, {})
+            _charge(file, member, protection, schedule)
             continue
         with pytest.raises(MessageInvalid, match="one more report would bring this client to"):
             _charge(file, member, protection, schedule)
