@@ -44,9 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "rr": {},
     "oue": {},
 }
-#: The threshold of a sparse masking graph for many clients, and the bits of an entry before the
-#: sum.
-THRESHOLD, ENTRY_BITS = 80, 20
+#: The bits of an entry before the sum.
+ENTRY_BITS = 20
 #: The number of aggregators of `--simulate`.
 AGGREGATORS = 10
 
@@ -162,7 +161,7 @@ _COUNTED_BYTES = 100
 
 def secure_lines(clients: int, dimension: int, seconds: float) -> Iterator[str]:
     """Yield the traffic of secure aggregation with the sparse graph through a single server."""
-    degree = masking_graph.automatic(clients, THRESHOLD)
+    degree = masking_graph.automatic(clients, masking_graph.default_threshold(clients))
     assert degree is not None
     bits = Ring.for_sum(clients, (1 << ENTRY_BITS - 1) - 1).bits
     shares = (degree + 1) * (SEALED_BYTES + 2 * TAG_BYTES)

@@ -284,9 +284,10 @@ def bytes_figures() -> Iterator[Figure]:
 def sparse_figures() -> Iterator[Figure]:
     """Measure a client and the whole server in the sparse graph of 1,000 and of 10,000 clients."""
     client_s, server_s = {}, {}
-    threshold = 80
     for clients in (1_000, 10_000):
-        degree = masking_graph.automatic(max(clients, masking_graph.COMPLETE_UP_TO + 1), threshold)
+        planned = max(clients, masking_graph.COMPLETE_UP_TO + 1)
+        threshold = masking_graph.default_threshold(planned)
+        degree = masking_graph.automatic(planned, threshold)
         assert degree is not None
         terms = make_terms(clients, ENTRIES, threshold, degree)
         client_s[clients] = min(OneClient(terms, clients).seconds for _ in range(5))

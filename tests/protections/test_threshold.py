@@ -20,7 +20,6 @@ from fedveil.protections.distributed_dp_settings import (
 )
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
-    SPARSE_THRESHOLD,
     graph_fits,
     shareable,
     shared_weaker,
@@ -52,12 +51,20 @@ def test_a_threshold_that_is_left_out_follows_from_the_clients(
         assert threshold_safe(written, cohort) is None or clients < 5
 
 
-@pytest.mark.parametrize("clients", [1001, 1438, 6000, 100_003, 1 << 20])
-def test_the_default_threshold_has_a_sparse_graph_for_any_number_of_clients(clients: int) -> None:
+@pytest.mark.parametrize(
+    ("clients", "threshold"),
+    [(1001, 80), (1438, 80), (5000, 80), (20_000, 85), (100_003, 91), (1 << 20, 98)],
+)
+def test_the_default_threshold_has_a_sparse_graph_for_any_number_of_clients(
+    clients: int, threshold: int
+) -> None:
     degree = PWEncryptSettings().graph_degree(clients)
+    assert PWEncryptSettings().threshold(clients) == threshold
+    assert degree == masking_graph.automatic(clients, threshold)
     assert degree is not None
-    assert SPARSE_THRESHOLD < degree < clients
-    assert degree + 1 < 2 * SPARSE_THRESHOLD
+    assert threshold < degree < clients
+    assert degree + 1 < 2 * threshold
+    assert threshold == 80 or masking_graph.automatic(clients, threshold - 1) is None
 
 
 @pytest.mark.parametrize("clients", [1, 2])
@@ -114,7 +121,8 @@ def test_a_pin_holds_at_its_border(
     [
         (10, {}, 6), (10, {"active_security": True}, 3), (20, {"ratio": 0.5}, 6),
         (20, {"ratio": 0.5, "active_security": True}, 3), (5000, {"ratio": 0.5}, 500),
-        (1 << 20, {"threshold": 90}, 209_715), ((1 << 20) + 1, {"threshold": 90}, None),
+        (1 << 20, {"threshold": 99}, 209_715), (1 << 20, {"threshold": 90}, 89),
+        ((1 << 20) + 1, {"threshold": 90}, None),
         (1438, {"neighbours": 4}, 1), (1438, {"neighbours": 10}, 3),
         (1438, {"neighbours": 140, "threshold": 80}, 287), (15, {"neighbours": 14}, 10),
     ],
@@ -158,6 +166,7 @@ def test_a_rule_holds_at_its_border(
 def test_a_written_threshold_decides_the_sparse_graph() -> None:
     degree = settings(threshold=100).graph_degree(5000)
     assert degree == masking_graph.automatic(5000, 100) != masking_graph.automatic(5000, 80)
+    assert settings(threshold=80).graph_degree(20_000) is None
 
 
 @pytest.mark.parametrize(
@@ -240,10 +249,10 @@ def test_a_job_compares_its_nodes_with_the_clients_that_it_distrusts() -> None:
 
 
 def test_the_graph_is_of_the_clients_that_share_secrets() -> None:
-    for ratio, sharing in ((0.5, 900), (0.75, 1350)):
+    for clients, ratio, sharing in ((1800, 0.5, 900), (8000, 0.75, 6000)):
         settings = PWEncryptSettings(share_secrets_ratio=ratio)
-        made: Any = build("pw_encrypt", settings, JobContext("equal", 6, 1800, rounds=2))
+        made: Any = build("pw_encrypt", settings, JobContext("equal", 6, clients, rounds=2))
         terms = made.terms(3)
         assert (terms.round, terms.length, terms.sharing) == (3, made.length, sharing)
-        assert terms.neighbours == settings.graph_degree(sharing) != settings.graph_degree(1800)
-        assert terms.threshold == settings.threshold(1800)
+        assert terms.neighbours == settings.graph_degree(sharing) != settings.graph_degree(clients)
+        assert terms.threshold == settings.threshold(clients)

@@ -122,8 +122,9 @@ class SecureSum(Protection):
 
     @property
     def least_clients(self) -> int:
-        """The fewest clients with which secrets can be reconstructed and a sum released."""
-        return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
+        """The fewest clients with which a masking graph can be drawn and a sum released."""
+        terms = self.terms(1)  # without masks, no graph is drawn
+        return max(terms.fewest_drawn if self.context.masks else terms.threshold, terms.least)
 
     @classmethod
     def needs_roster(cls, settings: SecureSumSettings) -> bool:

@@ -17,9 +17,6 @@ from fedveil.secagg import masking_graph
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.settings import Settings
 
-#: The default threshold in the sparse graph of many clients. It is safe for any number of them.
-SPARSE_THRESHOLD = 80
-
 
 class SecureSumSettings(Settings):
     """Parameters of secret sharing and masks, in all protections with secure aggregation."""
@@ -43,8 +40,8 @@ class SecureSumSettings(Settings):
         None,
         ge=1,
         description="number of clients that can together reconstruct a secret. Less than the "
-        "number of clients that share it. null: more than two thirds of these, or 80 if "
-        "auto limits the neighbours of many clients",
+        "number of clients that share it. null: more than two thirds of these, or 80 to "
+        "98 if auto limits the neighbours of many clients",
     )
     cipher_time_window: int = Field(
         300_000, gt=0, description="deadline of each phase in milliseconds"
@@ -78,7 +75,8 @@ class SecureSumSettings(Settings):
         The default is floor(2 s / 3) + 1, but at least 2 and at most s - 1. Here s is the number of
         clients that receive shares of a secret. At this threshold, a server that lies and colludes
         with a third of these clients cannot unmask the other clients (docs/secure-aggregation.md).
-        In a sparse graph with an automatic number of neighbours, the default is `SPARSE_THRESHOLD`.
+        In a sparse graph with an automatic number of neighbours, the default is that of
+        `masking_graph.default_threshold`.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -88,7 +86,7 @@ class SecureSumSettings(Settings):
         elif self._complete(sharing):
             among = sharing
         else:
-            return SPARSE_THRESHOLD
+            return masking_graph.default_threshold(min(sharing, MAX_CLIENTS))
         return max(2, min(2 * among // 3 + 1, among - 1))
 
     def _complete(self, sharing: int) -> bool:
@@ -105,8 +103,10 @@ class SecureSumSettings(Settings):
             return self.neighbours
         if self._complete(clients):
             return None
-        threshold = self.reconstruct_secrets_threshold or SPARSE_THRESHOLD
-        return masking_graph.automatic(clients, threshold)
+        threshold = self.reconstruct_secrets_threshold
+        return masking_graph.automatic(
+            clients, threshold or masking_graph.default_threshold(clients)
+        )
 
     def neighbourhood(self, clients: int) -> int:
         """Return how many clients hold shares of one client's secrets, this client included."""

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 import numpy as np
 
@@ -21,9 +22,11 @@ from fedveil.entropy import Entropy
 
 #: `neighbours: auto` is the complete graph up to this many clients.
 COMPLETE_UP_TO = 1000
+#: `default_threshold` is at least this number.
+LEAST_THRESHOLD = 80
 #: `automatic` provides for this share of the clients colluding with the server ...
 CORRUPT = 0.2
-#: ... and this share dropping out ...
+#: ... and this share dropping out, before or after the server draws the graph ...
 DROPPED = 0.2
 #: ... and allows these probabilities that a client is unmasked, or that a round is void.
 UNMASKED = 2.0**-40
@@ -85,18 +88,31 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> Masking
 
 
 @lru_cache
+def default_threshold(clients: int) -> int:
+    """Return the smallest threshold for which `automatic` finds a safe number of neighbours.
+
+    The result is at least `LEAST_THRESHOLD`. `clients` is above `COMPLETE_UP_TO`.
+    """
+    return next(t for t in count(LEAST_THRESHOLD) if automatic(clients, t) is not None)
+
+
+@lru_cache
 def automatic(clients: int, threshold: int) -> int | None:
     """Return the smallest safe number of neighbours for `clients` clients and this `threshold`.
 
     Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
-    number below half of the clients is safe. A number is safe if both are true:
+    number below half of the clients is safe. A number is safe if both are true whenever at most the
+    fraction `DROPPED` of the clients drops out, in any phase and independently of the graph:
 
     - If the fraction `CORRUPT` of the clients colludes with the server, the probability is at most
       `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the honest
       survivors are no longer connected on the circle.
-    - If the fraction `DROPPED` drops out, the probability is at most `VOID` that a neighbourhood
-      has fewer than `threshold` clients left.
+    - The probability is at most `VOID` that a neighbourhood has fewer than `threshold` clients
+      left.
     """
+    # Each probability is taken at its worst time of the dropouts. Before the graph is drawn, they
+    # make the colluding clients a larger part of it. Afterwards, they cut it and void the round.
+    #
     # More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
     # too few remain or that the circle is cut. Bisection finds both ends of the range that may be
     # safe. If the lower end is not safe, the reason is that the two chances of being unmasked add
@@ -106,15 +122,14 @@ def automatic(clients: int, threshold: int) -> int | None:
     corrupt, dropped = math.ceil(CORRUPT * clients), math.ceil(DROPPED * clients)
 
     def unmasked(k: int) -> float:
-        return clients * _tail(clients, corrupt, k, threshold)
+        return _overrun(clients - dropped, corrupt, k, threshold)
 
     def apart(k: int) -> float:
-        # The circle is cut where k/2 clients in a row are gone. Two cuts disconnect clients.
-        # Counting one cut is on the safe side.
-        return float(clients * ((corrupt + dropped) / clients) ** (k // 2))
+        return _cut(clients, corrupt + dropped, k)
 
     def enough(k: int) -> bool:
-        void = clients * _tail(clients, dropped, k, k - threshold + 1)
+        # A neighbourhood of k + 1 clients is void if fewer than `threshold` are left.
+        void = clients * _tail(clients, dropped, k + 1, k + 2 - threshold)
         return void <= VOID and apart(k) <= UNMASKED
 
     degrees = range(2 * ((threshold + 1) // 2), min(clients // 2, 4 * threshold), 2)
@@ -129,26 +144,112 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
 
     Each client has `neighbours` neighbours. In a sparse graph, the result is at most the fraction
     `CORRUPT` of the clients. Up to this number, the probability is at most `UNMASKED` that a
-    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected
-    although the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
-    The graph has all `clients`: none of them drops out before it is drawn.
+    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected,
+    whenever clients drop out: the server draws no graph among fewer than `fewest_drawn` clients,
+    and unmasks no sum of fewer than `fewest_left` vectors. These limits never end a round in which
+    the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
     """
     if neighbours >= clients - 1:
         return threshold - 1
-    dropped, reach = math.ceil(DROPPED * clients), neighbours // 2
-    drawn = neighbours + neighbours % 2  # `sparse` adds a neighbour if the number of clients is odd
+    dropped, drawn = math.ceil(DROPPED * clients), _even(neighbours)
 
     def unsafe(corrupt: int) -> bool:
-        unmasked = clients * _tail(clients, corrupt, drawn, threshold)
-        return bool(unmasked + clients * ((corrupt + dropped) / clients) ** reach > UNMASKED)
+        unmasked = _overrun(clients - dropped, corrupt, drawn, threshold)
+        return unmasked + _cut(clients, corrupt + dropped, neighbours) > UNMASKED
 
     most = int(CORRUPT * clients)
     probably = bisect_left(range(1, most + 1), True, key=unsafe)
-    # The circle is cut by two runs of `reach` clients that are gone. Next to a run, a neighbourhood
-    # has lost these clients, and the round is void unless `threshold` of it are left. So at least
-    # threshold - 1 - neighbours / 2 clients of each run have not dropped out, but collude.
-    certainly = min(threshold - 1, 2 * (threshold - 1 - (neighbours + 1) // 2) - 1)
-    return max(0, probably, min(certainly, most))
+    return max(probably, min(_certainly(neighbours, threshold), most))
+
+
+@lru_cache
+def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
+    """Return the smallest number of clients among which the server may draw the graph.
+
+    `clients` clients were expected. If fewer than the result are there, then the clients that are
+    `tolerated` are too large a part of them.
+    """
+    if not (corrupt := _at_risk(clients, neighbours, threshold)):
+        return threshold
+
+    def safe(drawn: int) -> bool:
+        return _exposed(drawn, drawn, corrupt, neighbours, threshold) <= UNMASKED
+
+    # With neighbours + 1 clients or fewer, the graph would be complete.
+    sizes = range(max(neighbours + 2, corrupt + 1), clients)
+    return sizes.start + bisect_left(sizes, True, key=safe)
+
+
+@lru_cache
+def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> int:
+    """Return the smallest number of vectors whose sum the server may unmask.
+
+    `clients` clients were expected, and the server drew the graph among `drawn` of them. If fewer
+    than the result are left, then the clients that are `tolerated` and those that dropped out may
+    together cut the graph.
+    """
+    if not (corrupt := _at_risk(clients, neighbours, threshold)):
+        return threshold
+
+    def safe(left: int) -> bool:
+        return _exposed(drawn, left, corrupt, neighbours, threshold) <= UNMASKED
+
+    return bisect_left(range(drawn), True, key=safe)
+
+
+def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
+    """Return the number of `tolerated` clients, or 0 if no dropouts make this number unsafe."""
+    most = tolerated(clients, neighbours, threshold)
+    complete = neighbours >= clients - 1
+    return 0 if complete or most <= _certainly(neighbours, threshold) else most
+
+
+def _certainly(neighbours: int, threshold: int) -> int:
+    """Return how many colluding clients unmask no part of a sum in any graph."""
+    # The circle is cut by two runs of neighbours / 2 clients that are gone. Next to a run, a
+    # neighbourhood has lost these clients, and the round is void unless `threshold` of it are left.
+    # So at least threshold - 1 - neighbours / 2 clients of each run have not dropped out, but
+    # collude.
+    return max(0, min(threshold - 1, 2 * (threshold - 1 - _even(neighbours) // 2) - 1))
+
+
+def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: int) -> float:
+    """Bound the probability that `corrupt` colluding clients unmask a part of the sum.
+
+    The graph has `drawn` clients, `left` of which have not dropped out.
+    """
+    gone = corrupt + drawn - left
+    unmasked = _overrun(drawn, corrupt, _even(neighbours), threshold)
+    return unmasked + _cut(drawn, gone, neighbours)
+
+
+def _overrun(drawn: int, corrupt: int, neighbours: int, threshold: int) -> float:
+    """Bound the probability that an honest client has `threshold` colluding neighbours.
+
+    Of the `drawn` clients of the graph, `corrupt` collude. A bound of at most `UNMASKED` becomes
+    only smaller if more honest clients are drawn.
+    """
+    # Exactly, it is (drawn - corrupt) honest clients times a tail among drawn - 1 others. Each term
+    # of that is 1 - (corrupt - j) / (drawn - neighbours) times the term here, with j colluding
+    # neighbours.
+    if neighbours >= drawn - 1:  # a complete graph
+        return float(corrupt >= threshold)
+    return drawn * _tail(drawn, corrupt, neighbours, threshold)
+
+
+def _cut(drawn: int, gone: int, neighbours: int) -> float:
+    """Bound the probability that the other clients are not connected if `gone` random ones are.
+
+    The graph has `drawn` clients.
+    """
+    # The circle is cut where neighbours / 2 clients in a row are gone. Two cuts disconnect clients.
+    # Counting one cut is on the safe side.
+    return float(drawn * (gone / drawn) ** (neighbours // 2))
+
+
+def _even(neighbours: int) -> int:
+    """Return the most neighbours that a client has: `sparse` may add one to an odd number."""
+    return neighbours + neighbours % 2
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
@@ -158,12 +259,12 @@ def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)
-    count = np.arange(low, min(drawn, marked, math.ceil(mean + reach)) + 1)
-    if not len(count):
+    counts = np.arange(low, min(drawn, marked, math.ceil(mean + reach)) + 1)
+    if not len(counts):
         return 0.0
     logs = (
-        _choose(marked, count)
-        + _choose(clients - marked, drawn - count)
+        _choose(marked, counts)
+        + _choose(clients - marked, drawn - counts)
         - _choose(clients, np.array(drawn))
     )
     return float(np.exp(logs).sum())

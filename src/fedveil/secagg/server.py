@@ -38,10 +38,12 @@ class Server:
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
     when `advance` closes a phase has dropped out. If too few remain, or if the dropouts disconnect
-    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. `entropy` draws the
-    sparse graph. It also draws the clients that
-    continue, if more than `terms.sharing` clients answer at first. `origin` is a digest of the data
-    that the vectors were made from. This digest must be equal on server and clients.
+    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. In a sparse graph,
+    too few is also a number at which colluding clients might unmask a part of the sum
+    (`terms.fewest_drawn` and `fewest_left`). `entropy` draws the sparse graph. It also
+    draws the clients that continue, if more than `terms.sharing` clients answer at first. `origin`
+    is a digest of the data that the vectors were made from. This digest must be equal on server and
+    clients.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -222,6 +224,9 @@ class Server:
     def _count_answers(self, answered: list[int]) -> tuple[int, int]:
         return len(answered), self.terms.threshold
 
+    def _count_sharers(self, answered: list[int]) -> tuple[int, int]:
+        return len(answered), self.terms.fewest_drawn
+
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
         """Count each dealer's valid shares at the clients in `answered`.
 
@@ -230,8 +235,9 @@ class Server:
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        if len(answered) < self.terms.least:
-            return len(answered), max(self.terms.least, self.terms.threshold)
+        least = max(self.terms.least, self.terms.fewest_left(len(self._graph.numbers)))
+        if len(answered) < least:
+            return len(answered), least
         return self._count_holders(answered)
 
     def _send_keys(self, asked: list[int]) -> dict[int, Message]:

@@ -79,7 +79,7 @@ class Actions(NamedTuple):
 
 
 SERVER_ACTIONS: Mapping[State, Actions] = {
-    "advertise": Actions("opening", "_take_keys", "_count_answers", "_draw_sharers"),
+    "advertise": Actions("opening", "_take_keys", "_count_sharers", "_draw_sharers"),
     "share": Actions("_send_keys", "_take_sealed", "_count_holders", "_keep_all"),
     "masked": Actions("_send_shares", "_take_vector", "_count_vectors", "_decide_survivors"),
     # Signatures count by themselves, without regard to the shares that their signers hold.

@@ -10,7 +10,7 @@ from functools import cached_property
 from fedveil.base.message import encode
 from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue
-from fedveil.secagg import shamir
+from fedveil.secagg import masking_graph, shamir
 
 MAX_CLIENTS = shamir.MAX_POINTS
 MAX_BITS = 64
@@ -74,6 +74,22 @@ class Terms:
                     f"threshold = {self.threshold} is outside [1, {self.neighbours + 1}]: a "
                     f"neighbourhood is a client and its {self.neighbours} neighbours"
                 )
+
+    @property
+    def fewest_drawn(self) -> int:
+        """The smallest number of clients among which the server may start to share secrets."""
+        if self.neighbours is None:
+            return self.threshold
+        return masking_graph.fewest_drawn(self.sharing, self.neighbours, self.threshold)
+
+    def fewest_left(self, drawn: int) -> int:
+        """Return the smallest number of vectors whose sum the server may unmask.
+
+        `drawn` clients share secrets.
+        """
+        if self.neighbours is None:
+            return self.threshold
+        return masking_graph.fewest_left(self.sharing, drawn, self.neighbours, self.threshold)
 
     @cached_property
     def context(self) -> bytes:
