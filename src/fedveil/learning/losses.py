@@ -70,14 +70,17 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
         return functional.cross_entropy  # saves one call in every step
     if name == WEIGHTED:
         weights = torch.tensor(class_weights)
-        return lambda scores, y: functional.cross_entropy(scores, y, _for_each(weights, scores))
+        return lambda scores, y: _weighted_mean(scores, y, weights.to(scores)[y])
     return separate_loss(name, class_weights)
 
 
-def _for_each(weights: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Return a weight for each of the `scores`. A model may have more scores than classes."""
-    more = scores.shape[1] - len(weights)
-    return functional.pad(weights, (0, more), value=1.0).to(scores)
+def _weighted_mean(scores: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss, weighted by `weights`, those of the batch's examples.
+
+    Torch's own weighted loss needs a weight for each score. A model may have more scores than
+    there are classes.
+    """
+    return (weights * cross_entropy(scores, y)).sum() / weights.sum()
 
 
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
