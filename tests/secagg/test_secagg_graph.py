@@ -117,6 +117,19 @@ def test_bisection_finds_it_under_other_shares_and_bounds(monkeypatch: pytest.Mo
     masking_graph.automatic.cache_clear()
 
 
+def test_the_automatic_graph_is_not_cut_by_late_dropouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If void rounds do not matter, only a cut circle demands more neighbours."""
+    monkeypatch.setattr(masking_graph, "CORRUPT", 0.15)
+    monkeypatch.setattr(masking_graph, "DROPPED", 0.3)
+    monkeypatch.setattr(masking_graph, "VOID", 3000.0)
+    masking_graph.automatic.cache_clear()
+    found = {threshold: masking_graph.automatic(2000, threshold) for threshold in (61, 70, 85)}
+    masking_graph.automatic.cache_clear()
+    fewest = next(k for k in range(2, 300, 2) if 2000 * 0.45 ** (k // 2) <= 2.0**-40)
+    assert found == {61: fewest, 70: fewest, 85: fewest}
+    assert fewest > 86
+
+
 def every_degree(clients: int, threshold: int) -> int | None:
     corrupt = math.ceil(masking_graph.CORRUPT * clients)
     dropped = math.ceil(masking_graph.DROPPED * clients)
