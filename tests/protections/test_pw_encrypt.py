@@ -438,7 +438,8 @@ def test_more_clients_than_can_share_secrets_are_refused_before_anything_is_work
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job or the server of an app may state the number. Both are checked."""
-    monkeypatch.setattr(masking_graph, "automatic", lambda *_: pytest.fail("worked out"))
+    for name in ("automatic", "default_threshold"):
+        monkeypatch.setattr(masking_graph, name, lambda *_: pytest.fail("worked out"))
     settings = PWEncryptSettings()
     with pytest.raises(InvalidValue, match=r"sharing = 1048577 is outside \[1, 1048576\]"):
         settings.graph_degree((1 << 20) + 1)

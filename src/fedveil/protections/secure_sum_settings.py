@@ -121,9 +121,10 @@ class SecureSumSettings(Settings):
         holds except with probability 2^-40 (`masking_graph.tolerated`). Returns None if more
         clients share secrets than secure aggregation supports.
         """
-        sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
+        sharing = self.sharing_clients(clients)
         if sharing > MAX_CLIENTS:
             return None
+        threshold = self.threshold(clients)
         if (degree := self.graph_degree(sharing)) is not None:
             return masking_graph.tolerated(sharing, degree, threshold)
         return 2 * threshold - sharing - 1 if self.active_security else threshold - 1
@@ -137,8 +138,10 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
     """
     if cohort.per_round is None:
         return None
-    threshold = settings.threshold(cohort.per_round)
     sharing = settings.sharing_clients(cohort.per_round)
+    if sharing > MAX_CLIENTS:
+        return None  # `shareable` refuses the job
+    threshold = settings.threshold(cohort.per_round)
     if threshold < sharing:
         return None
     if settings.reconstruct_secrets_threshold is None:
