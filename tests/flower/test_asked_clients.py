@@ -273,5 +273,5 @@ def test_absent_clients_and_unfit_settings_are_one_sentence(tmp_path: Path) -> N
     with pytest.raises(DeploymentError, match="fidelity = 'aggregate' is a simulation"):
         deployable(file_of("oue", epsilon=1.0, rows=1, fidelity="aggregate"))
     other = file_of("not_encrypt", confidence=0.9)
-    with pytest.raises(DeploymentError, match=r"holds question\.yaml already"):
+    with pytest.raises(DeploymentError, match=r"already holds question\.yaml with other content"):
         write_app(tmp_path / "app", deployable(other))

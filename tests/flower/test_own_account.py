@@ -84,7 +84,9 @@ def test_a_report_without_an_epsilon_is_not_counted(tmp_path: Path) -> None:
 
 def test_a_report_of_a_sum_is_charged_as_if_nobody_dropped_out() -> None:
     """The client does not know who will. The server charges the survivors' own noise."""
-    settings = DistributedDPSettings(noise_multiplier=2.0, reconstruct_secrets_threshold=6)
+    settings = DistributedDPSettings(
+        noise_multiplier=2.0, reconstruct_secrets_threshold=6, dropout_tolerance=0.3
+    )
     context = JobContext(weighting="equal", dimension=5, clients_per_round=9, rounds=1)
     protection = DistributedDP(settings, context)
     asked = asked_spending(protection, {})
