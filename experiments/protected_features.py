@@ -49,7 +49,7 @@ _FIVE = "five classes of the other half of its training images"
 #: The images of each data set, and those that the block was trained on.
 _IMAGES = {
     "cifar10": ("CIFAR-10", _FIVE),
-    "cifar10_jpeg": ("CIFAR-10 from JPEG files, which have lost detail", _FIVE),
+    "cifar10_jpeg": ("lossy JPEG files of CIFAR-10", _FIVE),
     "mnist": ("MNIST", "scikit-learn's digits"),
     "digits": ("scikit-learn's digits", "the other half of their training set"),
 }

@@ -121,7 +121,7 @@ def test_cifar10_is_taken_where_it_is(
     for scale in ("small", "medium", "full"):
         settings = settings_of(scale, data)  # type: ignore[arg-type]
         said = protected_features._ran(settings)
-        assert ("JPEG files, which have lost detail" in said) is (form == "jpeg")
+        assert ("lossy JPEG files" in said) is (form == "jpeg")
         images = image_cut.TASKS[settings.task]
         assert images.shape == (3, 32, 32)
         block = image_cut.block_of(image_cut.TINY, 3)

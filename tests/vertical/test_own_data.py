@@ -48,7 +48,7 @@ def test_a_part_without_the_partys_columns_before_or_after_it_learns_nothing_of_
 def test_a_part_that_gets_no_gradient_is_trained_through_another_with_its_weights(
     frozen: bool, trained: list[str]
 ) -> None:
-    """As in a language model, whose head and embedding have one table of words."""
+    """The head and the embedding of a language model share one table of words."""
     table = nn.Linear(4, 4)
     words = Part("words", "lead", ("data.z",), (4,), table, privacy=SILENT)
     middle = Part("middle", "bank", ("words",), (4,))

@@ -98,7 +98,7 @@ def _of_pieces(target: Target) -> str:
         return ""
     return (
         "; each piece of a long text is tested on its own, so a non-member may stand between "
-        "members, which lowers the scores"
+        "members, which can lower the scores"
     )
 
 
