@@ -163,7 +163,7 @@ def test_a_question_is_deployed_like_a_job(command: Any, question: Path) -> None
     assert not (question.parent / "other").exists()
     code, _, err = command("deploy", "app", question, "--set", "epsilon=3")
     assert code == 1
-    assert "app holds question.yaml already" in err
+    assert "app already holds question.yaml with other content" in err
 
 
 def test_the_keys_are_explained_in_words_and_as_json(command: Any) -> None:

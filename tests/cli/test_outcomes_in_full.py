@@ -53,12 +53,17 @@ def test_a_continued_text_is_told_with_its_prompt_and_its_cost(
     def generate(run: Path, request: Any, tell: Callable[[bytes], None]) -> Any:
         for piece in (b"b\xc3", b"\xa4", b"r"):
             tell(piece)
-        return SimpleNamespace(text="bär".encode(), stopped="the limit is reached"), "split"
+        found = SimpleNamespace(text="bär".encode(), sent="sent", stopped="the limit is reached")
+        return found, "split"
 
-    module, lines = "fedveil.language.generation", [Line(1.5, 0.0, "x"), Line(2.5, 1e-6, "y")]
+    def figures(split: str, sent: str) -> list[Line]:
+        assert (split, sent) == ("split", "sent")
+        return lines
+
+    lines = [Line(1.5, 0.0, "x"), Line(2.5, 1e-6, "y")]
     monkeypatch.setattr("fedveil.record.run_folder.job_of", lambda run: None)
-    monkeypatch.setattr(f"{module}.generate", generate)
-    monkeypatch.setattr(f"{module}.figures", lambda split, found: lines)
+    monkeypatch.setattr("fedveil.language.generation.generate", generate)
+    monkeypatch.setattr("fedveil.language.text_account.figures", figures)
     _, out, err = command("vertical", "generate", "run", "--prompt", "Eis")
     assert out.splitlines() == ["Eisbär", *map(str, lines)]
     assert err == "the limit is reached\n"

@@ -139,19 +139,19 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
     if cohort.per_round is None:
         return None
     sharing = settings.sharing_clients(cohort.per_round)
-    if sharing > MAX_CLIENTS:
-        return None  # `shareable` refuses the job
-    threshold = settings.threshold(cohort.per_round)
-    if threshold < sharing:
-        return None
-    if settings.reconstruct_secrets_threshold is None:
+    stated = settings.reconstruct_secrets_threshold
+    if stated is None:
+        if sharing >= 3:
+            return None  # the default is below any such number
         return (
             f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
             f"{quantity(cohort.per_round, 'client')} a round share secrets, and secure aggregation "
             f"needs at least 3: raise clients.number or clients.fraction"
         )
+    if stated < sharing:
+        return None
     return (
-        f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "
+        f"reconstruct_secrets_threshold = {stated} is outside [1, {sharing}): it is below the "
         f"number of clients that share secrets, ceil({settings.share_secrets_ratio:g} * "
         f"{cohort.per_round} clients a round)"
     )
