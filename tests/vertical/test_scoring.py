@@ -35,7 +35,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import bundle as bundle_module
 from fedveil.vertical import evaluate, train
-from fedveil.vertical.bundle import Bundle, sent_file
+from fedveil.vertical.bundle import DIGEST_BYTES, Bundle, sent_file
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.one_process import look
@@ -254,6 +254,46 @@ def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:
     assert line.what == (
         f"an example, scored 1 time and sent {most - 1} times in training and evaluations"
     )
+
+
+def test_a_row_that_is_evaluated_after_it_was_allowed_is_not_scored_too(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader runs an evaluation in a second process between `allowed` and `go`."""
+    both = scorers(trained(tmp_path, eps=0.5, limit=13.0), stack)
+    scored, looks = both["bank"].scored, 0
+
+    def sent(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return looks * (keys == keys[0]), np.zeros(len(keys), int)
+
+    monkeypatch.setattr(scored, "_sent", sent)
+    row = np.array([3, 1])
+    while scored.allowed(row).all():  # so the last number of evaluations leaves one more release
+        looks += 1
+    assert looks > 3
+    with pytest.raises(LimitReached, match="another evaluation of bank began"):
+        scored.charge(row)
+    assert (both["bank"].state.path / "scored").stat().st_size == 2 * DIGEST_BYTES  # counted
+
+
+def test_a_row_that_is_scored_after_the_check_is_not_evaluated_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scoring in a second process charges the held-out rows while an evaluation begins."""
+    folder = trained(tmp_path)
+    privacy = {"embedding_dp": {"eps": 0.5}, "max_epsilon": 13.0, "delta": 0.0}
+    job = job_of(folder, privacy={**privacy, "randomness": "secure"})
+    train(job, folder / "secure")
+    evaluate(folder / "secure")
+    asked: list[Path] = []
+
+    def most_scored(path: Path, ids: object) -> int:
+        asked.append(path)
+        return 100 * (asked.count(path) - 1)
+
+    monkeypatch.setattr(bundle_module, "most_scored", most_scored)
+    with pytest.raises(LimitReached, match="evaluation 4 of the held-out examples would"):
+        evaluate(folder / "secure")
 
 
 def scored_after(run: Path, train: dict[str, int], held_out: dict[str, int]) -> ScoredExamples:

@@ -271,16 +271,22 @@ class PartyRun:
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
         parts, held_out = self._parts, self._parts.rows["test"]
         looks = parts.releases.looks + 1
-        what = f"evaluation {looks} of the held-out examples"
-        scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, held_out.ids)
-        parts.limit.check(what, looks, labelled=False, scored=scored)
+        self._check_look(looks)
         parts.releases.begin_look()
+        self._check_look(looks)  # another process may have scored the examples since
         order = replace(parts.order, count=held_out.count, aside=0)
         for number, positions in enumerate(order.in_turn(), start=1):
             batch = held_out.batch(positions)
             outputs = yield from self.party.look(number, batch, occasion=self.done)
             if outputs is not None:
                 take(outputs.cpu(), batch)
+
+    def _check_look(self, looks: int) -> None:
+        """Raise LimitReached if `looks` evaluations and the scores so far exceed the limit."""
+        parts, ids = self._parts, self._parts.rows["test"].ids
+        what = f"evaluation {looks} of the held-out examples"
+        scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, ids)
+        parts.limit.check(what, looks, labelled=False, scored=scored)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
         """Fit the leader's calibrator to the true labels, not to LabelDP's randomised labels.

@@ -18,6 +18,7 @@ from fedveil.base.files import append_whole, open_to_append
 from fedveil.base.message import take_array
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
+from fedveil.errors import LimitReached
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import UNPROTECTED
 from fedveil.record.run_folder import RunFolder, explained
@@ -63,23 +64,38 @@ class ScoredExamples:
 
         An example may be sent if its privacy cost then stays within the party's limit.
         """
+        return self._within_limit(positions, 1)
+
+    def charge(self, positions: Positions) -> None:
+        """Count the examples at the distinct `positions` as sent. Call it before they are sent.
+
+        Raises LimitReached if one then costs more than the limit, because another process began to
+        evaluate it after it was allowed. Both processes count before they compare with the limit,
+        so they cannot exceed it together.
+        """
+        if not self._sends:
+            return
+        with explained(self._path):
+            append_whole(self._file, self._own[positions].tobytes())
+        self._scored[positions] += 1
+        if not self._within_limit(positions, 0).all():
+            raise LimitReached(
+                f"another evaluation of {self._party} began, and privacy.max_epsilon allows no "
+                "scoring of the same rows beside it"
+            )
+
+    def _within_limit(self, positions: Positions, more: int) -> npt.NDArray[np.bool_]:
+        """Return a mask: True if the limit allows the example to be scored `more` times more."""
         if not self._sends:
             return np.ones(len(positions), bool)
         times, has_label = self._sent(self._own[positions])
-        states = np.stack([times, has_label, self._scored[positions] + 1])
+        states = np.stack([times, has_label, self._scored[positions] + more])
         found, which = np.unique(states, axis=1, return_inverse=True)
         allows = [
             self._limit.allows(int(times), labelled=bool(label), scored=int(scored))
             for times, label, scored in found.T
         ]
         return np.array(allows, bool)[which.reshape(-1)]
-
-    def charge(self, positions: Positions) -> None:
-        """Count the examples at the distinct `positions` as sent. Call it before they are sent."""
-        if self._sends:
-            with explained(self._path):
-                append_whole(self._file, self._own[positions].tobytes())
-            self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
         """Return a line with the highest epsilon that scoring and training cost one scored example.
