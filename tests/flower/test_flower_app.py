@@ -830,6 +830,19 @@ def test_a_round_of_an_adaptive_run_costs_a_client_what_it_costs_in_the_servers_
     assert strategy.ledger.epsilon("run") < 1.99 * strategy.ledger.epsilon("round")
 
 
+@pytest.mark.parametrize(("limit", "ratio"), [(None, 0.9), (99.0, 1.0)])
+def test_under_a_limit_a_sum_costs_what_each_client_has_charged(limit, ratio, tmp_path):
+    """Without a limit, the survivors' noise counts: here everybody reports."""
+    strategy = ProtectedStrategy(flower.FedAvg(), **PROTECTIONS[-1], max_epsilon=limit)
+    run(federation(), strategy)
+    (own,) = {
+        OwnLedger(path)._read()[1][0].epsilon("round", 1e-5)
+        for path in tmp_path.glob("home/fedveil/*.account")
+    }
+    assert 0.8 * ratio * own < strategy.ledger.epsilon("run", 1e-5) <= ratio * own
+    assert (strategy.ledger.epsilon("run", 1e-5) == own) == (limit is not None)
+
+
 def test_a_round_whose_replies_are_all_late_counts_in_the_total():
     grid = federation()
     grid.silent = set(grid.nodes)

@@ -82,16 +82,16 @@ def test_a_report_without_an_epsilon_is_not_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "account").exists()
 
 
-def test_a_report_of_a_sum_is_charged_as_if_nobody_dropped_out() -> None:
-    """The client does not know who will. The server charges the survivors' own noise."""
+def test_a_report_of_a_sum_is_charged_for_the_fewest_survivors() -> None:
+    """The client learns of no dropouts that it could rely on."""
     settings = DistributedDPSettings(
         noise_multiplier=2.0, reconstruct_secrets_threshold=6, dropout_tolerance=0.3
     )
     context = JobContext(weighting="equal", dimension=5, clients_per_round=9, rounds=1)
     protection = DistributedDP(settings, context)
     asked = asked_spending(protection, {})
-    assert asked == protection.spent({}, 9)
-    assert asked[0].loss.epsilon < protection.spending({})[0].loss.epsilon
+    assert asked == protection.spent({}, 7)  # of 9 clients, 30% may drop out
+    assert asked[0].loss.epsilon > protection.spent({}, 9)[0].loss.epsilon
 
 
 def test_both_ledgers_know_what_is_sent_in_clear(tmp_path: Path) -> None:

@@ -386,6 +386,18 @@ def test_a_run_records_what_its_survivors_released(tmp_path: Path) -> None:
     assert "without masks" not in (tmp_path / "masked" / "events.log").read_text()
 
 
+def test_a_limit_counts_each_sum_as_if_all_permitted_clients_had_dropped_out(
+    tmp_path: Path,
+) -> None:
+    """Each client's own account does so too, and would refuse the third round."""
+    limited = {"privacy": {"max_epsilon": 7.9}}
+    run = simulate(job(masks=False, dropouts={"masked": 0.1}).with_(limited), tmp_path / "run")
+    made = protection(12, dropout_tolerance=0.25, clip=0.5, rounds=3, dimension=7850)
+    assert [record["reports"] for record in run.metrics] == [11, 11]
+    assert run.metrics[-1]["epsilon_run_every_round"] == pytest.approx(epsilon(made, 9, 2))
+    assert "round 3 would bring" in (run.stopped or "")
+
+
 def test_an_audit_sees_the_sum_before_it_is_decoded() -> None:
     """The sum is rotated, with the entries that no update reaches. Without an audit nothing is
     saved."""

@@ -135,9 +135,13 @@ def test_a_client_that_fails_reports_nothing_within_the_masks_of_all() -> None:
     assert abs(found.value - 5) < 5 * found.noise
 
 
-def test_a_sum_costs_what_the_clients_that_reported_have_noised() -> None:
-    """28 of 30, and not as few as the round may have."""
+@pytest.mark.parametrize(("limit", "cost"), [(None, 0), (3.0, 1)])
+def test_a_sum_costs_what_the_clients_that_reported_have_noised(
+    limit: float | None, cost: int
+) -> None:
+    """28 of 30, and not as few as the round may have, unless a limit must hold for any dropouts."""
     keys = {"protection": "distributed_dp", "epsilon": 2.0, "masks": False, "clients": 30}
+    keys |= {"max_epsilon": limit}
     file = QuestionFile.read({**keys, "questions": {"n": {"ask": "count"}}}, [])
     protection = make_protection(file, 1, 1, Participants(30))
     state = protection.initial_state()
@@ -147,7 +151,8 @@ def test_a_sum_costs_what_the_clients_that_reported_have_noised() -> None:
         ledger.record_many(spending, round=1, clients=[0])
         stated.append(ledger.figures(file.delta)["run_most_drawn"].epsilon)
     answers = Asking(file, Losing(file, load(file, {"x": [1.0] * 30}))).run()
-    assert answers.epsilon == stated[0] < stated[1] <= 2.0
+    assert answers.epsilon == stated[cost]
+    assert stated[0] < stated[1] <= 2.0
 
 
 def test_clients_that_did_not_report_are_like_the_others_and_are_counted_in_all_rounds() -> None:

@@ -208,7 +208,8 @@ class Federation:
         if applied is None and outcome.charged:
             cost = state.ledger.charges(spending)
             state.protection = parts.protection.cut_off(state.protection, cost)
-        paid = spending if applied is None else parts.protection.spent(before, applied)
+        limited = parts.job.privacy.max_epsilon is not None
+        paid = parts.protection.paid(before, applied, limited=limited)
         state.ledger.record_many(paid, round=number, clients=sorted(outcome.charged))
         return self._recorded(number, cohort, applied, before, outcome, began)
 

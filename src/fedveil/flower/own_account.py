@@ -63,12 +63,12 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
     """Return the cost of the report that the untrusted message `asked` requests.
 
-    If the cost depends on the number of survivors, the result is for a round in which nobody drops
-    out. Raises `MessageInvalid` if the message states an invalid cost.
+    If the cost depends on the number of survivors, the result is for the smallest number that a
+    round may have. Raises `MessageInvalid` if the message states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
-        return protection.spent(state, protection.context.clients_per_round)
+        return protection.spending(state)
     except InvalidValue as error:
         raise MessageInvalid(f"the opening's {error}") from None
 

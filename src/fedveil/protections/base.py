@@ -331,6 +331,15 @@ class Protection(Description):
         """
         return self.spending(state)
 
+    def paid(self, state: State, reports: int | None, *, limited: bool) -> Sequence[Spending]:
+        """Return the losses to record for one report in a finished round.
+
+        `reports` is the number of reports in the sum, or None if the round is void. `limited` says
+        that a limit on the privacy cost may end the run. Then `reports` is not used: a client does
+        not know it, and must be able to tell by itself whether the limit allows a next report.
+        """
+        return self.spending(state) if reports is None or limited else self.spent(state, reports)
+
     def longest_report(self) -> int:
         """Return the largest number of bytes of an answer that contains a client's update."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))

@@ -180,7 +180,9 @@ class Asking:
         outcome = drive(server, carrier, opening, protection.trains, charge)
         aggregate = outcome.result(server.aggregate)
         self._rejected.update(outcome.rejected)
-        paid = spending if aggregate is None else protection.spent(state, aggregate.reports)
+        reports = None if aggregate is None else aggregate.reports
+        limited = self.file.max_epsilon is not None
+        paid = protection.paid(state, reports, limited=limited)
         self._ledger.record_many(paid, round=step.round, clients=sorted(outcome.charged))
         if aggregate is None:
             raise RunFailed(_why(outcome))

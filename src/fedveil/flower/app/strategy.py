@@ -272,7 +272,9 @@ class ProtectedStrategy(Strategy):
 
         outcome = drive(server, carrier, opening, protection.trains, begun)
         aggregate = outcome.result(server.aggregate)
-        paid = spending if aggregate is None else protection.spent(state, aggregate.reports)
+        reports = None if aggregate is None else aggregate.reports
+        limited = self.options.max_epsilon is not None
+        paid = protection.paid(state, reports, limited=limited)
         charge(closed, paid, outcome.charged)
         self.ledger = closed
         self._note(record, outcome, carrier)
