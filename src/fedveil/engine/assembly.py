@@ -99,7 +99,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
 
     `shape` is the shape of one example, or () if it is not known. Under `privacy.unit: example`,
     the trainer clips each example's gradient to the protection's clipping norm. Raises
-    `ModelInvalid` if no trainer of this kind fits the job's task and data.
+    `ModelInvalid` if the job's task or data do not allow its training settings.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -147,9 +147,9 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
 
 
 def native_refusals(job: Job, task: Task, plan: TrainingPlan, shape: Shape) -> list[str]:
-    """Return the reasons why no model of the job would train in native code.
+    """Return the reasons why the job cannot train in native code, whatever its model is.
 
-    `shape` is the shape of one example.
+    `shape` is the shape of one example. The result is empty if there are no such reasons.
     """
     settings, own = job.training, own_steps(task)
     refused = {
@@ -164,7 +164,10 @@ def native_refusals(job: Job, task: Task, plan: TrainingPlan, shape: Shape) -> l
 
 
 def native_class(plan: TrainingPlan) -> type[CompiledTrainer]:
-    """Return the trainer class for native code and the loss of `plan`. It may refuse the plan."""
+    """Return the native-code trainer class for the loss of `plan`.
+
+    The class may refuse other settings of `plan`.
+    """
     return OwnLossTrainer if plan.loss == OWN else CompiledTrainer
 
 
@@ -213,10 +216,10 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples, and that of the held-out examples or None.
+    """Split the examples among the clients. Returns a training partition and a held-out partition.
 
-    The partitions have each client's examples. A client tests the model on its held-out examples,
-    and never trains on them. The second partition is None if the job holds out no examples.
+    A partition has the indices of each client's examples. A client tests the model on its held-out
+    examples, and never trains on them. The second partition is None if the job holds out none.
     """
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
@@ -255,8 +258,8 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 def make_way(job: Job, model: nn.Module) -> Way:
     """Return the object that defines the state of the job's clients.
 
-    The state is what a client saves from one round to the next, such as a control variate or layers
-    of its own.
+    The state is a vector that a client saves from one round to the next, such as a control variate
+    or the weights of its own layers.
     """
     own = own_names(model)
     layout = Layout(whole(model))
@@ -271,7 +274,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the object that trains clients without own states (FedAvg, FedNova, FedCM)."""
+    """Return the object that trains clients that keep no state (FedAvg, FedNova, FedCM)."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0

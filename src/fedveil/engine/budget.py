@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the predicted privacy cost of one bit, one parameter, one round and the whole run.
 
-    Under `privacy.unit: example`, the costs of bits and parameters are omitted. `parameters` is the
-    model's number of parameters. By default, the model is built to count them, and a model that the
-    job's run would refuse for its buffers raises `ModelInvalid`.
+    Then yields the run's cost under other assumptions (`other_accounts`), and an infinite cost for
+    each unprotected value. Under `privacy.unit: example`, the costs of bits and parameters are
+    omitted. `parameters` is the number of the model's parameters. By default, the model is built to
+    count them. Then raises `ModelInvalid` if noise or canaries would break a buffer of the model.
     """
     layout, protection = _made(job, parameters)
     if layout is not None:
@@ -39,11 +40,11 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 def solve_job(
     job: Job, target: float, parameters: int | None = None
 ) -> tuple[Solved, Iterator[Line]]:
-    """Find the parameter value, such as the noise, with which a run costs at most epsilon `target`.
+    """Find the setting, such as the noise, with which a run costs at most epsilon `target`.
 
-    Also returns the costs of that run. `parameters` is the model's number of parameters. By
-    default, the model is built to count them, and a model that this run would refuse for its
-    buffers raises `ModelInvalid`.
+    Also returns the costs of that run, as `project_job` does. `parameters` is the number of the
+    model's parameters. By default, the model is built to count them. Then raises `ModelInvalid` if
+    noise or canaries would break a buffer of the model.
     """
     layout, protection = _made(job, parameters)
     solved = solve(job, protection, target)
@@ -93,10 +94,11 @@ def admit(
 ) -> None:
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
-    `privacy.account` names the account. Without it, no account is charged. `spending` is the cost
-    of one report, and `cohort` are the round's clients. A round that is repeated after an
-    interruption is charged again. Raises `LimitReached` if the run or the account would exceed its
-    limit, and `RunStopped` if the account of earlier rounds is missing.
+    The account is the file `privacy.account`, which records the privacy costs of several runs on
+    the same data. Without this key, no account is charged. `spending` is the cost of one report,
+    and `cohort` are the round's clients. A round that is repeated after an interruption is charged
+    again. Raises `LimitReached` if the run or the account would exceed its limit, and `RunStopped`
+    if the account of earlier rounds is missing.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy
@@ -114,7 +116,7 @@ def admit(
 
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
-    """Return the layout of the job's model and the protection that its run would use."""
+    """Load the job's data and build its model. Returns the model's layout and the protection."""
     from fedveil.engine.assembly import ModelShape, load_data, make_model, make_partition
     from fedveil.learning.weight_layout import Layout
 
@@ -126,9 +128,10 @@ def prepared(job: Job) -> tuple[Layout, Protection]:
 
 
 def _made(job: Job, parameters: int | None) -> tuple[Layout | None, Protection]:
-    """Return the layout of the job's model, or None if `parameters` is given, and the protection.
+    """Return the layout of the job's model, and the job's protection.
 
-    With `parameters`, no model is built, which needs no torch.
+    If the model's number of `parameters` is given, the layout is None. No model is then built, so
+    torch is not needed.
     """
     if parameters is None:
         return prepared(job)

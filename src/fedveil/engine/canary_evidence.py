@@ -21,7 +21,7 @@ from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Update
 from fedveil.protections.reading import Reading
 
-#: The most entries saved of all canaries' last reports together.
+#: The most entries that are stored of the last reports, of all canaries together.
 _KEPT = 1 << 20
 #: Limits the score of one report, so that an impossible report does not score infinity.
 _MOST_SCORE = 1e6
@@ -133,7 +133,7 @@ class ReportEvidence:
 
     A canary's coin is a secret bit that decides the sign of its updates. The larger a score, the
     likelier the coin shows 1. `moved` is the length of a canary's update after clipping. `told` is
-    True if a report has revealed anything about an update so far. Noise is measured in
+    True if any report so far has revealed something about an update. Noise is measured in
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

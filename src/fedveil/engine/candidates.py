@@ -21,12 +21,12 @@ from fedveil.protections.base import Protection
 from fedveil.protections.switching import switched
 from fedveil.settings.allowed import shown
 
-#: Errors of a job whose keys do not allow a protection, or not with this epsilon.
+#: Errors that say that a job's keys rule out a protection or its target epsilon.
 RULED_OUT = (JobError, InvalidValue, ValidationError)
-#: Protections with Gaussian noise, which take milliseconds to solve. At equal noise, the first is
-#: the best.
+#: Protections with Gaussian noise. The search for their noise takes milliseconds. At equal noise,
+#: the first is the best.
 GAUSSIAN = ("distributed_dp", "dp_encrypt", "pw_encrypt", "central_gaussian")
-#: The others. Solving for `rr` and `oue` takes seconds.
+#: Protections without Gaussian noise. The search for `rr` and `oue` takes seconds.
 OTHERS = ("signds", "rr", "oue")
 _OF_EXAMPLES = ("privacy.unit=example", "training.sampling_rate=0.5", "training.epochs=1")
 #: Further keys of training that `unit: example` fixes, which most jobs need not change.
@@ -63,7 +63,7 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return `start`, such as "fedveil run job.yaml", with a `--set` for each setting."""
+        """Return `start`, such as "fedveil run job.yaml", followed by a `--set` per setting."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:

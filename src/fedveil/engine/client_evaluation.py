@@ -47,9 +47,9 @@ class ClientTest:
     def _tested(self) -> tuple[Array, Array, Partition]:
         """The inputs, targets and partition of all held-out examples that can be used.
 
-        Inputs are those of the trained layers, after any fixed layers. Client c has the rows
-        offsets[c]:offsets[c + 1] of inputs and targets, where `offsets` is a field of the
-        partition.
+        The inputs are those of the trained layers. If the model begins with fixed layers, they are
+        the output of the fixed layers. Client c has the rows offsets[c]:offsets[c + 1] of inputs
+        and targets, where `offsets` is a field of the partition.
         """
         shares, examples = self._held.shares, self._held.examples
         rows = shares.indices
@@ -97,7 +97,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on a client's held-out examples, or NaN if it has none."""
+        """Return the task's first metric on `client`'s held-out examples. NaN if there are none."""
         x, y, shares = self._tested
         start, end = map(int, shares.offsets[client : client + 2])
         if start == end:

@@ -44,14 +44,18 @@ class Engine(ABC):
     def try_out(  # noqa: B027 - as above
         self, job: Job, shape: ModelShape, folder: RunFolder
     ) -> None:
-        """Train the model on one batch. Saves the traceback of an error in `folder`."""
+        """Train the model on one batch, to find errors before the first round.
+
+        Raises `ModelInvalid` for an error, and saves its traceback in `folder`. The default does
+        nothing.
+        """
 
     @abstractmethod
     def protection(self, job: Job, dimension: int) -> Protection:
         """Return the job's protection for updates of `dimension` entries."""
 
     def held_out(self) -> HeldOut | None:
-        """Return the examples that each client holds out, or None if this engine has none."""
+        """Return the examples that each client holds out, or None if there are none."""
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:

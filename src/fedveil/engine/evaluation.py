@@ -23,7 +23,10 @@ from fedveil.record.metric_names import LOSS, MEASURES, USUAL
 
 
 class ModelTest:
-    """A model with its test examples. `layout` describes the weights that are trained."""
+    """A model with its test examples. `layout` describes the weights that are trained.
+
+    If `held` is given, the model is also tested on each client's held-out examples.
+    """
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None

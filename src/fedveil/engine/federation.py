@@ -120,7 +120,8 @@ class Federation:
     def _tell(self, record: Record, tell: Progress) -> str | None:
         """Show a round's record and give it to the callbacks. Returns a reason to stop, or None.
 
-        The callbacks get it even if it cannot be shown: a resumed run does not give it to them.
+        The callbacks get the record even if showing it fails, because a resumed run does not call
+        them again for this round.
         """
         try:
             tell(record)
@@ -236,10 +237,10 @@ class Federation:
         outcome: Outcome,
         began: float,
     ) -> Record:
-        """Evaluate the model after round `number`, and return the round's record, which is saved.
+        """Evaluate the model after round `number`. Saves and returns the round's record.
 
         `applied` is the number of reports in the aggregate, or None if the round is void. `before`
-        is the protection's state at the round's start, at the time `began`.
+        is the protection's state at the round's start, and `began` the time of this start.
         """
         parts = self.parts
         evaluation = time.perf_counter()
@@ -271,7 +272,7 @@ class Federation:
     def _begin(self, number: int, spending: Sequence[Spending]) -> None:
         """Record on disk that round `number` starts to ask for reports, which cost `spending` each.
 
-        If the round is interrupted, its whole cohort is charged.
+        If the round is interrupted, its whole cohort is charged. In a simulation, does nothing.
         """
         if self.reports_leave:
             ledger, cost = self.state.ledger.copy(), self.state.ledger.charges(spending)

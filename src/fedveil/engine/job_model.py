@@ -123,7 +123,7 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
         due = classes * min(widths, default=1)
     else:
         if is_function(job.model) and shape.numbers <= 2 * sent:
-            return  # no huge model follows, and a function may keep a part for its next call
+            return  # it is small, and a function that caches a layer would cache it without values
         model = models.outline(job.model, shape.example_shape, shape.classes)
         if model is None:
             return

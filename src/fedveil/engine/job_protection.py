@@ -70,7 +70,10 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whose data an epsilon covers, in words: `client`, or "one example of" and `client`."""
+    """Return whose data the job's epsilon covers, in words.
+
+    This is the text `client` or, under `privacy.unit: example`, "one example of" this client.
+    """
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 

@@ -39,7 +39,7 @@ class Checkpoint:
     canaries: Message = field(default_factory=dict)
     #: The best model so far, if the job keeps it.
     best: Message = field(default_factory=dict)
-    #: The last round with each client's report in its sum, if clients keep state.
+    #: For each client, the last round whose sum has its report, if clients keep state.
     summed: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:

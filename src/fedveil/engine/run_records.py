@@ -26,12 +26,12 @@ CANARIES = "canaries"
 TRAINER = "trainer"
 
 #: The key for what each machine of a cluster did: clients, seconds of work, and the idle share of
-#: its time. And the key for the number of clients that trained again because one was lost.
+#: its time. And the key for the number of clients that trained again because theirs was lost.
 MACHINES = "machines"
 RETRAINED = "retrained"
 #: Prefix of the keys for the seconds of a round and of its parts.
 SECONDS = "seconds_"
-#: A round's own names. A task's metrics and a protection's figures need others.
+#: The keys of fedveil's own values. A task's metrics and a protection's figures need other names.
 _TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED}
 _NAME = r"[a-z][a-z0-9_]*"
 _NOT_FINITE = "not finite"

@@ -108,7 +108,10 @@ class SummedReports:
         return {"last": self.last} if len(self.last) else {}
 
     def restore(self, state: Message, done: int) -> None:
-        """Load each client's last summed round from `state`. Raises if a round is after `done`."""
+        """Load each client's last summed round from `state`.
+
+        Raises `MessageInvalid` if a round is after `done`.
+        """
         only_fields(state, *self.state())
         if not len(self.last):
             return

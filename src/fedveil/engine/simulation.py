@@ -41,7 +41,10 @@ _CHECKED_BATCHES = 3
 
 
 class Simulator(Engine):
-    """An engine that simulates all clients and their data, on this machine or on a cluster."""
+    """An engine that simulates all clients and their data, on this machine or on a cluster.
+
+    `starting` is called with the name of each step before the first round.
+    """
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False
@@ -97,10 +100,10 @@ class Simulator(Engine):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the workers: threads if clients train in native code, otherwise processes.
+        """Start the threads, processes or machines that train the clients.
 
-        Returns the executor that delivers messages to them. `folder` is the run's folder, and
-        `event` logs a line.
+        Returns the executor that delivers messages to the clients. `folder` is the run's folder,
+        and `event` logs a line.
         """
         if not job.simulation.masks:
             event("secure aggregation runs without masks (simulation.masks = false)")

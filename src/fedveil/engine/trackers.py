@@ -1,4 +1,4 @@
-"""Callbacks for MLflow and Weights & Biases: log the job's keys and every round's figures."""
+"""Callbacks for MLflow and Weights & Biases: log the job's settings and every round's metrics."""
 
 from __future__ import annotations
 

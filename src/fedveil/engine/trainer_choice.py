@@ -1,4 +1,4 @@
-"""The table of what trains each layer of a job's model, and why native code does not."""
+"""Says, for each layer of a job's model, what trains it, and why native code does not train it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class LayerTraining:
-    """A line of the table: a layer, or a module that calls the layers inside it by itself."""
+    """Says what trains one layer, or one module that itself calls the layers inside it."""
 
     #: The path of the module in the model, such as `body.2`, or `model` for the model itself.
     layer: str
@@ -87,17 +87,21 @@ def layer_training(job: Job) -> list[LayerTraining]:
 def _fixed(
     features: nn.Module | None, known: set[type[nn.Module]], names: Mapping[nn.Module, str]
 ) -> Iterator[LayerTraining]:
-    """Yield the layers before a head that is trained alone. `names` has each module's path."""
+    """Yield an entry for each layer of `features`, the fixed layers before the head (or None).
+
+    `known` has the classes of the layers that native code knows, and `names` each module's path.
+    """
     reason = "it is fixed, because only the head is trained"
     for part in [] if features is None else parts_of(features, known, names.get(features, "")):
         yield _line(part, NOTHING, None, reason)
 
 
 def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> LayerTraining:
-    """Return what trains a part of the trained module.
+    """Return the entry of `part`, a layer of the module that is trained.
 
-    `reasons` say why native code refuses the part. They are empty if it does not, and None if that
-    is not known. `by` names what trains the module, and `why` says why that is not native code.
+    `reasons` say why native code refuses the part. They are empty if it accepts the part, and None
+    if this is not known. `by` names what trains the module, and `why` is the reason if this is not
+    native code.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):
@@ -138,7 +142,7 @@ def _named(parts: Sequence[Part], refused: Sequence[Sequence[str] | None]) -> It
 
 
 def _known(model: nn.Module) -> set[type[nn.Module]]:
-    """Return the kinds of layers that native code knows. Without numba: all kinds of the model."""
+    """Return the classes of layers that native code knows. Without numba: those in the model."""
     if not HAVE_NUMBA:
         return {type(module) for module in model.modules() if not any(module.children())}
     from fedveil.compiled.chain import KNOWN
@@ -147,10 +151,10 @@ def _known(model: nn.Module) -> set[type[nn.Module]]:
 
 
 def _input_shapes(model: nn.Module, shape: ModelShape) -> dict[nn.Module, tuple[int, ...]]:
-    """Return the input shape of each module for one example. Leaves out modules with several.
+    """Return the shape of each module's input for one example.
 
-    Also leaves out modules that the model does not call or calls after an error, and those of
-    TorchScript, which allow no hooks.
+    Leaves out modules that are called with several shapes, modules that the model does not call or
+    would call only after an error, and modules of TorchScript, which allow no hooks.
     """
     seen: dict[nn.Module, set[tuple[int, ...]]] = {}
 

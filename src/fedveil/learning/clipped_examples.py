@@ -48,7 +48,7 @@ class ClippedExamplesTrainer(OneThread):
     """Trains clients one after another. Each client makes one step on a secretly sampled batch.
 
     `rate` is the probability with which an example is drawn. `clip` bounds the L2 norm of an
-    example's contribution to the update. Infinity means no bound.
+    example's contribution to the update. Infinity means no bound. `loss` replaces the plan's loss.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _AnyModel:
 
         `share` is lr / batch_size, and `clip` bounds the norm of a contribution. If no example's
         gradient can be computed, tries an example of zeros, so that a broken model raises an error.
-        Raises `ModelInvalid` for a model that only vmap cannot follow.
+        Raises `ModelInvalid` if torch can differentiate the model, but vmap cannot.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -173,7 +173,7 @@ class _AnyModel:
             self._try(parameters, *self._on_device(*_nobodys(client)))
 
     def _try(self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute the gradient of one example, or raise an error that says why it cannot be."""
+        """Compute the gradient of one example, or raise an error that says why this fails."""
         try:
             self._gradients(parameters, x, y)
         except Exception as error:  # the user's model may raise anything

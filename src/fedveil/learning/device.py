@@ -25,7 +25,10 @@ def check_device(key: str, name: str) -> None:
 
 
 def free_bytes(device: str) -> int | None:
-    """Return the bytes of memory that are free on `device`, or None if this is unknown."""
+    """Return the bytes of memory that are free on `device`, or None if this is unknown.
+
+    For the CPU, free swap space counts too.
+    """
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -50,7 +53,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """A context in which these generators start from `seed`. Restores their states afterwards."""
+    """A context with seeded generators (`seed_generators`). Restores their states afterwards."""
     kept = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with kept, libraries_restored():
         seed_generators(seed, device)
@@ -76,7 +79,7 @@ def whole_float32() -> Iterator[None]:
 
 
 def _allows_tf32() -> bool:
-    """Return True if cuDNN may use TF32, unless the user has chosen that for single operations."""
+    """Return True if cuDNN may use TF32, False if the user chose this for single operations."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # torch has no common answer for these operations

@@ -21,7 +21,7 @@ class Part:
     #: The path of the module in the model, such as `body.2`. It is empty for the model itself.
     name: str
     module: nn.Module
-    #: The known layers that it stands for, in order. It is empty if there are none.
+    #: The known layers that compute the same in this order. It is empty if there are none.
     chain: Sequence[nn.Module]
     #: The layer's parameters. For a module with layers inside it, those that no layer has.
     parameters: Sequence[nn.Parameter]
@@ -50,9 +50,10 @@ def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[n
 def parts_of(
     model: nn.Module, known: Collection[type[nn.Module]], name: str = ""
 ) -> Iterator[Part]:
-    """Yield the parts of a model. A module comes before the layers inside it.
+    """Yield the layers of `model`, and the modules around them that have their own forward pass.
 
-    `known` has the classes of known layers. `name` is the path of `model` in a larger model.
+    A module comes before the layers inside it. A plain `nn.Sequential` is left out. `known` has the
+    classes of known layers. `name` is the path of `model` in a larger model.
     """
     owners = dict[int, str]()
     for path, module, in_chain in _modules(model, known, name):
@@ -66,7 +67,10 @@ def parts_of(
 def _modules(
     module: nn.Module, known: Collection[type[nn.Module]], path: str, in_chain: bool = True
 ) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield the path and the module of each part, and True if it is in a chain."""
+    """Yield the path and the module of each part, and True if only `nn.Sequential`s call the part.
+
+    `path` and `in_chain` are these two values for `module` itself.
+    """
     if in_chain or module._parameters or not isinstance(module, _LISTS):
         yield path, module, in_chain
     if type(module) in known:
@@ -80,7 +84,10 @@ def _modules(
 def _layers(
     module: nn.Module, known: Collection[type[nn.Module]]
 ) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Return the known layers that a module stands for, and its parameters."""
+    """Return a chain of known layers that is equivalent to `module`, and the module's parameters.
+
+    The chain is empty if there is none.
+    """
     if type(module) not in known:
         return [], list(module.parameters(recurse=False))
     chain = chain_of(module) if isinstance(module, nn.TransformerEncoderLayer) else [module]
@@ -117,9 +124,10 @@ def _refusals(
 
 
 def _shared(path: str, parameters: Sequence[nn.Parameter], owners: dict[int, str]) -> list[str]:
-    """Return reasons if weights are in several layers, and note the first layer with each weight.
+    """Return reasons to refuse the layer `path` if it shares a weight or has one weight twice.
 
-    `owners` has the path of that layer, by the weight's `id`.
+    `owners` maps the `id` of each weight to the path of the first layer with this weight. New
+    weights are added to it.
     """
     first = [owners.setdefault(id(p), path) for p in parameters]
     found = [

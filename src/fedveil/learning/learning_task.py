@@ -36,7 +36,7 @@ Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch
 class Task(ABC):
     """Defines what a model learns. Subclass it to define your own task."""
 
-    #: The validation of the data's y: "class", "numbers", "bits", "tokens" or "own" (none).
+    #: The kind of targets to validate: "class", "numbers", "bits", "tokens", or "own" for any.
     targets: ClassVar[Targets] = "own"
     #: The padding values for examples of different lengths, and for their targets.
     padding: ClassVar[int] = 0

@@ -75,9 +75,9 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def _weighted_mean(scores: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss, weighted by `weights`, those of the batch's examples.
+    """Return the mean of the batch's losses, weighted by `weights`, one weight per example.
 
-    Torch's own weighted loss needs a weight for each score. A model may have more scores than
+    Torch's own weighted loss needs a weight for each score, but a model may have more scores than
     there are classes.
     """
     return (weights * cross_entropy(scores, y)).sum() / weights.sum()

@@ -44,7 +44,7 @@ def _for_relu(model: nn.Module) -> nn.Module:
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return LeNet with FEMNIST's 62 classes. Raises `ModelInvalid` for data with more."""
+    """Return LeNet with FEMNIST's 62 classes. Raises `ModelInvalid` for more classes."""
     if classes > 62:
         raise ModelInvalid(f"model = lenet_femnist has 62 classes, but the data has {classes}")
     return lenet(shape, 62)

@@ -34,7 +34,7 @@ class Heads(nn.Module):
 
 
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
-    """Return a standard transformer layer as a chain of known layers, or None for any other."""
+    """Return a standard transformer layer as a chain of known layers, or None if it is not one."""
     attention, curve = layer.self_attn, _curve(layer.activation)
     drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
     plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))

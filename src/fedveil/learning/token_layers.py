@@ -49,7 +49,8 @@ class CausalLayer(nn.TransformerEncoderLayer):
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
     """A context in which the model's embeddings return NaN for an index out of range.
 
-    An error on a GPU would break the training of all other clients in the process.
+    Otherwise such an index raises an error which, on a GPU, breaks the training of all clients in
+    the process.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

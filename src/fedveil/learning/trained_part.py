@@ -67,7 +67,7 @@ class TrainedPart:
         """Return the input of the trained part for the examples `x`.
 
         The result is float32, or integers if the model has an embedding that maps them to vectors.
-        An example's features have the same bytes in every process, whatever the other examples are.
+        An example's features do not depend on the process or on other examples, not even by a bit.
         """
         x = taken(self.whole, x)
         if self.features is None:
@@ -198,7 +198,7 @@ def as_floats(x: Array) -> Array:
 
 
 def taken(model: nn.Module, x: Array) -> Array:
-    """Convert examples for the model: to int64 if it has an embedding, otherwise to float32.
+    """Convert examples for the model: to float32, or integers to int64 if it has an embedding.
 
     Without an embedding, raises `ModelInvalid` for integers that float32 cannot represent exactly.
     """

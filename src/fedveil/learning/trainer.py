@@ -138,7 +138,7 @@ class Trainer(Protocol):
         """Begin `round` with these weights. Do not change the array before the next `start`."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile native code for examples of this shape. Returns False without native code."""
+        """Compile native code for examples of `shape`. Returns False if there is none for them."""
 
     def beside(self) -> Trainer:
         """Return a trainer for another thread, with the same weights."""

@@ -169,6 +169,6 @@ class VmapTrainer(OneThread):
 
 
 def _norm_of_each(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of each client's part of `gradient`, which may be a single number."""
+    """Return the L2 norm of each client's part of `gradient`. A part may be a single number."""
     norms: torch.Tensor = gradient.reshape(len(gradient), -1).norm(dim=1)
     return norms

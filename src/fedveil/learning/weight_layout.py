@@ -8,7 +8,7 @@ Every tensor of a model is averaged, kept (neither averaged nor sent) or refused
 - Tensors that stay with each client (`own_layers.keep_own`) are kept.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
-- A new tensor that the model assigns to the name of one of these counts as a change of its values.
+- If the model assigns a new tensor to the name of one of these, this counts as a change of values.
 - Base weights (`pretrained.base_weights`) are kept. They are not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
@@ -107,7 +107,8 @@ class Layout:
     def move_into(self, vector: torch.Tensor) -> None:
         """Make the tensors views of `vector`, so that the model is in memory only once.
 
-        Does nothing if tensors would lose their alignment in memory: that could change results.
+        Does nothing on a GPU, or if a tensor's alignment or strides in memory would change, because
+        that could change results.
         """
         pairs = list(zip(self.entries, self.views(vector), strict=True))
         same = all(entry.tensor.stride() == view.stride() for entry, view in pairs)
@@ -136,7 +137,7 @@ class Layout:
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Write `vector` into the model. Restores all other tensors except base weights."""
+        """Write `vector` into the model. Resets all other tensors, except base weights."""
         for known in self._names:
             known.tensors[known.key] = known.tensor
         if self._arrays is None:
@@ -163,7 +164,10 @@ class Layout:
 
     @torch.no_grad()
     def _take_assigned(self) -> None:
-        """Copy the values of tensors that the model assigned to a name into the averaged ones."""
+        """Put back the averaged tensors that the model replaced, with the new tensors' values.
+
+        Raises `ModelInvalid` if a new tensor has another shape.
+        """
         for name in self._names:
             new = name.tensors.get(name.key)
             if new is name.tensor or not name.averaged:

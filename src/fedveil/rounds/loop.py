@@ -52,9 +52,9 @@ class ServerHalf(Protocol):
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A server's side of a round that can add up the sums of several objects of its kind.
+    """A server's side of a round that can be split into several objects and merged again.
 
-    Each of these objects receives the reports of different clients.
+    Each of these objects adds up the reports of different clients.
     """
 
     def merge(self, other: Any) -> None:

@@ -19,7 +19,8 @@ Scale = Literal["small", "medium", "full"]
 def module(name: str = "") -> ModuleType:
     """Import the module `name` of the package of experiments, or the package itself.
 
-    Raises `ExperimentsMissing` if neither fedveil's checkout nor the working directory has it.
+    Raises `ExperimentsMissing` if neither fedveil's checkout nor the working directory has the
+    package, or if another package of this name hides it.
     """
     roots = (Path(__file__).parents[3], Path.cwd())
     root = next((r for r in roots if (r / "src" / "fedveil").is_dir() and _init(r).is_file()), None)

@@ -40,7 +40,10 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, text: str, measures: Mapping[str, Better] = USUAL) -> Goal:
-        """Parse a goal such as `accuracy=0.9`. Its metric must be one of `measures` or the loss."""
+        """Parse a goal such as `accuracy=0.9`.
+
+        Raises `JobError` unless its metric is the loss or one of `measures`.
+        """
         known = {**measures, LOSS: "lower"}
         name, _, number = text.partition("=")
         try:

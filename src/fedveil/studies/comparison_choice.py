@@ -21,8 +21,9 @@ EPSILONS = (2.0, 8.0)
 
 
 def side_by_side(job: Job) -> list[str]:
-    """Return the default protections: `not_encrypt`, all with a guarantee, and the job's own.
+    """Return the names of the protections that a comparison has by default.
 
+    These are `not_encrypt`, all protections with a guarantee, and the job's own protection.
     `pw_encrypt` is omitted, because it adds the same noise as `central_gaussian`.
     """
     built_in = ("not_encrypt", *(name for name in (*GAUSSIAN, *OTHERS) if name != "pw_encrypt"))
@@ -43,7 +44,7 @@ def decides_cost(key: str) -> bool:
 def unequal(found: Sequence[Line]) -> str | None:
     """Return a warning if settings have different finite epsilons, or None.
 
-    `found` has the line of each compared setting.
+    `found` has one `Line` of results per setting.
     """
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
     finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
@@ -57,10 +58,10 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a fact that recommends a protection, or None if no setting has a target epsilon.
+    """Return a card that recommends a protection, or None if no setting has a target epsilon.
 
     At each epsilon, it recommends the best protection that needs no trusted server. If all need a
-    trusted server, it recommends the best of all. `found` has the line of each setting.
+    trusted server, it recommends the best of all. `found` has one `Line` of results per setting.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []

@@ -14,7 +14,7 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page of a comparison. `found` has the line of each setting.
+    """Return the page of a comparison. `found` has one `Line` of results per setting.
 
     `goal` is the metric and the value that the runs should reach, or None.
     """

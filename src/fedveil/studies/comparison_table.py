@@ -117,8 +117,8 @@ def _remarks(result: Result) -> Iterator[str]:
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
     """Yield a table of quality and costs, a table of guarantees, and a table of any failures.
 
-    `found` has the line of each setting. If there is a `goal`, the first table has a column with
-    the rounds to reach it.
+    `found` has one `Line` of results per setting. If there is a `goal`, the first table has a
+    column with the rounds to reach it.
     """
     yield _quality(found, goal)
     yield _privacy(found)
@@ -184,7 +184,7 @@ def _privacy(found: Sequence[Line]) -> Table:
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
     """Yield a plot of the main metric by round and, for several target epsilons, by epsilon.
 
-    `found` has the line of each setting.
+    `found` has one `Line` of results per setting.
     """
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
@@ -235,8 +235,8 @@ def _by_round(line: Line, name: str) -> Curve:
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
     """Yield curves of the metric `key` over the epsilon of the whole run.
 
-    `found` has the line of each setting. Settings that differ only in epsilon form one curve.
-    Settings with an infinite epsilon are left out.
+    `found` has one `Line` of results per setting. Settings that differ only in epsilon form one
+    curve. Settings with an infinite epsilon are left out.
     """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()

@@ -39,8 +39,9 @@ class Trial:
     """A short run of one protection.
 
     `candidate` is the whole run that this trial stands for. It is None for the untrained model, for
-    the run without protection, and for a protection that the job's other keys rule out. `value` is
-    the last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
+    the run without protection, and for a protection that the job's other keys rule out. `figure` is
+    the epsilon of the whole run, and `noise` its relative noise (`Candidate.noise`). `value` is the
+    last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
     which examples the metric was measured. A failed trial has a `failure` reason and the value NaN.
     """
 
@@ -64,10 +65,11 @@ class Trial:
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Yield a short run of the job per protection, with a full run's noise at epsilon `target`.
+    """Yield a short run of the job per protection, with the noise that a full run needs.
 
-    Also yields the untrained model, a run without protection and, if the job protects clients, a
-    run that protects single examples. No files remain. `tell` is called before each trial.
+    With this noise, the full run costs epsilon `target`. Also yields the untrained model, a run
+    without protection and, if the job protects clients, a run that protects single examples. No
+    files remain. `tell` is called with a text before each trial.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)

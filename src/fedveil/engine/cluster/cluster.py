@@ -37,7 +37,7 @@ class Remote(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Call:
-        """Start a call of `method`, a method's name, of the remote `Machine`.
+        """Start calling the method named `method` on the remote `Machine`.
 
         The `arguments` can be handles from `Cluster.share`.
         """

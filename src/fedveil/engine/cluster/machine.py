@@ -41,9 +41,8 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state between rounds, the machine must share the run's folder `run`. To recognise this folder,
-    `proof` is then a random text that is also in the folder's file PROOF. Otherwise `proof` is
-    None.
+    state between rounds, the machine must be able to open the run's folder `run`. To check this, it
+    compares `proof`, a random text, with the folder's file PROOF. Otherwise `proof` is None.
     """
 
     job: Job
@@ -71,7 +70,7 @@ class PackedSetup:
         """Return the setup. Writes the user's own modules into `folder`."""
         unpack_sources(self.sources, folder)
         own_code.unpack(self.own)
-        setup: MachineSetup = pickle.loads(self.setup)  # noqa: S301 - from the head of the run
+        setup: MachineSetup = pickle.loads(self.setup)  # noqa: S301 - from the run's process
         return setup
 
 
@@ -130,14 +129,14 @@ class Machine:
 
     def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="fedveil-") if packed.sources else ".")
-        #: A machine that was given up is not closed: its folder goes with it.
+        #: Deletes the folder at the latest when the process ends, even without a call of `close`.
         self._delete = weakref.finalize(self, rmtree, folder) if packed.sources else None
         self._setup = packed.unpacked(folder)
         self._name, self._cores = name, cores
         self._shards = Shards()
         self._executor: Executor | None = None
         self._round = 0
-        #: The requests of this round, unless their reports were added up here.
+        #: The requests of this round so far, without those whose reports were added up here.
         self._done: list[Request] = []
 
     def facts(self) -> Facts | FedveilError:
@@ -160,7 +159,10 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Run the phase of a round that `work` describes. The server sent the clients `model`."""
+        """Run the phase that `work` describes, and return the answers.
+
+        `model` is the vector that the server sent to the clients in this round.
+        """
         began = time.perf_counter()
         if work.leaving:
             self._shards.drop(work.leaving)
@@ -198,7 +200,7 @@ class Machine:
         executor = self._started()
         for request in before:
             for _ in executor.ask(request.phase, _messages(request)):
-                pass  # the head has these answers already
+                pass  # the run's process has these answers already
         if not work.fold:
             self._done += [*work.before, work.request]
         protection = make_protection(setup.job, setup.dimension)

@@ -1,7 +1,7 @@
 """Trains a round's clients on the machines of a cluster.
 
-If a machine is lost, another machine trains its clients again. With seeded randomness, the results
-are identical.
+If a machine is lost, another machine trains its clients again. With seeded randomness, this does
+not change the results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ManyMachines(Executor):
     ) -> None:
         self._cluster, self._members, self._data = cluster, members, data
         self._least, self._event = least, event
-        #: True if an interrupted exchange can be repeated to the same bytes.
+        #: True if a repeated exchange of messages has the same bytes as the first one.
         self._repeatable = setup.job.privacy.randomness == "seeded"
         self._homes: dict[ClientId, Member] = {}
         self._everyone = [c for c in range(len(data.offsets) - 1) if data.examples(c)]
@@ -66,7 +66,7 @@ class ManyMachines(Executor):
         self._context: RoundContext
         self._model: Any = None
         self._requests: list[tuple[str, Mapping[ClientId, Message]]] = []
-        #: Clients whose examples a machine may forget: they moved to another one.
+        #: For each machine, the clients whose examples it may delete: they moved to another one.
         self._leaving: dict[Member, set[ClientId]] = {}
         self._at: dict[ClientId, Member] = {}
         self._used: dict[str, _Used] = {}
@@ -188,7 +188,7 @@ class ManyMachines(Executor):
         shares = self._shares(clients)
         lacking = dict(self._move(shares))
         for machine in sorted(lacking, key=lambda machine: len(lacking[machine])):
-            theirs = shares[machine]  # a machine that must not wait for examples starts first
+            theirs = shares[machine]  # machines that need the fewest new examples start first
             moved: list[Piece | None] = [*pieces(self._data, lacking[machine])]
             *sent, coming = moved or [None]
             for piece in sent:

@@ -15,9 +15,9 @@ from fedveil.errors import ClusterUnavailable, RunStopped
 
 #: Seconds to wait for a first machine before giving up, and for the others after the first one.
 WAIT_S, OTHERS_S = 600.0, 60.0
-#: Seconds between two looks at the cluster for new machines, in rounds and while none is ready.
+#: Seconds between two searches for new machines: during the rounds, and while none is ready.
 _LOOK_S, _POLL_S = 5.0, 0.5
-#: Seconds between two questions for a sign of life, and without one until a machine is given up.
+#: Seconds between two checks that a machine still runs, and without an answer until it is given up.
 _PULSE_S, _SILENT_S = 10.0, 60.0
 #: A place that lost n machines in a row, without a result, is left alone for 2^n times this many
 #: seconds.
@@ -47,8 +47,9 @@ class Member:
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks it against this machine's `facts`.
+    """Starts a machine at each place of the cluster, and checks that it computes equal updates.
 
+    For this, it compares the machine's `Facts` with `facts`, those of the calling process.
     `starting` is called with the name of each step before the first round. `event` logs a line.
     """
 
@@ -77,8 +78,8 @@ class Membership:
     def gather(self) -> None:
         """Wait until at least one machine is ready, then a while for others that are starting.
 
-        Raises `MachineDiffers` if a machine would compute other updates than this one, and
-        `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
+        Raises `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds and, before the
+        first round, `MachineDiffers` if a machine would compute other updates than this one.
         """
         began = first = time.monotonic()
         while True:

@@ -12,9 +12,9 @@ from fedveil.record.saved_job import import_roots
 
 
 def packed_sources(names: Iterable[str]) -> bytes:
-    """Return an archive of the Python files in the folders of the job's own modules.
+    """Return a zip archive of all Python files in the folders from which `names` were imported.
 
-    `names` are the job's names of the form `module:function`.
+    `names` are the job's names of the form `module:function`. Returns b"" without such folders.
     """
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     archive = io.BytesIO()

@@ -95,7 +95,7 @@ def placed(
     for group in sorted(work, key=lambda group: -length[group]):
         place = home(group)
         if place is None or load[place] + length[group] / speeds[place] > allowed:
-            while load[names[free[0][1]]] > free[0][0]:  # that machine got work at its home
+            while load[names[free[0][1]]] > free[0][0]:  # outdated: it has more work now
                 heapq.heapreplace(free, (load[names[free[0][1]]], free[0][1]))
             place = names[free[0][1]]
         load[place] += length[group] / speeds[place]

@@ -20,13 +20,13 @@ from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Re
 from fedveil.engine.cluster.machine import Machine
 from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 
-#: The value of `simulation.on` for the cluster that Ray finds by itself.
+#: The values of `simulation.on` for the cluster that Ray finds by itself.
 FOUND = ("ray", "auto")
-#: Seconds to wait for a cluster's first sign, and the most bytes of a file with its address.
+#: Seconds to wait for a connection, and the most bytes of a file with a cluster's address.
 _ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
-#: The most bytes of what is sent in pieces, and of a piece. Ray's own limit is 100 KB.
+#: The most bytes to send in pieces, and the bytes of a piece, for which Ray's limit is 100 KB.
 _SMALL_BYTES, _PIECE_BYTES = 4 << 20, 90_000
-#: An actor answers the calls of this group beside all others.
+#: The group of calls that an actor answers even while it runs another call.
 _PULSE = "pulse"
 
 

@@ -111,9 +111,9 @@ class Shards:
         return ClientData.of(as_floats(x), y, entropy, usable)
 
     def as_arrays(self, clients: int) -> ClientsData:
-        """Return all clients' examples as one x and one y.
+        """Return all examples as one x and one y, for a run with clients 0 to `clients` - 1.
 
-        The client ids in the result are 0 to `clients` - 1.
+        Clients whose examples are not here have none in the result.
         """
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:

@@ -125,7 +125,7 @@ class Training(ABC):
     #: The number of clients to train at once, and the least number if there are enough clients.
     chunk: int
     least: int
-    #: True if clients keep state, so that `reported` must follow their reports.
+    #: True if clients keep state, so that `reported` must be called after each report.
     keeps = False
     #: The exception of the last training that failed.
     failure: Exception | None = None
@@ -279,7 +279,7 @@ class ClientSide:
     def _report(self, message: Message, trained: Answer) -> Answer:
         """Return the answer of a client to `message`, after training with the result `trained`.
 
-        An unusable update is reported as an update of zero.
+        If the protection always reports, an unusable update is replaced by an update of zero.
         """
         client, effort = trained.client, trained.effort
         half = self._half(client)

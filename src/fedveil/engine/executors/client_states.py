@@ -28,7 +28,7 @@ _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Return the client states in the run folder `run`, as they were after round `done`."""
+    """Open the clients' states in the run folder `run`. Deletes states of rounds after `done`."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"

@@ -21,9 +21,10 @@ from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
-#: From this many entries on, a report takes longer than handing it to another thread.
+#: From this many entries on, making a report takes longer than passing it to another thread.
 _LONG = 1 << 20
-#: The number of copies of updates whose reports wait for the other thread, or are made by it.
+#: The most reports that wait for the second thread or are being made by it, each from a copy of the
+#: update.
 _WAITING = 2
 #: From this many entries on, memory is scarcer than time, so only one report at a time is made.
 _SCARCE = 1 << 28
@@ -40,6 +41,7 @@ class _Waiting:
 class InProcess(Executor):
     """An executor that starts no process. With a large model, a second thread makes some reports.
 
+    `cores` is the number of cores to use (default: all). With one core, there is no second thread.
     After the last client has trained, both threads make the reports that are still missing.
     """
 
@@ -66,9 +68,10 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
+        """Ask the clients in `messages`, and add their reports to the sum in `server`.
 
-        `Refused` means that the report is invalid. Yields all other answers unchanged.
+        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
+        unchanged.
         """
         return self._answers(messages, lambda answer: folded(answer, server))
 

@@ -40,9 +40,10 @@ def start_locally(
 ) -> Executor:
     """Return an executor: threads if clients train in native code, otherwise worker processes.
 
-    If the job allows no workers, clients train in this process. `pack` returns the user's own
-    functions and classes that workers need. `cores` is the number of cores to use (default: all).
-    `starting` is called with the name of each step before the first round, and `event` logs a line.
+    If the job allows no workers, clients train in this process. `dimension` is the number of
+    entries of an update, and `folder` the run's folder. `pack` returns the user's own functions and
+    classes that workers need. `cores` is the number of cores to use (default: all). `starting` is
+    called with the name of each step before the first round, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)
@@ -51,7 +52,7 @@ def start_locally(
         return Threads(sides)
     workers = forks or worker_count(job, cores)
     if forks and job.protection.position.loop is not None and not job.simulation.masks:
-        make_one_report(sides[0].protection)  # forks share the code that is compiled before
+        make_one_report(sides[0].protection)  # forks share all code that this process has compiled
     try:
         own = pack() if workers and not forks else b""
     except Exception as error:  # pickling a script's objects may raise anything

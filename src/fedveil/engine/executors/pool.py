@@ -1,6 +1,6 @@
 """A pool of worker processes that train a round's clients.
 
-By default a worker is a separate program. Or it is a fork of the calling process, with all code
+A worker is a separate program (the default), or a fork of the calling process, with all code
 already imported and compiled. A worker ends when the calling process ends or is killed.
 """
 
@@ -47,7 +47,7 @@ _WORKER_ENVIRONMENT = {
 #: Bytes per model entry for a worker's running sums. Larger sums are sent through the pipe.
 _SUM_BYTES = 8
 _NO_MODEL = np.empty(0, np.float32)
-#: A worker trains into one slot while the other is being folded.
+#: A worker writes reports into one slot while the calling process reads the other.
 _SLOTS = 2
 #: A worker gets at most 1 / (_GUIDE * workers) of the remaining clients, so that all finish
 #: together.
@@ -171,7 +171,10 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that trains clients in workers: separate programs, or forks of this process."""
+    """Trains clients in worker processes: programs or, if `serve` is given, forks that call it.
+
+    `workers` is the number of workers, and `dimension` the length of the vector that clients get.
+    """
 
     def __init__(
         self, workers: int, dimension: int, data: ClientsData, serve: Serve | None = None
@@ -246,9 +249,10 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
+        """Ask the clients in `messages`, and add their reports to the sum in `server`.
 
-        `Refused` means that the report is invalid. Yields all other answers unchanged.
+        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
+        unchanged.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:
@@ -283,9 +287,9 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send `messages` to all workers at once, if all clients get the same message.
+        """Send a message that all clients get to all workers at once, and return True.
 
-        Returns True if it was sent. Otherwise sends nothing, and returns False.
+        If the clients' messages differ, sends nothing and returns False.
         """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):

@@ -92,10 +92,10 @@ class OwnLayers:
 class Scaffold:
     """Keeps the client's control variate.
 
-    Server and client exchange one vector with the model and the mean variate. A report contains the
-    change of the client's variate, multiplied by `unit`, the job's learning rate. The client
-    changes its variate by the reported change after clipping, so the server's variate stays the
-    mean of the clients' variates. `trainable` is False for buffers, whose variates stay zero.
+    The server sends one vector: the weights, then the mean of the clients' variates. A report has
+    the changes of the weights and of the client's variate, the latter multiplied by `unit`, the
+    job's learning rate. The client changes its variate by the reported change after clipping, so
+    the server's variate stays the mean. `trainable` is False for buffers, whose variates stay zero.
     """
 
     trainable: Bools

@@ -60,9 +60,10 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Add the reports to the sum in `server`. Yields `Folded` or `Refused` for each of them.
+        """Ask the clients in `messages`, and add their reports to the sum in `server`.
 
-        `Refused` means that the report is invalid. Yields all other answers unchanged.
+        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
+        unchanged.
         """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
