@@ -13,7 +13,7 @@ from fedveil.privacy.loss import format_epsilon
 
 _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
-#: What an attacker could do, by the metric's name or the end of it.
+#: Pairs: a pattern for a metric's name (or its last words), and what an attacker could do.
 _COULD = (
     (r"exposure.*", "rank a planted phrase among random ones as if it knew {value} bits of it"),
     (r"extracted.*", "extract {value} of the planted phrases"),

@@ -21,7 +21,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 #: Largest relative difference of two accountants that agree.
 TOLERANCE = 2e-3
-#: More points than this are not composed.
+#: A release is not composed if its losses, times the root of its count, are more than this.
 MOST_POINTS = 1 << 25
 
 

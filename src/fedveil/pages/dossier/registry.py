@@ -19,7 +19,7 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the record of a run, `evidence`, with the given statements, as plain data.
+    """Return the record of the run in `evidence`, with its `statements`, as plain data.
 
     Infinity becomes a text.
     """
