@@ -43,7 +43,7 @@ EXTRA_OF = {
     "matplotlib": "dev",
     "tensorboard": "trackers",
 }
-#: Other programs' names of commands.
+#: Other programs' names of commands -> fedveil's names.
 _USUAL = {
     "train": "run", "simulate": "run", "list": "runs", "new": "init", "inversion": "gradient",
     "check": "show", "validate": "show",

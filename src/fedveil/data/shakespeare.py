@@ -15,7 +15,7 @@ from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
-#: Letters of an example. LEAF has as many.
+#: The number of letters of an example, as in LEAF.
 LENGTH = 80
 #: A letter is a byte of ASCII.
 LETTERS = 128

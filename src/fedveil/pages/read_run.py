@@ -37,8 +37,9 @@ class ReadRun:
     """The content of a run's folder, or of one party's folder in a vertical run.
 
     `records` has the metrics of each round (or step). `job` has every key, including defaults.
-    `events` are the lines of the log. `accounts` has the lines of the party's privacy account.
-    `compared` has the metrics and texts of a language model before and after training.
+    `events` are the lines of the log. `accounts` has a party's privacy costs or, in a federated
+    run, costs that are not in the ledger. `compared` has metrics and texts of a language model,
+    before and after training.
     """
 
     folder: Path
