@@ -27,7 +27,7 @@ _TEST_ONE_IN = 5
 
 
 def read() -> Dataset:
-    """Return the data set, owned by the speakers. Omits speakers with fewer than five examples."""
+    """Return the plays, owned by the speakers. Omits speakers with fewer than five examples."""
     path = find(FOLDER, FILE)
     if path is None:
         raise DataUnavailable(f"data shakespeare: {FILE} is not on this machine: {HOW}")

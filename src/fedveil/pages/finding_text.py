@@ -51,7 +51,7 @@ _NO_SHARES = re.compile(
 
 
 def conclusion(finding: Finding) -> str:
-    """Return a sentence that compares an attack's success with chance."""
+    """Return what an attack or an audit found, in a sentence or two."""
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
     compared = [figure for figure in finding.figures if not math.isnan(figure.guess)]

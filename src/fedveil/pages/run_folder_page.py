@@ -37,9 +37,9 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, run: ReadRun) -> str:
-    """Return the path of the page in `folder`. If there is none, returns a text about it.
+    """Return the path of the page in `folder`, or a text that says that there is none.
 
-    The text states the reason in the log of `run`, or else a command that writes the page.
+    The text gives the reason from the log of `run`, or else a command that writes the page.
     """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)

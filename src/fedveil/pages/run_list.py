@@ -66,7 +66,7 @@ class RunList:
 
 
 def run_list(folder: Path, order: Order = "when") -> RunList:
-    """Read the runs below `folder`. Raises `RunFolderError` if the folder does not exist.
+    """Read the runs below `folder`. Raises `RunFolderError` if it is not an existing folder.
 
     Runs without the value by which `order` sorts come last.
     """

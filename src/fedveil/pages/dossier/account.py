@@ -156,7 +156,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield (round, charges of a report) for each start of a round that has no record.
+    """Yield (round, privacy charges of a report) for each start of a round without a record.
 
     `done` is the last round in the checkpoint. With seeded randomness, a round that was started
     several times is yielded once.

@@ -104,7 +104,7 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return the privacy loss distribution of a release whose losses are listed in the record.
+    """Return the privacy loss distribution of a release with a loss table or a stated epsilon.
 
     Losses are rounded up to multiples of `interval`. Also returns True if no loss was rounded.
     """

@@ -32,7 +32,7 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges (losses with their numbers of releases) to plain data, for a record.
+    """Convert charges (privacy losses, each with a number of releases) to plain data.
 
     `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
     account adds up epsilons, so the field `law` of its releases is only "stated" or "none".

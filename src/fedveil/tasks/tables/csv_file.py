@@ -104,7 +104,7 @@ class _Lines(Iterator[str]):
         return line
 
     def begin(self) -> None:
-        """Begin a record with the next line."""
+        """Take the next line as the first line of a record."""
         self._record.clear()
 
     def skip(self) -> int:

@@ -110,7 +110,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the columns of a party's file to score, each with the kind of its content."""
+        """Return the columns of a party's file of new rows, each with the kind of its content."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
