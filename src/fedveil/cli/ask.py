@@ -33,7 +33,7 @@ def _explain_keys(*, as_json: bool) -> None:
 
 
 def _needed(context: typer.Context, question: Path | None) -> Path | None:
-    if question is None and not context.params["keys"]:  # it is eager, so it is known here
+    if question is None and not context.params["keys"]:  # --keys is parsed first
         raise missing_argument("QUESTION", context)
     return question
 
@@ -96,7 +96,7 @@ def ask(
 
 
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
-    """Write a question as a Flower app. Prints and returns the app's files."""
+    """Write a Flower app that asks a question file. Prints and returns its files and next step."""
     from fedveil.statistics.flower_app import deployable, write_app
     from fedveil.statistics.question import QuestionFile
 

@@ -10,12 +10,12 @@ from fedveil.mechanisms import EmbeddingDP, LabelDP
 from fedveil.privacy.audit import Case
 from fedveil.protections.catalog import POSITIONS
 
-#: Small enough to refute every wrong case in some ten thousand trials.
+#: The claimed epsilon. It is so small that some ten thousand trials refute every wrong claim.
 EPS = 1.0
 
 
 def cases() -> Iterator[Case]:
-    """Yield the audit cases of all protections, then the audit cases of split learning."""
+    """Yield audit cases (mechanism, two inputs, claim) of all protections and of split learning."""
     for position in POSITIONS.values():
         yield from position.audit_cases(EPS)
     yield from _crossings()

@@ -227,11 +227,10 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, the value of `--epsilons`.
+    """Return the epsilons in `text`, the value of `--epsilons`, or [] to keep the job's settings.
 
-    An empty result means that each protection keeps the job's settings. It is returned if `text` is
-    "own". Without `text`, it is returned if a key in `fixed` decides a protection's epsilon,
-    otherwise the result is `EPSILONS`.
+    The result is [] if `text` is "own". If `text` is None, the result is [] if a key in `fixed`
+    decides a protection's epsilon, and `EPSILONS` otherwise.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

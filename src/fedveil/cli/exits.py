@@ -43,7 +43,7 @@ EXTRA_OF = {
     "matplotlib": "dev",
     "tensorboard": "trackers",
 }
-#: Other programs' names of commands.
+#: Other programs' names of commands -> fedveil's names.
 _USUAL = {
     "train": "run", "simulate": "run", "list": "runs", "new": "init", "inversion": "gradient",
     "check": "show", "validate": "show",
@@ -194,7 +194,7 @@ def _swapped(context: Any, group: TyperGroup, first: str) -> str:
 
 
 def _settings(context: Any, option: str) -> Iterator[str]:
-    """Yield `--set` options for `option`, an unknown option with the name of a job key."""
+    """Yield the `--set` options to suggest for `option`, an unknown option named like a job key."""
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return
     kind = _job_of(context.command_path)

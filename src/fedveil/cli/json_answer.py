@@ -22,7 +22,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """A context: if `wanted`, all output except the JSON value goes to standard error."""
+    """Context manager: if `wanted`, all output except the JSON value goes to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:

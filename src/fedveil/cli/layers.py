@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
 
 
 def remark_layers(job: Job) -> None:
-    """Print the table on standard error, or a note if the model cannot be built on this machine."""
+    """Print the layers of a job's model on standard error, or a note if it cannot be built here."""
     try:
         from fedveil.engine.trainer_choice import layer_training
 
@@ -39,7 +39,7 @@ def remark_layers(job: Job) -> None:
 
 
 def show_layers(found: Sequence[LayerTraining], *, stderr: bool = False) -> None:
-    """Print the table on standard output or, with `stderr`, on standard error."""
+    """Print a table of the layers on standard output or, with `stderr`, on standard error."""
     from fedveil.pages.table import Table
 
     lines = found if len(found) <= _MOST_LINES else _folded(found)
@@ -52,7 +52,7 @@ def show_layers(found: Sequence[LayerTraining], *, stderr: bool = False) -> None
 
 
 def _folded(found: Sequence[LayerTraining]) -> list[LayerTraining]:
-    """Return one line for layers that differ only in a number inside their names."""
+    """Merge the lines of layers that are equal except for a number inside their names."""
     alike: dict[LayerTraining, list[LayerTraining]] = {}
     for line in found:
         alike.setdefault(replace(line, layer=_NUMBER.sub("*", line.layer)), []).append(line)

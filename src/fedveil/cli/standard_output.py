@@ -13,7 +13,7 @@ from fedveil.errors import OutputLost
 
 @contextmanager
 def explained_output() -> Iterator[None]:
-    """A context in which a failed write to standard output raises `OutputLost`.
+    """Context manager: a failed write to standard output raises `OutputLost`.
 
     A character that the output's encoding lacks is written as an escape sequence, such as `\\xe9`.
     After a closed pipe, typer and rich end the command without a message.

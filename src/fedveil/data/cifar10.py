@@ -26,7 +26,7 @@ TEST = ("test_batch.bin",)
 HOW = (
     f"unpack cifar-10-binary.tar.gz (www.cs.toronto.edu/~kriz/cifar.html) in $FEDVEIL_DATA/{FOLDER}"
 )
-#: The archive's own folder.
+#: The folder inside the archive.
 _INSIDE = "cifar-10-batches-bin"
 IMAGES = 10_000
 

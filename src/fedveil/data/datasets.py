@@ -131,7 +131,7 @@ _SETS = (
         lambda: find(location30.FOLDER, location30.FILE) is not None,
     ),
 )
-#: What a built-in set has, and the task that learns it.
+#: For each kind of a built-in set's targets: their name, and the task that learns them.
 _LEARNT = {"class": ("classes", "classification"), "tokens": ("tokens", "next_token")}
 _CATALOGUE = {entry.name: entry for entry in _SETS}
 

@@ -168,7 +168,7 @@ def _grown(part: Path, *, anew: bool) -> IO[bytes]:
 def _read(response: http.client.HTTPResponse) -> bytes | None:
     """Return the next bytes, b"" at the end of the response, or None if the connection broke."""
     try:
-        return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
+        return response.read1(_CHUNK_BYTES)  # also returns bytes that came before a break
     except (http.client.HTTPException, OSError):
         return None
 

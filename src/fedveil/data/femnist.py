@@ -29,7 +29,7 @@ _PIXELS = 28 * 28
 
 
 def read() -> Dataset:
-    """Return the data set. Training examples are ordered by their owner, the writer."""
+    """Return FEMNIST. The training examples are ordered by their owners, the writers."""
     train_folder = find(FOLDER, "train")
     if train_folder is None:
         raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")

@@ -58,7 +58,7 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Array:
-    """Return the array in the file `path`. Raises `DataInvalid` unless `file` describes it."""
+    """Return the array in the file `path`. Raises `DataInvalid` if its MD5 is not `file.md5`."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:

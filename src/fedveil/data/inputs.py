@@ -34,10 +34,10 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _of_pandas(array: Array) -> Array:
-    """Return objects of pandas as numbers, and as they are if not all are numbers.
+    """Convert an array of objects, made from pandas data, to numbers. NA becomes NaN.
 
-    The columns of a DataFrame may have types of pandas' own, which NumPy reads as objects. A
-    missing value, pandas.NA, becomes NaN.
+    If not all objects are numbers, returns the array unchanged. NumPy makes such arrays from
+    columns of pandas' own types.
     """
     numbers = np.array(without_na(array, np.nan).tolist())
     return numbers if numbers.dtype.kind in "fiub" else array

@@ -18,7 +18,7 @@ HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
 
 
 def read() -> Dataset:
-    """Return the data set from its archive."""
+    """Return the data set Location-30, from its .npz archive."""
     path = find(FOLDER, FILE)
     if path is None:
         raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")

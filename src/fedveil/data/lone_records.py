@@ -29,7 +29,7 @@ from fedveil.data.examples import Dataset, Examples
 from fedveil.data.targets import check_derivable
 from fedveil.errors import DataInvalid
 
-#: NumPy kinds of numbers, and kinds that an array gets if one of its records is no number.
+#: NumPy's kinds of numbers, and the kinds of an array in which some record is no real number.
 _NUMBERS, _READABLE = "fiub", "OUScm"
 
 
@@ -205,7 +205,7 @@ def _numbers(
         if array.dtype.kind in _NUMBERS and (any_shape or shape in shapes):
             kept = shape if any_shape else shapes[0]
             return array.reshape(len(array), *kept), np.ones(len(array), np.bool_)
-        if array.dtype.kind in _READABLE or len(array) == 1:  # one record decides the shape
+        if array.dtype.kind in _READABLE or len(array) == 1:  # with one record, its shape decides
             records, array = list(array), None
     if array is not None:
         raise DataInvalid(

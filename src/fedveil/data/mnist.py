@@ -56,7 +56,7 @@ FASHION_MNIST = _published(
     "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
 )
-#: Row i belongs to image i of MNIST, in training and among the first 10,000 rows of the test part.
+#: QMNIST's labels. In both files, row i describes image i of MNIST. The test file has further rows.
 WRITERS = IdxSet(
     "mnist",
     (

@@ -15,7 +15,7 @@ from fedveil.data.data_folders import find, reading
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
-#: Letters of an example. LEAF has as many.
+#: The number of letters of an example, as in LEAF.
 LENGTH = 80
 #: A letter is a byte of ASCII.
 LETTERS = 128
@@ -27,7 +27,7 @@ _TEST_ONE_IN = 5
 
 
 def read() -> Dataset:
-    """Return the data set, owned by the speakers. Omits speakers with fewer than five examples."""
+    """Return the plays, owned by the speakers. Omits speakers with fewer than five examples."""
     path = find(FOLDER, FILE)
     if path is None:
         raise DataUnavailable(f"data shakespeare: {FILE} is not on this machine: {HOW}")

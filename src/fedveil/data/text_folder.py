@@ -175,7 +175,7 @@ def _checked(line: Any, keys: Sequence[str]) -> Line:
         if not known or (key in keys and value == ""):
             raise ValueError(f"it needs {' and '.join(keys)} as texts")
         line[key] = str(value)
-        line[key].encode()  # raises ValueError for half a character
+        line[key].encode()  # raises ValueError for a lone surrogate
     return line
 
 

@@ -14,15 +14,16 @@ from fedveil.pages.colours import Look, looks
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.privacy.loss import format_epsilon
 
-#: The size of a drawing on a page, in its own units.
+#: The width and height of a drawing on a page, in SVG units.
 WIDTH, HEIGHT = 340, 225
-#: A curve with more points is thinned: each of its equal pieces keeps its ends and extremes.
+#: A curve with more points is cut into pieces of equal length. Each piece keeps only its first,
+#: last, lowest and highest point.
 MOST_POINTS = 1000
-#: Widths of one character, of the space around text, and the height of a line of text.
+#: The width of a character, the space around a text, and the height of a line of text.
 _LETTER, _SPACE, _LINE = 7.2, 7, 16
 #: The longest label of the x axis.
 _LONGEST_LABEL = 14
-#: A mark's outline for a curve, around its centre, as the commands of a path.
+#: The outlines of the markers, around a marker's centre, as commands of an SVG path.
 _MARKS = (
     "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z", "m-3 -3h6v6h-6z",
     "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
@@ -92,7 +93,7 @@ def sample(curve: Curve, look: Look) -> str:
 
 
 def fitted(text: str, most: int) -> str:
-    """Return `text` on one line, shortened to `most` characters, without control characters."""
+    """Return `text` on one line, with control characters escaped, cut to `most` characters."""
     line = escaped(text.replace("\n", "\\n").replace("\t", " "))
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -126,9 +127,10 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield every n-th of the labels `ticks` of the x axis, as (value, text in SVG).
+    """Yield every n-th label of the x axis, as (value, text in SVG).
 
-    n is the least number with which these labels fit into `width` units.
+    `ticks` has all labels. n is the least number for which the yielded labels fit into `width`
+    units.
     """
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
@@ -250,7 +252,7 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float], axis: Axis) -> list[float | None]:
-    """Round values for the page's data to six digits. Infinities and NaN become None.
+    """Round values for the page's data to six significant digits. Infinities and NaN become None.
 
     An epsilon is instead rounded up to five digits.
     """

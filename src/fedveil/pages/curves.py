@@ -31,7 +31,7 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot over the rounds for each metric and each loss of the runs."""
+    """Yield a plot over the rounds for each metric, such as the loss, with a curve per run."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
@@ -44,7 +44,7 @@ def axis_of(metric: str, title: str | None = None) -> Axis:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the main metric on the clients' own held-out examples, if it was measured."""
+    """Yield plots of the main metric on the clients' own held-out examples, if they measured it."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip

@@ -13,7 +13,7 @@ from fedveil.privacy.loss import format_epsilon
 
 _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
-#: What an attacker could do, by the metric's name or the end of it.
+#: Pairs: a pattern for a metric's name (or its last words), and what an attacker could do.
 _COULD = (
     (r"exposure.*", "rank a planted phrase among random ones as if it knew {value} bits of it"),
     (r"extracted.*", "extract {value} of the planted phrases"),
@@ -51,7 +51,7 @@ _NO_SHARES = re.compile(
 
 
 def conclusion(finding: Finding) -> str:
-    """Return a sentence that compares an attack's success with chance."""
+    """Return what an attack or an audit found, in a sentence or two."""
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
     compared = [figure for figure in finding.figures if not math.isnan(figure.guess)]

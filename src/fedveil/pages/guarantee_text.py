@@ -11,9 +11,9 @@ from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record
 
-#: The epsilon that summarises a whole run.
+#: The key of the epsilon that summarises a whole run, without the prefix `epsilon_`.
 RUN = "run_every_round"
-#: A part of a sentence about the epsilons of several runs. `cell` marks the others.
+#: A part of a sentence about the epsilons of several runs. `cell` marks those for one example.
 FOR_A_CLIENT = "for a client in every round, or for one example of it where the table says so"
 
 
@@ -25,7 +25,7 @@ class Says(NamedTuple):
 
 
 _ALL = "a client's whole data, from all its reports together"
-#: The ledger's epsilons by key.
+#: Texts about the ledger's epsilons, by key without the prefix `epsilon_`.
 _FIGURES = {
     "per_bit": Says("a bit", "one bit that a mechanism encodes, from one round"),
     "per_parameter": Says("a parameter", "one parameter of an update, from one round"),
@@ -33,7 +33,8 @@ _FIGURES = {
     "run_every_round": Says("the whole run of a client in every round", _ALL),
     "run_most_drawn": Says("the whole run of the most-drawn client", _ALL),
 }
-#: The epsilons under `unit: example`. A part of a report costs an example as much as all of it.
+#: Texts about the epsilons under `unit: example`. Bits and parameters have none: for one example,
+#: a part of a report costs as much as the whole report.
 _OF_AN_EXAMPLE = {
     "per_round": Says(
         "one example of a client in a round", "one example, from the client's costliest round"
@@ -50,7 +51,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return texts that explain each epsilon in a record, by the epsilon's key in the record."""
+    """Return texts that explain a record's epsilons. Key "per_round" is for `epsilon_per_round`."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
@@ -68,7 +69,7 @@ def cell(figure: Figure, unit: str | None) -> str:
 
 
 def figure_of(record: Record, key: str) -> Figure:
-    """Return the epsilon and delta with the given key in a record."""
+    """Return a record's `epsilon_KEY` and `delta_KEY`, where KEY is `key`, such as "per_round"."""
     return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
 
 

@@ -38,7 +38,7 @@ def machine_totals(records: Iterable[Record]) -> dict[str, MachineTotals]:
     totals: dict[str, MachineTotals] = {}
     for record in records:
         machines = record.get(MACHINES, {})
-        # All shares of a round are of the same time, which a machine without work does not show.
+        # All machines' idle shares refer to one duration. A share of 1 does not reveal it.
         times = (busy_s / (1 - idle) for _, busy_s, idle in machines.values() if idle < 1)
         wall_s = max(times, default=0.0)
         for name, (clients, busy_s, _) in machines.items():

@@ -81,7 +81,7 @@ class _Output:
 
 
 def of_run(run: ReadRun) -> str:
-    """Return a finished run as HTML: its three conclusions and its curves."""
+    """Return a finished run as HTML: quality, privacy guarantee, next step, and curves."""
     rows = "".join(
         f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
         f"</tr>"

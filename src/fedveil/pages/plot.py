@@ -12,7 +12,7 @@ from typing import Literal, SupportsFloat, TypeAlias
 
 from fedveil.errors import InvalidValue
 
-#: A unit of an axis's values that has a notation of its own.
+#: The unit of an axis's values, which decides how they are written. "" means plain numbers.
 Unit: TypeAlias = Literal["", "percent", "bytes", "seconds", "epsilon"]
 
 #: A name that can be part of a file name, and of a link to it, on every system.

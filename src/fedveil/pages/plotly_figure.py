@@ -22,7 +22,7 @@ _STYLES = ("solid", "dot", "dashdot", "longdash")
 
 
 def figure(plot: Plot) -> dict[str, Any]:
-    """Return the arguments of `Plotly.newPlot`. Colours come from the page's style sheet."""
+    """Return the argument of plotly's `Figure`: a dictionary with the data and the layout."""
     traces: list[dict[str, Any]] = []
     for number, (curve, look) in enumerate(zip(plot.curves, looks(plot.curves), strict=True)):
         if curve.bars:

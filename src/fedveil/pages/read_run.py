@@ -34,7 +34,13 @@ _ENDS, _BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train fr
 
 @dataclass(frozen=True)
 class ReadRun:
-    """The records in a run's folder, one per round. `job` has every key, including defaults."""
+    """The content of a run's folder, or of one party's folder in a vertical run.
+
+    `records` has the metrics of each round (or step). `job` has every key, including defaults.
+    `events` are the lines of the log. `accounts` has a party's privacy costs or, in a federated
+    run, costs that are not in the ledger. `compared` has metrics and texts of a language model,
+    before and after training.
+    """
 
     folder: Path
     job: Mapping[str, Any]
@@ -43,8 +49,8 @@ class ReadRun:
     events: Sequence[str]
     accounts: Sequence[Line] = ()
     compared: Sequence[BeforeAfter] = ()
-    #: The number of a round that was started and has no record, and the privacy of everything that
-    #: may have been sent. Empty if there is no such round.
+    #: The number of a round that was started and has no record, and the run's privacy costs if all
+    #: reports of this round were sent. Empty if there is no such round.
     started: Record = field(default_factory=dict)
 
     @property
@@ -98,7 +104,7 @@ class ReadRun:
         return (times[next(ends, -1)] - times[0]).total_seconds() if times else None
 
     def all_said(self, beginning: str) -> list[str]:
-        """Return the text after `beginning` of each different event that starts with it."""
+        """Return the rest of each event that starts with `beginning`, without duplicates."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
@@ -140,7 +146,7 @@ class ReadRun:
 
 
 def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder. Raises `RunFolderError` if it is not one."""
+    """Read a run's folder. Raises `RunFolderError` if `folder` is not the folder of a run."""
     path = Path(folder)
     records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS, ACCOUNTS, BEFORE_AFTER)
     if (path / JOB).exists() and not any(any(path.glob(name)) for name in records):

@@ -37,14 +37,17 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, run: ReadRun) -> str:
-    """Return the path of the page in `folder` or, if there is none, the reason in `run`'s log."""
+    """Return the path of the page in `folder`, or a text that says that there is none.
+
+    The text gives the reason from the log of `run`, or else a command that writes the page.
+    """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {run.said(NO_PAGE) or f'`fedveil report {quote(str(folder))}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
-    """Write the page of a finished run. If this fails, it only logs the reason with `event`."""
+    """Write the page of a finished run. An error is not raised, but logged with `event`."""
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))
     except Exception as error:

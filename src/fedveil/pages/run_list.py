@@ -21,7 +21,7 @@ from fedveil.record.metric_names import deciding
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, in_use
 from fedveil.record.sealed_message import intact
 
-#: How many folders deep a run may lie, such as the runs of a comparison.
+#: The number of levels below the given folder that are searched for runs.
 _DEPTH = 3
 Order: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
 
@@ -66,7 +66,7 @@ class RunList:
 
 
 def run_list(folder: Path, order: Order = "when") -> RunList:
-    """Read the runs below `folder`. Raises `RunFolderError` if the folder does not exist.
+    """Read the runs below `folder`. Raises `RunFolderError` if it is not an existing folder.
 
     Runs without the value by which `order` sorts come last.
     """
@@ -110,7 +110,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     try:
         found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:  # reading the run says why
+    except OSError:  # yield the folder, so that reading it as a run reports the error
         found, inner = True, []
     if found:
         yield folder

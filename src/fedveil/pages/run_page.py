@@ -31,10 +31,10 @@ from fedveil.record.run_folder import EVENTS, JOB
 
 #: Largest size of an attack's picture.
 _LONGEST_PICTURE = 8_000_000
-#: The attacks whose pictures show each original above what the attacker made of it.
+#: The attacks whose pictures show each original above its reconstruction.
 _PAIRED = ("gradient", "exact", "steal")
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: What follows the name of a part of the time that counts all clients, parallel ones included.
+#: Suffixes of the names of durations that are summed over clients, even if these ran in parallel.
 _SUMMED = dict.fromkeys(("training", "protection"), ", summed over clients")
 
 

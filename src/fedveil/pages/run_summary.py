@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the three conclusions of a federated run, which may be unfinished."""
+    """Return the quality, guarantee and next step of a federated run, which may be unfinished."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -47,7 +47,7 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run.
+    """Return the quality, privacy guarantee and next step of a vertical run.
 
     `leader` has the leader's records. `accounts` are the lines of all parties' epsilons. `apart` is
     True if the parties are on different machines.
@@ -58,7 +58,7 @@ def vertical_ending(
     if worst is None and apart and run.job["privacy"].get("embedding_dp"):
         return Ending(quality, *_of_others(run, leader))
     if worst is not None and worst.what.endswith(UNPROTECTED):
-        worst = None  # no other epsilon covers such an example
+        worst = None  # other epsilons do not cover an example that was also sent unprotected
     promise = Fact(
         _PROMISED,
         "none" if worst is None else str(worst.figure),
@@ -114,10 +114,10 @@ def worst_of(accounts: Sequence[Line]) -> Line | None:
 
 
 def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence about one example's influence on the reports of other examples.
+    """Return a sentence: no epsilon covers one example's influence on other examples' reports.
 
-    The sentence names the parts that have such a line in `accounts`, because no epsilon covers this
-    influence. Returns "" if there is no such part.
+    The sentence names the parts of the model for which `accounts` has a line about this influence.
+    Returns "" if there is no such line.
     """
     found = (influenced_part(line.what) for line in accounts)
     parts = list(dict.fromkeys(part for part in found if part is not None))
@@ -253,7 +253,10 @@ def _steadier(run: ReadRun, job: str) -> str:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return a sentence: the command that repeats job file `job` under protection `position`."""
+    """Return a sentence with the command that repeats job file `job` under another protection.
+
+    `position` is the name of this protection.
+    """
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):

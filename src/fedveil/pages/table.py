@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedveil.base.untrusted import escaped
 
-#: A column of words of at most this length is not wrapped in a terminal, such as protections.
+#: A terminal does not wrap a column of single words (such as protections) of at most this length.
 _WHOLE = 16
 
 

@@ -22,7 +22,7 @@ from fedveil.record.recorder import CROSSES, Record
 from fedveil.record.run_folder import EVENTS, JOB, METRICS
 
 _STEP = Axis("step")
-#: Prefix of the names of held-out metrics.
+#: Prefix of the names of metrics on held-out examples.
 HELD_OUT = "test_"
 #: Keys of the transferred bytes in a party's records.
 CROSSED = {"bytes_sent_per_step": "sent", "bytes_received_per_step": "received"}
@@ -110,7 +110,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the leader's event about the run's end, or a text that the run has not ended."""
+    """Return the leader's event about the run's end, or a text which says that there is none."""
     return leader.ended or "still running, or killed"
 
 

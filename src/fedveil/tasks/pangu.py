@@ -32,9 +32,10 @@ TOKENIZER = "tokenizer.json"
 
 
 class Pangu:
-    """The task with the settings `task.pangu`.
+    """The task of training a language model that is split between two parties.
 
-    `folder` is the folder of a resumed run, from which the run's tokenizer is loaded.
+    `settings` are those under `task.pangu`. `folder` is the folder of a resumed run, from which the
+    run's tokenizer is loaded.
     """
 
     leader: str = "leader"
@@ -72,7 +73,7 @@ class Pangu:
         if here is None or theirs in here:
             backbone = initial(self._seed, "backbone", lambda: transformer.Backbone(shape))
         inner = (shape.context, shape.width)
-        # Wider models take smaller steps (tiny 0.002), deeper ones warm up longer.
+        # Wider models take smaller steps (0.002 for the preset tiny), deeper ones warm up longer.
         optimizer = Optimizer(
             "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
         )
@@ -121,7 +122,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """Return the tokenizer. Loads a byte-pair tokenizer of a resumed run, or else trains it."""
+        """The tokenizer. A byte-pair tokenizer is loaded from a resumed run, or else trained."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER

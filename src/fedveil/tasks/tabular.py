@@ -30,7 +30,7 @@ from fedveil.vertical.task_settings import TabularSettings
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-#: The number of features and of classes; None is a regression.
+#: Each table's number of features and number of classes. None stands for a regression.
 _TABLES: dict[str, tuple[int, int | None]] = {
     "breast_cancer": (30, 2),
     "wine": (13, 3),

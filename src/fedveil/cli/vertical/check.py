@@ -48,7 +48,7 @@ def check(
                 f"{run} has none of these logs: a log's folder must have its party's name"
             )
     for log in logs:
-        about = said.get(log.resolve().parent.name, ())  # also where `run` is the current folder
+        about = said.get(log.resolve().parent.name, ())  # resolved, as `run` may be "."
         wrong = faults(log, about)
         found += wrong
         if not wrong:

@@ -149,10 +149,10 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    The leader waits for the followers at the address `listen`, and `patience` is the number of
-    seconds that it waits for one that is not connected. `purpose`, such as "evaluate", tells them
-    what to do. `own` is the leader's side of the exchange of messages. None means the side that is
-    defined for `purpose`, such as `PartyRun.evaluate`. Returns the ended session, with its result.
+    The leader listens at the address `listen`, and waits `patience` seconds for a follower that is
+    not connected. `purpose`, such as "evaluate", tells the followers what to do. `own` is the
+    leader's side of the exchange of messages. None means the side that is defined for `purpose`,
+    such as `PartyRun.evaluate`. Returns the ended session, with its result.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine

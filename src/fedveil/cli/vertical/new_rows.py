@@ -47,7 +47,7 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the scorer of this process's only party. `leads` says if `--listen` was given.
+    """Return the scorer of this process's only party. `leads` is True if `--listen` was given.
 
     Raises `InvalidValue` if there are several parties, if a leader lacks `--listen`, or if a
     follower has it.
@@ -103,7 +103,11 @@ def predict_new(
     patience: float,
     most_ids: int | None,
 ) -> object:
-    """Score new rows as the leader (`listen`), a follower (`connect`) or all parties (neither)."""
+    """Score new rows as the leader (`listen`), a follower (`connect`) or all parties (neither).
+
+    Prints the results. Returns them for `--json`: the numbers of rows, and each party's privacy
+    costs and drift.
+    """
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow
 

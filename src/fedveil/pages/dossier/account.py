@@ -34,14 +34,15 @@ from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, R
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import Attempts
 
-#: The lines of a party's account: the bits of a part, a label, and the run.
+#: The texts of a party's account lines: for the bits that a part of the model sends for an
+#: example, for a label, and for the whole run.
 _BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
 _LABEL = "an example's label, in all epochs"
 #: Runs of earlier versions name the example, not its reports.
 _SENT = re.compile(rf"(?:{OWN_REPORTS}|an example) in the run, sent (?:once|(\d+) times)")
-#: The client that stands for one that takes part in every round.
+#: The client that is charged for rounds without a record. It takes part in every round.
 _CLIENT = 0
-#: Relative difference of an account's epsilon from the one that follows from its charges.
+#: Largest relative difference between a stated epsilon and the epsilon of the charges.
 _SAME = 1e-9
 #: Files whose digests a dossier lists, if the run has them.
 _FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", "sent.csv")
@@ -51,7 +52,8 @@ _FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest
 class Account:
     """A stated epsilon and delta, and the releases from which they follow.
 
-    `of` says whose privacy is covered. If `releases` is empty, `missing` says why.
+    `of` says whose privacy is covered. If `adaptive` is True, losses may depend on earlier rounds,
+    so the epsilons of the releases add up. If `releases` is empty, `missing` says why.
     """
 
     of: str
@@ -64,7 +66,10 @@ class Account:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, its accounts, and the SHA-256 digests of its files by name."""
+    """A run, its accounts, and the SHA-256 digests of its files by name.
+
+    `parties` has each party's records by name. It is empty for a federated run.
+    """
 
     run: ReadRun
     accounts: list[Account]
@@ -111,7 +116,8 @@ def _check_job(path: Path) -> None:
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
     """Return a list with the account of a client (or example) that is in every round.
 
-    The list is empty if the run has no checkpoint.
+    The list is empty if the run has no checkpoint. Raises RunFolderError if the run's records do
+    not agree with the ledger in the checkpoint.
     """
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None and run.started:
@@ -150,7 +156,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield (round, charges of a report) for each start of a round that has no record.
+    """Yield (round, privacy charges of a report) for each start of a round without a record.
 
     `done` is the last round in the checkpoint. With seeded randomness, a round that was started
     several times is yielded once.
@@ -176,8 +182,9 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
     """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    The keys of `lines` are the descriptions in the party's account. They say how many bits of an
-    example each part sends. `run` has the job, which says how these bits are protected.
+    `lines` has the lines of the party's account by description. A description says how many bits
+    a part of the model sends for an example. `run` has the job, which says how the bits are
+    protected.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]

@@ -87,7 +87,7 @@ def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterat
 
 
 def recompute_parts(accounts: Sequence[Account]) -> list[Part]:
-    """Return page parts that explain how to recompute the epsilons of the record."""
+    """Return page parts that explain how to recompute the epsilons of `accounts`."""
     rows = [
         [a.of, *shown(a), ", ".join(dict.fromkeys(r["law"] for r in a.releases)) or "none"]
         for a in accounts

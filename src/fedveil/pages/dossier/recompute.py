@@ -21,7 +21,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 #: Largest relative difference of two accountants that agree.
 TOLERANCE = 2e-3
-#: More points than this are not composed.
+#: A release is not composed if its losses, times the root of its count, are more than this.
 MOST_POINTS = 1 << 25
 
 
@@ -104,7 +104,7 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return the privacy loss distribution of a release whose losses are listed in the record.
+    """Return the privacy loss distribution of a release with a loss table or a stated epsilon.
 
     Losses are rounded up to multiples of `interval`. Also returns True if no loss was rounded.
     """

@@ -19,9 +19,9 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the record of a run, `evidence`, with the given statements, as plain data.
+    """Return the registry's record of the run in `evidence`, as plain data.
 
-    Infinity becomes a text.
+    `statements` are the dossier's statements about the run. Infinity becomes a text.
     """
     said = {statement.key: statement.text for statement in statements}
     found = {

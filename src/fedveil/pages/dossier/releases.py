@@ -5,8 +5,8 @@ The field `law` of a release names the distribution of its privacy loss:
     none                no promise: epsilon is infinite
     stated              the worst distribution that an (epsilon, delta) guarantee allows
     gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
-    sampled gaussian    noise of `multiplier` times the clip on a sum that includes each member
-                        with probability `rate`
+    sampled gaussian    noise of `multiplier` times the clipping norm, on a sum that includes each
+                        member with probability `rate`
     table               a list of the possible losses, on a grid, with their probabilities. Readers
                         can check how they compose, but not if they are the mechanism's losses
 """
@@ -22,17 +22,17 @@ from fedveil.privacy.loss import Gaussian
 from fedveil.privacy.loss_distribution import LossDistribution
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 
-#: The noise multipliers in which a sampled Gaussian is searched, as ratios to twice the clip.
+#: The range in which a sampled Gaussian's noise is searched, divided by twice the clipping norm.
 _LEAST_RATIO, _MOST_RATIO = 0.05, 1e3
 _HALVINGS = 60
-#: Relative difference at which a table counts as a sampled Gaussian's table.
+#: A hundredth of the largest relative difference between a table and that of a sampled Gaussian.
 _SAME = 1e-6
 
 
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges (losses with their numbers of releases) to plain data, for a record.
+    """Convert charges (privacy losses, each with a number of releases) to plain data.
 
     `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
     account adds up epsilons, so the field `law` of its releases is only "stated" or "none".
@@ -65,7 +65,10 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the ratio at which `SampledGaussian(ratio, rate)` has the losses `table`, or None."""
+    """Return the `ratio` for which `SampledGaussian(ratio, rate)` has the losses in `table`.
+
+    Returns None if there is no such ratio.
+    """
     if not 0 < rate < 1:
         return None
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)

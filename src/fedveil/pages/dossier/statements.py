@@ -156,7 +156,7 @@ def _randomness(said: str) -> Statement:
     return Statement("randomness", "Source of randomness", lines)
 
 
-#: Each law of a record in words.
+#: The kinds of releases (`law` in a record), in words.
 _LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotected",
          "sampled gaussian": "a secret sample with Gaussian noise",
          "stated": "a mechanism with a stated epsilon",

@@ -18,7 +18,7 @@ Parse: TypeAlias = Callable[[str], float | None]
 NO_NUMBER: Final = frozenset(
     ("", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "k.a.", "n.v.")
 )
-#: The longest number: a denormal one has some 770 digits.
+#: The longest cell that is read as a number. A denormal number has up to some 770 digits.
 _MOST_DIGITS = 1000
 _TIME = r"(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?"
 _CLOCK = rf"(?:[T ]+{_TIME} ?(Z|[+-]\d\d:?\d\d)?)?"

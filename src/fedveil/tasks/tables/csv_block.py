@@ -17,9 +17,10 @@ from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS
 from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
 _BYTES = np.arange(256)
-#: A table of the bytes in plain ids. In these, `id_rules` changes only case and leading zeros.
+#: True for each byte that may be in a plain id: one in which `id_rules` changes at most the case
+#: and leading zeros.
 _PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(256)])
-#: Python's reader refuses cells of more than 131,072 characters.
+#: Longer lines are left to Python's reader, which refuses cells of more than 131,072 characters.
 _MOST_LINE = 1 << 17
 _MARKS = ("point", "comma")
 #: A key of `_READERS`, which names a conversion of cells, and the column to convert.
@@ -67,7 +68,7 @@ class CsvBlock(Piece):
             ("point", native_cells.POINT, native_cells.SURE_POINT),
             ("comma", native_cells.COMMA, native_cells.SURE_COMMA),
         ):
-            if noted & mark:  # the other form may read the mark as one of thousands
+            if noted & mark:  # the other form may read it as a thousands separator
                 if form not in possible or not (noted & sure or possible == {form}):
                     return None
                 possible = {form}

@@ -27,7 +27,7 @@ MOST_COLUMNS: Final = 100_000
 _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 #: A part of the message with which Python's reader refuses a cell.
 _TOO_LONG = "field larger than field limit"
-#: The blocks that are read before the caller asks for them.
+#: The number of blocks that are read before the caller asks for them.
 _AHEAD = 3
 
 
@@ -104,14 +104,14 @@ class _Lines(Iterator[str]):
         return line
 
     def begin(self) -> None:
-        """Begin a record with the next line."""
+        """Take the next line as the first line of a record."""
         self._record.clear()
 
     def skip(self) -> int:
-        """Skip the other lines of a record that the reader gave up. Returns their number.
+        """Skip the remaining lines of a record that has a too long cell. Returns their number.
 
-        Raises csv.Error where a reader without a limit would: the rows after a quote that nobody
-        closed must not be skipped as a part of its cell.
+        Raises csv.Error if the quotes in the record are invalid. In particular, the rows after an
+        unclosed quote must not be skipped as if they were a part of the quoted cell.
         """
         quoted, skipped = False, 0
         for line in self._record:
@@ -124,7 +124,7 @@ class _Lines(Iterator[str]):
         return skipped
 
     def _quoted_after(self, line: str, quoted: bool) -> bool:
-        """Return True if a quoted cell goes on after a line. `quoted`: it went on before it."""
+        """Return True if a quoted cell is open after `line`. `quoted` is True if one was before."""
         opens_at = -1 if quoted else 0  # where a quote begins or continues a quoted cell
         for mark in self._marks.finditer(line):
             if mark[0] != '"':

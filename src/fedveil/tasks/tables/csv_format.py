@@ -35,7 +35,8 @@ _KNOWN = {
     b"PAR1": "a Parquet file; name it .parquet", b"%PDF": "a PDF document",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook", b"{\\rtf": "a rich text document",
 }  # fmt: skip
-#: Bytes read at a time, those that decide on the encoding, and those that decide on UTF-16.
+#: The number of bytes read at a time, and of those at the beginning of a file by which its
+#: encoding, and UTF-16 without a byte order mark, is recognised.
 _AT_ONCE, _BEGINNING, _HEAD = 1 << 22, 1 << 23, 1 << 16
 _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 

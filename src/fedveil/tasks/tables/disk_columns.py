@@ -27,7 +27,7 @@ class Spool:
 
     def __init__(self) -> None:
         with _space():
-            # Without a buffer, whose last bytes would be written when the file is closed.
+            # Unbuffered, because a buffer's last bytes are written only when the file is closed.
             self._file = tempfile.TemporaryFile(prefix="fedveil-", buffering=0)  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._size = 0
@@ -93,7 +93,7 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
 
 @contextmanager
 def _space() -> Iterator[None]:
-    """Convert an OSError in a `with` block, such as of a full disk, into `DataUnavailable`."""
+    """Convert an OSError in a `with` block (for example, a full disk) into `DataUnavailable`."""
     try:
         yield
     except OSError as error:

@@ -36,7 +36,7 @@ class IdColumn:
                 return
         written = piece.cells(self._name)
         refused: set[int] = set()
-        # too long ids could fill the memory
+        # Too long ids are replaced before they are copied, because they could fill the memory.
         if max(map(len, written), default=0) > MOST_ID_LETTERS:
             refused = self._refuse(piece, written, refused)
             written = ["" if row in refused else cell for row, cell in enumerate(written)]

@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.base.array_types import Array
 from fedveil.base.kernels import compiled
 
-#: Powers of ten that `numbers` multiplies by. Python's own reader takes numbers beyond them.
+#: The range of powers of ten that `numbers` can multiply by. Other numbers are left to Python.
 _LEAST, _MOST = -60, 60
 #: The most digits of a number below 2^64.
 _DIGITS = 19
@@ -50,8 +50,8 @@ _FIVES = _powers_of_five()
 _TENS = np.array([10.0**power for power in range(23)])
 _LOW = np.uint64(2**32 - 1)
 _HALF, _ONE = np.uint64(32), np.uint64(1)
-#: Constants of `_digits`: each byte has the letter 0, the highest bit, the distance from 10 to the
-#: highest bit, or 1. Every fourth byte is selected.
+#: Constants of `_digits`. In the first four, each byte has the letter 0, the highest bit, the
+#: distance from 10 to the highest bit, or 1. `_PAIRS` selects every fourth byte.
 _ZEROS, _TOPS = np.uint64(0x3030303030303030), np.uint64(0x8080808080808080)
 _TO_TOPS, _EACH = np.uint64(0x7676767676767676), np.uint64(0x0101010101010101)
 _PAIRS, _WORD = np.uint64(0x000000FF000000FF), np.uint64(64)

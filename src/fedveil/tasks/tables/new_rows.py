@@ -69,7 +69,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the columns of a file to score, each with its kind ("ids", "words" or "numbers")."""
+    """Return the columns of a file of new rows, with their kinds ("ids", "words" or "numbers")."""
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

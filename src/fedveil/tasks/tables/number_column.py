@@ -22,20 +22,23 @@ from fedveil.vertical.task_settings import ReadingSettings
 
 _DECIMALS = ("point", "comma")
 _ORDERS = ("day-first", "month-first")
-#: The cells whose numbers are cached, and their longest: some 40 MB.
+#: The most cells whose numbers are cached, and the longest of these. The cache takes some 40 MB.
 _CACHED, _SHORT = 1 << 17, 40
-#: The number of a cell that does not have the form, in an array. It is not a missing number.
+#: Marks a cell that does not have the form, in an array of numbers. A missing cell is NaN.
 _BAD = np.inf
 
 
 class Cells:
-    """Parses the texts of cells as numbers, in every form of number (`cell_forms`)."""
+    """Parses the texts of cells as numbers, in every form of number (`cell_forms`).
+
+    `empty` are the texts that mark a missing cell, besides the usual ones.
+    """
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
         stated = [number for text in empty if (number := FORMS["point"](text)) is not None]
         with np.errstate(over="ignore"):
-            #: The numbers among them, also as a column of 32 bits has them.
+            #: The numbers in `empty`, and the same numbers rounded to 32 bits.
             self.empty_numbers = np.array([*stated, *np.array(stated, np.float32)], np.float64)
         self._rows: dict[str, int] = {}
         self._numbers = np.empty((0, len(FORMS)))
@@ -71,7 +74,8 @@ class NumberColumn:
     """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
     `forms` are the ways to write numbers that fit every cell so far. If none of them fits all cells
-    of a piece of the table, only the form that fits most of these cells is kept.
+    of a piece of the table, only the form that fits most of these cells is kept. `lacks` is True if
+    cells may be empty.
     """
 
     def __init__(
@@ -185,7 +189,8 @@ class NumberColumn:
         """Choose and return the form of the column's numbers, such as with a decimal comma.
 
         `decided` are the forms that other columns of the file prove. `place` is the path of the
-        file's settings in the job, for messages. An ambiguous form is an error.
+        file's settings in the job, for messages. If the form is still ambiguous, this problem is
+        added to the file's refusals.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

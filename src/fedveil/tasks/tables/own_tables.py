@@ -43,9 +43,10 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class Tables(ByLabel):
-    """The task with the settings `task.tables`.
+    """The task of training a wide-and-deep model on the parties' tables.
 
-    Labels that are numbers are scaled to mean 0 and variance 1 over the training rows.
+    `settings` are those under `task.tables`, and `folder` is the folder of a resumed run. Labels
+    that are numbers are scaled to mean 0 and variance 1 over the training rows.
     """
 
     unit: Unit = "examples"
@@ -109,7 +110,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the columns of a party's file to score, each with the kind of its content."""
+        """Return the columns of a party's file of new rows, each with the kind of its content."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
@@ -231,7 +232,7 @@ class _Held:
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
     ) -> None:
-        gc.freeze()  # a garbage collection of permanent objects takes longer than 10,000 rows
+        gc.freeze()  # scanning permanent objects for garbage takes longer than 10,000 rows
         self._settings = settings
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
@@ -300,7 +301,7 @@ class _Held:
         """
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
-            # The held-out file contains what the training file contains.
+            # Columns have the same kinds of content in the held-out file as in the training file.
             kinds = {"kinds": dict(whole.kinds) | wanted.reading.kinds}
             reading = wanted.reading.model_copy(update=kinds)
             test = table_file.read(self._table.test, replace(wanted, reading=reading))

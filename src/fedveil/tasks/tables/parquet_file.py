@@ -43,7 +43,7 @@ class _Batch(Piece):
 
         found, kind = self._batch.column(column), self._kind(column)
         with _whole(self.path):
-            if not (_is_text(kind) or types.is_integer(kind)):  # a number that is not finite
+            if not (_is_text(kind) or types.is_integer(kind)):  # a number column, read as texts
                 found = _strings(found)
             if not types.is_dictionary(found.type):
                 found = found.dictionary_encode()
@@ -84,7 +84,7 @@ class _Batch(Piece):
 
         found, kind, unit = self._batch.column(column), self._kind(column), 1
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
-        if types.is_temporal(kind):  # not cast to one unit: it could not hold all digits or years
+        if types.is_temporal(kind):  # keeps its unit: no other unit holds all digits and years
             name = "day" if types.is_date32(kind) else getattr(kind, "unit", "ms")
             found, unit = found.cast("int32" if name == "day" else "int64"), _IN_A_DAY[name]
         found = found.cast("int8") if types.is_boolean(kind) else found
@@ -100,7 +100,7 @@ def _strings(values: Any) -> Any:
     from pyarrow import types
 
     values = values.dictionary_decode() if types.is_dictionary(values.type) else values
-    if types.is_timestamp(values.type) and values.type.unit == "ns":  # Python's times have none
+    if types.is_timestamp(values.type) and values.type.unit == "ns":  # Python has no ns
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     shown = [None if cell is None else str(cell) for cell in values.to_pylist()]
     return pa.array(shown, pa.string())
@@ -115,7 +115,7 @@ def _kind(kind: Any) -> Any:
 def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
     """Raise DataInvalid if columns have wrong types. The error names all of these columns.
 
-    `numbers` and `texts` are the names of the columns that must contain numbers and texts.
+    `numbers` and `texts` are the names of the columns that will be read as numbers and as texts.
     """
     from pyarrow import types
 
@@ -135,7 +135,7 @@ def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> 
 
 
 def _texts(values: Any) -> list[str]:
-    """Return the values as texts, without spaces around them."""
+    """Return the values as texts, without spaces around them. A missing value becomes ""."""
     import pyarrow.compute as pc
 
     trimmed = pc.utf8_trim_whitespace(values.cast("string"))

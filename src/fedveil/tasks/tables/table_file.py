@@ -51,8 +51,9 @@ class Wanted:
 class Table:
     """The requested columns of a file, in the order of its rows. Ids are distinct.
 
-    `known` has the distinct words of each word column. `said` has sentences on how the file was
-    read, and `kinds` the kind of content of each number column.
+    `places` has the rows' line or row numbers in the file, as `unit` says. `known` has the distinct
+    words of each word column. `said` has sentences on how the file was read, and `kinds` the kind
+    of content of each number column. `chosen` has the indices of selected rows (None: all rows).
     """
 
     path: str

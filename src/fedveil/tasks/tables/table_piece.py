@@ -40,7 +40,7 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        """Return a column of numbers in one of `forms`. None if it must be read as texts."""
+        """Return a column's numbers and those of `forms` that fit, or None to read it as texts."""
         return None
 
     def has_numbers(self, column: str) -> bool:
