@@ -276,7 +276,7 @@ def test_the_running_cluster_is_the_named_one_or_the_last_that_was_started(
     assert _running() == found
 
 
-@pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}"])
+@pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}", "[{}]:{}"])
 def test_an_address_is_tried_before_ray_waits_for_it(form: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = form.format(*server.getsockname())

@@ -228,4 +228,4 @@ def _running() -> str | None:
 
 def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host, int(port)), _ANSWER_S).close()
+    socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()

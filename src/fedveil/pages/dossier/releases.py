@@ -25,8 +25,8 @@ from fedveil.privacy.sampled_gaussian import SampledGaussian
 #: The range in which a sampled Gaussian's noise is searched, divided by twice the clipping norm.
 _LEAST_RATIO, _MOST_RATIO = 0.05, 1e3
 _HALVINGS = 60
-#: A hundredth of the largest relative difference between a table and that of a sampled Gaussian.
-_SAME = 1e-6
+#: The largest relative difference between a table and that of a sampled Gaussian.
+_SAME = 1e-4
 
 
 def releases_of(
@@ -84,7 +84,6 @@ def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
     twin = known.distribution()
     places = [share * table.largest for share in (0.01, 0.05, 0.2, 0.5)]
     same = all(
-        math.isclose(table.delta(x), twin.delta(x), rel_tol=_SAME * 1e2, abs_tol=1e-12)
-        for x in places
+        math.isclose(table.delta(x), twin.delta(x), rel_tol=_SAME, abs_tol=1e-12) for x in places
     )
     return ratio if same else None
