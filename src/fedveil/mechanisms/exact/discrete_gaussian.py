@@ -69,7 +69,7 @@ class DiscreteGaussian:
 
     @property
     def variance(self) -> int:
-        """Return the parameter s².
+        """Return the parameter s² of the distribution: Pr[x] is proportional to exp(-x² / 2s²).
 
         If s >= 1, the distribution's true variance is between (1 - 1e-6) s² and s².
         """
