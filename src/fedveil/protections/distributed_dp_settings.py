@@ -86,7 +86,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     def dishonest(self, clients: int) -> int:
         """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        All of these may be among the clients that share secrets, because the server chooses those.
+        All of these may share secrets, because the server chooses which clients share secrets.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
