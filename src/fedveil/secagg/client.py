@@ -200,7 +200,10 @@ class Client:
         return dealt
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of this client's neighbourhood, from `message`."""
+        """Check the keys in `message`. Returns each neighbourhood member's cipher key.
+
+        Saves the mask keys and the digest `keys_view`. Raises `ClientWithheld` if a check fails.
+        """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)

@@ -85,7 +85,7 @@ class Terms:
     def fewest_left(self, drawn: int) -> int:
         """Return the smallest number of vectors whose sum the server may unmask.
 
-        `drawn` clients share secrets.
+        `drawn` is the number of clients that share secrets.
         """
         if self.neighbours is None:
             return self.threshold
