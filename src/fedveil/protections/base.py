@@ -1,7 +1,7 @@
 """The interface between a protection and the engine that drives it.
 
-A protection sends nothing itself. It consists of two state machines, and an engine carries messages
-between them.
+A protection sends nothing itself. It consists of two state machines, and an engine (the simulator,
+or a Flower app) carries messages between them.
 
     call by the engine                         result
     message = server.opening()                 the first message, equal for all clients

@@ -29,7 +29,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "rotation": "none",
         "dropout_tolerance": "smaller",
         "assume_honest": "larger",
-        # The server chooses who shares secrets. The fewer, the larger a part may be dishonest.
+        # The server chooses who shares secrets. If fewer do, more of them may be dishonest.
         "share_secrets_ratio": "smaller",
     }
 

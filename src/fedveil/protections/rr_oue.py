@@ -60,7 +60,7 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update. The server estimates the mean.
+    """Clients send perturbed one-hot codes of weights or updates. The server estimates the mean.
 
     `UnaryEncoding`, with the value range `clip`, defines the report and its privacy. A report of d
     parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
@@ -389,12 +389,12 @@ class UnaryClientRound(OneReportClient):
 
 
 class RR(Unary):
-    """rr: randomised response on every bit of the code."""
+    """rr: randomised response on every bit of a one-hot code."""
 
     name = kind = "rr"
 
 
 class OUE(Unary):
-    """oue: optimised unary encoding, in which a 1 of the code stays 1 with probability 1/2."""
+    """oue: optimised unary encoding. The 1 of a one-hot code stays 1 with probability 1/2."""
 
     name = kind = "oue"

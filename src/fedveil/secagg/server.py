@@ -33,7 +33,7 @@ _CUT = (
 
 
 class Server:
-    """The server's part in a round.
+    """The server's part in a round of secure aggregation.
 
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
@@ -76,7 +76,7 @@ class Server:
         self._graph = MaskingGraph({}, [])
         self._disclosure = Disclosure(self._graph, terms)
         self._sealed: dict[int, bytes] = {}
-        #: Digest of what all clients are shown, equal to each client's own.
+        #: Digest of what all clients are shown, equal to the digest that each client computes.
         self._view = b""
         #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
         self._room = reused_memory.zeros(terms.length, np.int64)

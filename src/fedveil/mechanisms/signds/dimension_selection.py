@@ -87,7 +87,7 @@ class SignDS:
 
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
-    `FedveilWarning` states the share to expect. No finite eps reaches `thr_ratio` = 1.
+    `FedveilWarning` states the share to expect. No finite eps reaches `thr_ratio` = 1 if k < 1.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".

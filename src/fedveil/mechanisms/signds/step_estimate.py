@@ -14,7 +14,7 @@ from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 #: The range of the estimate.
 LEAST, MOST = 2.0**-126, 2.0**127
 _PHASES = ("growth", "shrink")
-#: If fewer than one participant in this many sends a bit, the bits are ignored.
+#: The bits are ignored if fewer than 1 / _MIN_SHARE of the participants send one.
 _MIN_SHARE = 20
 #: With `regrow`, growth starts again after this many rounds of B = 0 in a row.
 _REGROW_ROUNDS = 5
