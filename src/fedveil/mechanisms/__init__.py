@@ -1,4 +1,4 @@
-"""The algorithms of the protections. Each works on NumPy arrays and needs no job."""
+"""Privacy mechanisms on NumPy arrays. You can use them without any other part of fedveil."""
 
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.embedding_dp import EmbeddingDP

@@ -21,8 +21,8 @@ class AdaptiveBudget:
     The next epsilon is eps / A, where A = 1 - angle / π. The angle is between the flattened models
     before and after a round. `eps` is always the constructor's argument.
 
-    Privacy: a round's epsilon depends on earlier outputs. So only the sum of the rounds' pure
-    losses bounds the total loss of a run. Tighter composition is not valid.
+    Privacy: a round's epsilon depends on earlier outputs. So only the sum of the rounds' epsilons,
+    all at delta = 0, bounds the total loss of a run. Tighter composition is not valid.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
     2. Contrary to the source, no round costs less than eps, so a run costs more than at a constant
@@ -42,9 +42,9 @@ class AdaptiveBudget:
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
         """Return the next round's epsilon, eps / (1 - angle / π).
 
-        `eps` is the constructor's argument, and angle is between the two models, flat vectors from
-        before and after a round. Raises `InvalidValue` if they point in opposite directions, or if
-        a model is zero.
+        `eps` is the constructor's argument. The angle is between the models before and after a
+        round, given as flat vectors. Raises `InvalidValue` if the two point in opposite directions,
+        or if one of them is zero.
         """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)

@@ -100,7 +100,7 @@ class CentralNoise:
 
     def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:
         self.clip, self.step, self.sigma, self.loss = clip, step, sigma, loss
-        #: Largest squared norm of a clipped vector, in steps.
+        #: Largest squared norm of a clipped vector, in steps².
         self.limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
         self._noise = noise_in_steps(sigma, step)
         #: Largest noise of an entry, in steps.
@@ -129,7 +129,7 @@ class CentralNoise:
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """Return the clipped vector plus the noise of a sum, in units of `step`.
 
-        This is what an attacker has who subtracts all other clients' vectors from a noisy sum.
+        An attacker who knows all other clients' vectors can compute this from a noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -167,7 +167,7 @@ class CentralSum(CentralNoise):
         return lambda part: to_grid(vector[part], self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        return True  # a report's form limits its entries, and a sum has no norm
+        return True  # reports cannot encode larger entries, and the norm is not limited
 
 
 def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:

@@ -45,12 +45,12 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
+    """Shares of Gaussian noise, in units of a grid step. Each client adds one to its vector.
 
-    A sum of such vectors has at least `shares` and at most `clients` terms. If it has exactly
-    `shares` terms, its noise has a standard deviation of `ratio` times the sensitivity. `limit` is
-    the largest squared norm of a vector without noise, and `square` is the squared sensitivity
-    (default: 4 · `limit`), both in steps².
+    A sum of clients' vectors has at least `shares` and at most `clients` terms. If it has exactly
+    `shares` terms, its noise has a standard deviation of at least `ratio` times the sensitivity.
+    `limit` is the largest squared norm of a vector without noise, and `square` is the squared
+    sensitivity (default: 4 · `limit`), both in steps².
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -80,7 +80,11 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the standard deviation of `shares` shares of noise, divided by the sensitivity."""
+        """Return the standard deviation of the sum of `shares` shares, divided by the sensitivity.
+
+        The result is slightly smaller than the exact value: the sum is at least as private as with
+        continuous Gaussian noise of this ratio.
+        """
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -90,7 +94,7 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if `total` is larger than a sum of honest clients' vectors would be.
+        """Return True if an entry of the sum `total` is too large for honest clients' vectors.
 
         If all clients are honest, this happens with probability at most 2^-40.
         """
@@ -334,7 +338,7 @@ def _blocks(dimension: int) -> list[int]:
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits of a ring that holds sums from -reach to reach, and 25% more."""
+    """Return the number of bits for sums from -reach to reach modulo 2^bits, with 25% to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

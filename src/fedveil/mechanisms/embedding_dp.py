@@ -136,7 +136,8 @@ class EmbeddingDP:
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
         """Return the bits in `packed` as an array of 0.0 and 1.0 with the given `shape`.
 
-        Raises `InvalidValue` if `packed` is not of dtype uint8, or has another number of bits.
+        Raises `InvalidValue` if `packed` is not of dtype uint8, has the wrong length for `shape`,
+        or has a 1 after the last bit.
         """
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):

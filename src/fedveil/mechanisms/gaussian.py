@@ -24,12 +24,12 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 Vector = npt.NDArray[np.floating[Any]]
 
-#: A step is at most sigma over the first number, and at least sigma over the second.
+#: A step is at most sigma over the first number, and at least half of sigma over the second.
 _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
 #: Least number of steps in the root mean square coordinate of a vector of full norm.
 STEPS_PER_COORDINATE = 16
-#: Factor by which a grid is finer if the vectors' distance is promised.
+#: Factor by which a grid is finer if the caller bounds the vectors' distance (`apart`).
 FINER = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
 #: Range of eps, clip and sigma: far from the limits of floating-point numbers.
@@ -180,7 +180,7 @@ class GaussianMechanism:
 
 
 def distance_of(clip: float, apart: float | None) -> float:
-    """Return the largest distance of two clipped vectors: `apart`, or 2 · clip if it is None."""
+    """Return the largest distance between clipped vectors: `apart`, or 2 · clip if it is None."""
     return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
@@ -228,7 +228,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
     """Return a function that maps a slice to that slice of the result of `clip_to_grid`.
 
-    Each call overwrites the array that the call before returned.
+    Each call overwrites the array that the previous call returned.
     """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all

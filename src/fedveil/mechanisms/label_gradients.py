@@ -1,8 +1,8 @@
-"""Noise on the gradients that a leader sends to a follower, so that they reveal less about labels.
+"""Noise on gradients that one party of split learning sends to another, to hide the labels.
 
 `MaxNorm` and `Marvell` add noise of mean 0. Neither states an epsilon: the proofs are for one
 gradient, and assume that the gradients of a class are Gaussian. If the noise is drawn anew in each
-of n epochs, averaging an example's n gradients reduces the noise's variance to 1/n. Only LabelDP
+of n epochs, averaging an example's n gradients divides the variance of the noise by n. Only LabelDP
 gives a bound that holds for every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.

@@ -13,8 +13,8 @@ from fedveil.mechanisms.gaussian import stretch
 
 #: Largest factor between the first clip and any later one.
 _ROOM = 2.0**20
-#: Noise of the bits' sum: a twentieth of their number, or less if that would add more than a tenth
-#: to the noise variance of the vectors.
+#: Noise of the bits' sum: a twentieth of their number, or more if so little noise would add more
+#: than a tenth to the noise variance of the vectors.
 _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 
 

@@ -19,7 +19,7 @@ def values_of(name: str, tensor: Any) -> Array:
     """Return the numbers in an array or tensor in C order, without a copy if possible.
 
     Types that NumPy lacks, such as bfloat16, become float32. Raises `InvalidValue` if `tensor` is
-    no array or tensor of real numbers. The error message calls it `name`.
+    no array or tensor of real numbers, or cannot be read. `name` is its name in the error message.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):
@@ -43,7 +43,7 @@ def values_of(name: str, tensor: Any) -> Array:
 def same_kind(tensor: Any, values: Array) -> Any:
     """Convert `values` to an array or tensor of the library, dtype and device of `tensor`.
 
-    The values are not copied if possible.
+    Avoids a copy if possible.
     """
     library = _library_of(tensor)
     if library is None:

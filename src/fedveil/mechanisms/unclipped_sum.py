@@ -51,8 +51,9 @@ class GaussianSum:
 
     # Proof, with nothing neglected:
     #
-    # 1. Given the others in the batch, z is one of three vectors: z0 without the example, z1 and z2
-    #    with either. |z1 - z0|, |z2 - z0| <= moved(clip), in exact arithmetic.
+    # 1. Given the other examples in the batch, z is one of three vectors: z0 without the replaced
+    #    example, z1 with its old data and z2 with its new data. |z1 - z0|, |z2 - z0| <=
+    #    moved(clip), in exact arithmetic.
     # 2. X ~ N(0, s² - 16) on each, in steps, gives the mixtures of `privacy.sampled_gaussian` with
     #    a noise of at least sigma · (1 + 2^-32). Its theorem bounds them.
     # 3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a

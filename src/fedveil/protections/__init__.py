@@ -1,1 +1,1 @@
-"""The protections, one file each, and the interface between a protection and an engine."""
+"""The protections of clients' updates, one file each, and their interface to an engine."""

@@ -1,7 +1,7 @@
 """The interface between a protection and the engine that drives it.
 
-A protection sends nothing itself. It consists of two state machines, and an engine carries messages
-between them.
+A protection sends nothing itself. It consists of two state machines, and an engine (the simulator,
+or a Flower app) carries messages between them.
 
     call by the engine                         result
     message = server.opening()                 the first message, equal for all clients
@@ -212,9 +212,9 @@ class ClientRound(Protocol):
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the answer to `message`. Raises `ClientWithheld` if the client refuses to answer.
 
-        `update` is the client's update, or None if `wants_update` is False. With an update, an
-        engine must not call this method itself. It calls `answer_trained`, which replaces an
-        unusable update by zeros and then calls this method.
+        `update` is the client's update, or None if `wants_update` is False. An engine that has an
+        update must call `answer_trained` instead, which replaces an unusable update by zeros and
+        then calls this method.
         """
 
     def keep(self) -> State:
@@ -243,8 +243,8 @@ class Protection(Description):
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: Longer updates are shortened to this L2 norm. Infinity if none are. Under `privacy.unit:
-    #: example`, it is the most by which training lets one example change the update.
+    #: Longer updates are shortened to this L2 norm. Infinity if updates are not shortened. Under
+    #: `privacy.unit: example`, the L2 norm by which one example can change the update in training.
     norm_clip: float = math.inf
 
     def __init__(self, settings: Any, context: JobContext) -> None:
@@ -305,9 +305,9 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return numbers of `state` for the round's record, such as the clip, by name.
+        """Return the numbers in `state` to save in the round's record, by name, such as the clip.
 
-        If the record already has a figure of the same name, such as a metric, the run stops with an
+        If the record already has a number of the same name, such as a metric, the run stops with an
         error.
         """
         return {}
@@ -356,11 +356,11 @@ class Protection(Description):
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return an object that acts for the server in the round of `context`."""
+        """Return the object that acts for the server in the round that `context` describes."""
 
     @abstractmethod
     def client_round(self, context: ClientContext) -> ClientRound:
-        """Return an object that acts for one client in the round of `context`."""
+        """Return the object that acts for a client in the round that `context` describes."""
 
     def noise_entropy(self, round: int) -> Entropy:
         """Return the randomness of the server's noise in a round: seeded by the job, or secure."""

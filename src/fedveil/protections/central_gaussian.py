@@ -101,9 +101,9 @@ class CentralGaussian(Clipped):
     constant, even if nobody reported. The secret draw of clients then amplifies the guarantee
     against everyone who receives only the models.
 
-    In statistics, the protected unit may be an example (`JobContext.unit`). An update is then the
-    sum of one bounded vector per example, and is not clipped itself (`CentralSum`). A client that
-    lies can then move each entry of the round's sum by 2^24 steps.
+    For a job that computes statistics, the protected unit may be an example (`JobContext.unit`). An
+    update is then the sum of one bounded vector per example, and is not clipped itself
+    (`CentralSum`). A client that lies can then move each entry of the round's sum by 2^24 steps.
 
     With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
     was shortened (`QuantileClip`). Update and bit are one release.
@@ -186,7 +186,7 @@ class CentralGaussian(Clipped):
         return CentralGaussianClientRound(self, context)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the client's exact clipped update, which the server sees in `report`."""
+        """Return an exact `Reading`: the server sees the client's clipped update in `report`."""
         multiples, clip, told = self.read(report), self.clipping, context.state
         estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 
@@ -202,7 +202,7 @@ class CentralGaussian(Clipped):
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Check every field of a report, and return its clipped update in units of the step."""
+        """Check every field of a report. Returns its clipped update in units of the step."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")

@@ -114,19 +114,17 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input: the update and, if the clip moves, its clip bit.
+        """Return the mechanism's input: the update and, if the clip moves, a clip bit.
 
-        With a moving clip, the update is also clipped and scaled (`QuantileClip.joint`). `told` is
-        the server's request, which has the clip.
+        The clip bit says whether the update was shortened. With a moving clip, the update is also
+        clipped and scaled (`QuantileClip.joint`). `told` is the server's request with the clip.
         """
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the noisy mean of the mechanism's inputs.
-
-        `joint` makes these inputs.
+        """Return the mean update, given `mean`, the noisy mean of the results of `joint`.
 
         `state` has the clip of the round.
         """
@@ -135,7 +133,7 @@ class Clipping:
     def carried(self, clipped: Float64s, told: Message) -> Update:
         """Return the clipped update, without the scaling and the clip bit that `joint` adds.
 
-        `clipped` is the mechanism's input after clipping. `told` is the server's request.
+        `clipped` is the result of `joint`, clipped. `told` is the server's request with the clip.
         """
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)

@@ -40,7 +40,7 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the changes that set `parameter` to `value`, and all of `instead` to null."""
+        """Yield pairs (name, new value): `parameter` gets `value`, and all of `instead` null."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 

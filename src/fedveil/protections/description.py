@@ -39,7 +39,7 @@ class Description(Audited):
     #: True if secret cohorts (`JobContext.poisson`) amplify the guarantee. A round then releases a
     #: noised sum divided by a constant, even if the cohort is empty.
     amplified: ClassVar[bool] = False
-    #: True if clients decide in secret whether to take part. All answer, most with noise alone.
+    #: True if clients decide in secret whether to add their updates. All of them send noise.
     secret_turns: ClassVar[bool] = False
     #: The possible ways to combine reports, and True if reports may have control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
@@ -146,5 +146,5 @@ class Description(Audited):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterable[Case]:
-        """Yield audit cases for the protection's mechanisms, with epsilons of about `eps`."""
+        """Yield audit cases: a mechanism, two inputs, and a claimed epsilon of about `eps`."""
         return ()

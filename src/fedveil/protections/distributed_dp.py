@@ -190,7 +190,7 @@ class DistributedDP(Clipped, SecureSum):
     def audit_cases(eps: float) -> Iterator[Case]:
         """Yield audit cases with epsilons of about `eps`.
 
-        The outputs are noisy sums of one update and three zero updates.
+        Each output is a noisy sum of one update and three updates of zero.
         """
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)

@@ -29,7 +29,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "rotation": "none",
         "dropout_tolerance": "smaller",
         "assume_honest": "larger",
-        # The server chooses who shares secrets. The fewer, the larger a part may be dishonest.
+        # The server chooses who shares secrets. If fewer do, more of them may be dishonest.
         "share_secrets_ratio": "smaller",
     }
 
@@ -86,7 +86,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     def dishonest(self, clients: int) -> int:
         """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        All of these may be among the clients that share secrets, because the server chooses those.
+        All of these may share secrets, because the server chooses which clients share secrets.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 

@@ -129,7 +129,8 @@ class DPEncrypt(Protection):
     def audit_cases(eps: float) -> Iterator[Case]:
         """Yield audit cases with epsilons of about `eps`.
 
-        One has two opposite updates. The other has two opposite examples in a sampled batch.
+        The inputs are two opposite updates or, in the second case, two opposite examples of a
+        sampled batch.
         """
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
@@ -157,7 +158,7 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the noised update in `report`, and its likelihood given any clipped update."""
+        """Return the noisy update in `report`, and the likelihood of the report given an update."""
         output = self._form.read(report).astype(np.float64) * self._form.step
 
         def log_likelihood(update: Update) -> float:
@@ -229,7 +230,7 @@ class _Form(Protocol):
         """Return an untrusted report's values in multiples of the step. Checks every field."""
 
     def fold(self, message: Message, into: Sum) -> None:
-        """Add the untrusted report `message` to the sum `into`, or raise an error if invalid."""
+        """Add the untrusted report `message` to the sum `into`. Raises an error if invalid."""
 
     def empty_sum(self) -> Sum:
         """Return an empty running sum of reports."""

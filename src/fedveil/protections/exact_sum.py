@@ -38,9 +38,9 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add `weight * vector`.
+        """Add `weight * vector` to the sum.
 
-        If a term is NaN or too large, adds nothing and raises ValueError.
+        Raises `ValueError`, and adds nothing, if an entry is not finite or too large.
         """
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
@@ -149,8 +149,8 @@ def _add_by_halves(
 ) -> bool:
     """Add `factor * vector` to `units`, unless an entry of `vector` is too large in magnitude.
 
-    Two threads share a long vector. Which entries are too large depends on `limit` (see
-    `_add_below`). Returns False, and adds nothing, if there is such an entry.
+    `limit` decides which entries are too large (see `_add_below`). Returns False, and adds nothing,
+    if there is such an entry. Two threads share the work on a long vector.
     """
 
     def add(part: slice) -> tuple[slice, bool]:

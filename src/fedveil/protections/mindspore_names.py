@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a MindSpore Federated configuration file describes a protection.
+    """The description of a protection in configuration files of MindSpore Federated.
 
     - `theirs` is True if MindSpore Federated has this protection.
     - `aliases` maps names of parameters in MindSpore Federated to their names in fedveil.

@@ -12,7 +12,7 @@ from fedveil.protections.base import Protection
 
 @contextmanager
 def own_errors(protection: Protection) -> Iterator[None]:
-    """A context that turns exceptions of a user's own protection into `RunStopped`."""
+    """A context manager that turns exceptions of a user's own protection into `RunStopped`."""
     try:
         yield
     except FedveilError:

@@ -74,7 +74,10 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate, which is computed once. Computing it can overwrite the sums."""
+        """Return the aggregate. The first call computes it, and can overwrite the sums.
+
+        Raises `RoundVoid` if no client answered, unless the round may be empty (`may_be_empty`).
+        """
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:
@@ -96,7 +99,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return this phase's first message for each client that `answered` the previous phase."""
+        """Return this phase's message for each client that has `answered` the previous phase."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

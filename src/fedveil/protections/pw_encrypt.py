@@ -122,11 +122,11 @@ def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class PWEncrypt(SecureSum):
-    """The aggregate is the exact weighted mean of the survivors' rounded updates.
+    """Secure aggregation. The aggregate is the exact weighted mean of the rounded updates.
 
     A client's vector is its weight (its number of examples, or 1) times its update in whole
-    numbers, followed by the weight. The sum is taken modulo 2^bits. bits is large enough for a
-    whole cohort with the largest weights.
+    numbers, followed by the weight. The survivors' vectors are summed modulo 2^bits. bits is large
+    enough for a whole cohort with the largest weights.
 
     Privacy: the sum is not differentially private (epsilon is infinite), and nothing but the sum is
     revealed. If `central_eps` is set, clients clip their updates to a norm and have equal weights,
@@ -227,9 +227,9 @@ class PWEncrypt(SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the weighted mean of the updates, in [-clip, clip].
 
-        `total` is the sum of the survivors' vectors: updates times weights, then the weights. With
-        `central_eps`, noise is added to the sum first. Raises `ImpossibleSum` if the weights or an
-        entry are out of range.
+        `total` is the sum of the survivors' vectors: the weighted sum of their updates, followed by
+        the sum of their weights. With `central_eps`, noise is added first. Raises `ImpossibleSum`
+        if the sum of the weights or another entry is out of range.
         """
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:

@@ -38,17 +38,20 @@ class Sum(Protocol):
 
 @dataclass(frozen=True)
 class Combining:
-    """The way of combining reports that a job chooses, with its parameters."""
+    """The way in which a job combines reports.
+
+    `trim` is the fraction of values that "trimmed_mean" drops at each end. `norm_bound` is the L2
+    norm to which "norm_bound" shortens reports.
+    """
 
     kind: Combination = "mean"
     trim: float = 0.1
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an object that adds up reports, or combines them otherwise, as `self.kind` says.
+        """Return an empty running sum, which combines reports as `self.kind` says.
 
-        It has no reports yet. `plain` is an object that adds up reports, and has none yet either.
-        The kinds "mean" and "norm_bound" use it.
+        `plain` is an empty running sum that only adds. The kinds "mean" and "norm_bound" use it.
         """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
@@ -77,11 +80,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number, times the mean of each entry's middle values.
+    """Stores all reports. The sum is their number times each entry's mean without extreme values.
 
-    An entry's middle values are all but its largest and smallest values. The number dropped at each
-    end is the fraction `cut` of the reports, rounded up. If this would drop all values, the median
-    remains: the middle value, or the two middle values of an even number of reports.
+    An entry's largest and smallest values are dropped. The number dropped at each end is the
+    fraction `cut` of the reports, rounded up. If this would drop all values, the median remains:
+    the middle value, or the two middle values of an even number of reports.
     """
 
     def __init__(self, cut: float) -> None:

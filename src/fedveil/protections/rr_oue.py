@@ -1,4 +1,4 @@
-"""rr and oue: clients quantise each weight, and send a perturbed one-hot code of its level."""
+"""rr and oue: clients quantise each weight, and send a perturbed one-hot code of the result."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update. The server estimates the mean.
+    """Clients send perturbed one-hot codes of weights or updates. The server estimates the mean.
 
     `UnaryEncoding`, with the value range `clip`, defines the report and its privacy. A report of d
     parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
@@ -113,7 +113,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why `asked` protects less than `demanded` (bits, not sums, are sent), or None."""
+        """Return a reason if reports are bits under `asked`, but sums under `demanded`, or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases with epsilons of about `eps`: a parameter as bits, and as a sum."""
+        """Yield audit cases with epsilons of about `eps`: one parameter as bits, and as a sum."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -142,7 +142,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's epsilon, never rounded down. `eps` is the code's parameter."""
+        """Return a whole report's epsilon, never rounded down. `eps` is that of the encoding."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
@@ -193,7 +193,7 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return what clients encode: the update or, if `target` is "weights", the new weights."""
+        """Return the vector to encode: `update` or, if `target` is "weights", the new weights."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
@@ -245,7 +245,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return, per parameter, the sum of all states (rounded values) whose bits are 1."""
+        """Return each parameter's sum, over reports, of the states (rounded values) with bit 1."""
 
     @property
     def longest(self) -> int:
@@ -389,12 +389,12 @@ class UnaryClientRound(OneReportClient):
 
 
 class RR(Unary):
-    """rr: randomised response on every bit of the code."""
+    """rr: randomised response on every bit of a one-hot code."""
 
     name = kind = "rr"
 
 
 class OUE(Unary):
-    """oue: optimised unary encoding, in which a 1 of the code stays 1 with probability 1/2."""
+    """oue: optimised unary encoding. The 1 of a one-hot code stays 1 with probability 1/2."""
 
     name = kind = "oue"

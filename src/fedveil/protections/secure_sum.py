@@ -79,16 +79,16 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's term of the sum for `update`, or raise `ClientWithheld`.
+        """Return the vector that the client adds to the sum. May raise `ClientWithheld`.
 
-        `told` are untrusted fields of the server's request. Honest servers send `words(state)`.
+        `told` has untrusted fields of the server's request. An honest server sends `words(state)`.
         """
 
     @abstractmethod
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update of `survivors` clients. May overwrite `total`, their sum.
+        """Return the mean update of `survivors` clients. May overwrite `total`, their vectors' sum.
 
         Raises `ImpossibleSum` if honest clients' vectors cannot add up to `total`.
         """
@@ -223,7 +223,7 @@ class SecureSum(Protection):
         return kept[2]
 
     def graph_entropy(self, round: int) -> Entropy:
-        """Return the randomness of the sparse masking graph, which the server draws."""
+        """Return the source of randomness with which the server draws a sparse masking graph."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
@@ -296,7 +296,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the survivors' mean. Raises `RoundVoid` for too few survivors or a wrong sum."""
+        """Return the aggregate. Raises `RoundVoid` for too few survivors, or an impossible sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:

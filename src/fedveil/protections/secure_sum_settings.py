@@ -66,7 +66,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return how many clients share secrets, at most, in a round of `clients` clients."""
+        """Return the most clients that may share secrets in a round of `clients` clients."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
@@ -109,7 +109,10 @@ class SecureSumSettings(Settings):
         )
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many clients hold shares of one client's secrets, this client included."""
+        """Return how many clients hold shares of one client's secrets, this client included.
+
+        `clients` is the number of clients in the round.
+        """
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)

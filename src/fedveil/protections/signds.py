@@ -127,10 +127,7 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the initial estimate of the magnitude, or an empty state if none is needed.
-
-        None is needed with `magnitude: fixed`.
-        """
+        """Return the initial estimate of the magnitude, or {} with `magnitude: fixed`."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
@@ -144,9 +141,9 @@ class SignDSProtection(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases with the epsilon `eps`: randomised response to a bit, and selections.
+        """Yield audit cases with the epsilon `eps`: randomised response to a bit, and a selection.
 
-        The selections are from two opposite updates.
+        The inputs of the selection are two opposite updates.
         """
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])

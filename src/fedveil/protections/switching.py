@@ -22,9 +22,11 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return a block's changed settings that the protection `other` has too, as "key=value".
+    """Return the settings that a job keeps if it switches to the protection `other`.
 
-    `switch` is a job's block `protection`. A setting is changed if it differs from its default.
+    `switch` is the job's block `protection`. A setting is kept if it differs from its default and
+    if `other` has it too. The results are texts "key=value" for the block of `other`. There are
+    none if both protections use the same block.
     """
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:

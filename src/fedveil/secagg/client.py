@@ -23,7 +23,7 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
-    """The client's part in a round.
+    """The client's part in a round of secure aggregation.
 
     It checks each message of the server, and answers it once, in order. It sends only public keys,
     encrypted shares of its own secrets, its masked vector and, for each client in its neighbourhood
@@ -58,8 +58,8 @@ class Client:
         self._identity = identity
         self._state = client_state(terms.active_security)
         self._tagger = Tagger(terms.context)
-        #: Digest of what this client was shown: of the keys at first, then of all that masks depend
-        #: on.
+        #: Digest of what this client was shown: first of the keys, then of everything on which the
+        #: masks depend.
         self._view = b""
         self._cipher = KeyPair.draw(entropy)
         self._mask = KeyPair.draw(entropy)
@@ -200,7 +200,10 @@ class Client:
         return dealt
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of this client's neighbourhood, from `message`."""
+        """Check the keys in `message`. Returns each neighbourhood member's cipher key.
+
+        Saves the mask keys and the digest `keys_view`. Raises `ClientWithheld` if a check fails.
+        """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)

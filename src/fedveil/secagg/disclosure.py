@@ -54,12 +54,15 @@ class Disclosure:
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def tags_of(self, places: Mapping[int, int]) -> list[bytes]:
-        """Return the two tags of the shares at each dealer's place in `places`."""
+        """Return, for each dealer, the two tags of the shares that it dealt to one holder.
+
+        `places` maps a dealer to the index of these shares, as `places_of` returns it.
+        """
         size = 2 * TAG_BYTES
         return [self._tags[dealer][at * size : (at + 1) * size] for dealer, at in places.items()]
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, itself included, in ascending order.
+        """Return the clients that dealt shares to `holder`, itself included, in ascending order.
 
         Call it after all dealers have dealt.
         """
@@ -204,5 +207,5 @@ class Disclosure:
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}
         row = index[number][dealer]
-        # Shares of refused dealers are missing before it.
+        # The holder disclosed no shares of the dealers that it refused.
         return row - bisect_left(self._refused[holder], dealer) if holder in self._refused else row

@@ -116,7 +116,7 @@ class _InMemory(Carrier):
     down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        # Earlier phases too, since the round may leave out the one from which a client is silent.
+        # Earlier phases count too: the round may skip the phase from which a client is silent.
         order: tuple[str, ...] = PHASES
         for past in order[: order.index(phase) + 1]:
             self.gone.update(self.silent.get(past, ()))

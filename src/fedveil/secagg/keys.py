@@ -1,7 +1,8 @@
 """The keys of one client in one round: key agreement, seeds, encrypted shares, signatures.
 
-Every value that two clients derive depends on both identities and on what both were shown (`view`:
-job, round, terms, keys and more). So nothing from one round, attempt or pair is valid in another.
+Every value that two clients derive depends on both clients' numbers and on the digest of what they
+were shown (`view`: job, round, terms, keys and more). So nothing from one round, attempt or pair of
+clients is valid in another.
 """
 
 from __future__ import annotations

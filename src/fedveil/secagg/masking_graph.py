@@ -45,11 +45,11 @@ class MaskingGraph:
     members: list[list[int]]
 
     def around(self, client: int) -> list[int]:
-        """Return the client and its neighbours, in order."""
+        """Return the client and its neighbours, in ascending order."""
         return self.members[self.numbers[client]]
 
     def connects(self, clients: Iterable[int]) -> bool:
-        """Return True if paths of neighbours, all of them in `clients`, connect `clients`."""
+        """Return True if the subgraph of these `clients` is connected."""
         if len(self.members) == 1:  # a complete graph
             return True
         left = set(clients)
@@ -110,8 +110,8 @@ def automatic(clients: int, threshold: int) -> int | None:
     - The probability is at most `VOID` that a neighbourhood has fewer than `threshold` clients
       left.
     """
-    # Each probability is taken at its worst time of the dropouts. Before the graph is drawn, they
-    # make the colluding clients a larger part of it. Afterwards, they cut it and void the round.
+    # Each probability is computed for the worst time of the dropouts. Dropouts before the graph is
+    # drawn make the colluding clients a larger part of it. Later ones cut it and void the round.
     #
     # More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
     # too few remain or that the circle is cut. Bisection finds both ends of the range that may be
@@ -140,14 +140,15 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 @lru_cache
 def tolerated(clients: int, neighbours: int, threshold: int) -> int:
-    """Return how many of `clients` clients may collude with the server and unmask no part of a sum.
+    """Return how many of `clients` clients can collude with the server without unmasking others.
 
     Each client has `neighbours` neighbours. In a sparse graph, the result is at most the fraction
-    `CORRUPT` of the clients. Up to this number, the probability is at most `UNMASKED` that a
-    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected,
-    whenever clients drop out: the server draws no graph among fewer than `fewest_drawn` clients,
-    and unmasks no sum of fewer than `fewest_left` vectors. These limits never end a round in which
-    the fraction `DROPPED` or fewer drop out. A smaller number may be safe with certainty.
+    `CORRUPT` of the clients. If this many collude, the probability is at most `UNMASKED` that a
+    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected.
+    This holds for any dropouts, because the server draws no graph among fewer than `fewest_drawn`
+    clients, and unmasks no sum of fewer than `fewest_left` vectors. If at most the fraction
+    `DROPPED` of the clients drops out, these limits do not end the round. A smaller number of
+    colluding clients may be safe with certainty.
     """
     if neighbours >= clients - 1:
         return threshold - 1
@@ -166,8 +167,8 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of clients among which the server may draw the graph.
 
-    `clients` clients were expected. If fewer than the result are there, then the clients that are
-    `tolerated` are too large a part of them.
+    The round was planned for `clients` clients. If fewer than the result are there, the number of
+    colluding clients that `tolerated` returns may be too large a part of them.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -184,9 +185,9 @@ def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of vectors whose sum the server may unmask.
 
-    `clients` clients were expected, and the server drew the graph among `drawn` of them. If fewer
-    than the result are left, then the clients that are `tolerated` and those that dropped out may
-    together cut the graph.
+    The round was planned for `clients` clients, and the server drew the graph among `drawn` of
+    them. If fewer than the result are left, the dropouts may cut the graph, together with the
+    number of colluding clients that `tolerated` returns.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -198,25 +199,26 @@ def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> in
 
 
 def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
-    """Return the number of `tolerated` clients, or 0 if no dropouts make this number unsafe."""
+    """Return the result of `tolerated`, or 0 if it is safe whatever clients drop out."""
     most = tolerated(clients, neighbours, threshold)
     complete = neighbours >= clients - 1
     return 0 if complete or most <= _certainly(neighbours, threshold) else most
 
 
 def _certainly(neighbours: int, threshold: int) -> int:
-    """Return how many colluding clients unmask no part of a sum in any graph."""
-    # The circle is cut by two runs of neighbours / 2 clients that are gone. Next to a run, a
-    # neighbourhood has lost these clients, and the round is void unless `threshold` of it are left.
-    # So at least threshold - 1 - neighbours / 2 clients of each run have not dropped out, but
-    # collude.
+    """Return a number of colluding clients that cannot unmask a part of a sum in any graph."""
+    # The circle is cut by two runs of neighbours / 2 clients that dropped out or collude. The
+    # neighbourhood of the client next to a run contains the run, and the round is void unless
+    # `threshold` of its members are left. So at least threshold - 1 - neighbours / 2 clients of
+    # each run have not dropped out, but collude.
     return max(0, min(threshold - 1, 2 * (threshold - 1 - _even(neighbours) // 2) - 1))
 
 
 def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: int) -> float:
-    """Bound the probability that `corrupt` colluding clients unmask a part of the sum.
+    """Return an upper bound on the probability that colluding clients unmask a part of the sum.
 
-    The graph has `drawn` clients, `left` of which have not dropped out.
+    Of the graph's `drawn` clients, `corrupt` collude with the server, and `left` have not dropped
+    out. Each client has `neighbours` neighbours.
     """
     gone = corrupt + drawn - left
     unmasked = _overrun(drawn, corrupt, _even(neighbours), threshold)
@@ -224,23 +226,23 @@ def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: in
 
 
 def _overrun(drawn: int, corrupt: int, neighbours: int, threshold: int) -> float:
-    """Bound the probability that an honest client has `threshold` colluding neighbours.
+    """Return an upper bound on Pr[an honest client has `threshold` colluding neighbours].
 
-    Of the `drawn` clients of the graph, `corrupt` collude. A bound of at most `UNMASKED` becomes
-    only smaller if more honest clients are drawn.
+    Of the graph's `drawn` clients, `corrupt` collude, and each has `neighbours` neighbours. A bound
+    of at most `UNMASKED` becomes only smaller if more honest clients are drawn.
     """
-    # Exactly, it is (drawn - corrupt) honest clients times a tail among drawn - 1 others. Each term
-    # of that is 1 - (corrupt - j) / (drawn - neighbours) times the term here, with j colluding
-    # neighbours.
+    # The exact union bound is the number of honest clients, drawn - corrupt, times a tail among the
+    # drawn - 1 others. Its term for j colluding neighbours is the term used here, times 1 -
+    # (corrupt - j) / (drawn - neighbours).
     if neighbours >= drawn - 1:  # a complete graph
         return float(corrupt >= threshold)
     return drawn * _tail(drawn, corrupt, neighbours, threshold)
 
 
 def _cut(drawn: int, gone: int, neighbours: int) -> float:
-    """Bound the probability that the other clients are not connected if `gone` random ones are.
+    """Return an upper bound on the probability that `gone` random clients disconnect the others.
 
-    The graph has `drawn` clients.
+    The graph has `drawn` clients, each with `neighbours` neighbours.
     """
     # The circle is cut where neighbours / 2 clients in a row are gone. Two cuts disconnect clients.
     # Counting one cut is on the safe side.
@@ -248,7 +250,7 @@ def _cut(drawn: int, gone: int, neighbours: int) -> float:
 
 
 def _even(neighbours: int) -> int:
-    """Return the most neighbours that a client has: `sparse` may add one to an odd number."""
+    """Return the largest number of neighbours of a client: `sparse` may add 1 to an odd number."""
     return neighbours + neighbours % 2
 
 

@@ -13,8 +13,8 @@ SECRET_BYTES = 32
 class Secret:
     """Thirty-two secret bytes: a mask seed or a private key.
 
-    Printing a secret shows none of its bytes. It cannot be pickled or hashed. Secrets are compared
-    in constant time.
+    Printing a secret shows none of its bytes. A secret cannot be pickled, copied or hashed. Secrets
+    are compared in constant time.
     """
 
     __slots__ = ("_value",)

@@ -33,16 +33,16 @@ _CUT = (
 
 
 class Server:
-    """The server's part in a round.
+    """The server's part in a round of secure aggregation.
 
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
     when `advance` closes a phase has dropped out. If too few remain, or if the dropouts disconnect
     a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. In a sparse graph,
-    too few is also a number at which colluding clients might unmask a part of the sum
-    (`terms.fewest_drawn` and `fewest_left`). `entropy` draws the sparse graph. It also
-    draws the clients that continue, if more than `terms.sharing` clients answer at first. `origin`
-    is a digest of the data that the vectors were made from. This digest must be equal on server and
+    a number is too small if colluding clients might then unmask a part of the sum
+    (`terms.fewest_drawn` and `terms.fewest_left`). `entropy` draws the sparse graph. It also draws
+    the clients that continue, if more than `terms.sharing` clients answer at first. `origin` is a
+    digest of the data that the vectors were made from. This digest must be equal on server and
     clients.
 
         >>> from fedveil.entropy import Secure
@@ -76,7 +76,7 @@ class Server:
         self._graph = MaskingGraph({}, [])
         self._disclosure = Disclosure(self._graph, terms)
         self._sealed: dict[int, bytes] = {}
-        #: Digest of what all clients are shown, equal to each client's own.
+        #: Digest of what all clients are shown, equal to the digest that each client computes.
         self._view = b""
         #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
         self._room = reused_memory.zeros(terms.length, np.int64)

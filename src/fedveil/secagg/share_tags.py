@@ -2,8 +2,8 @@
 
 A dealer sends the server a tag of each share: the first 16 bytes of a SHA-256 of the round's terms,
 the dealer, the holder, the kind (a share of a seed or of a key) and the share. The server sends the
-tag to the holder, which refuses the dealer if its share has another tag. So a holder that discloses
-a share with another tag lies. A share is uniform
+tag to the holder, which refuses the dealer if the share that it received has another tag. So a
+holder that does not refuse, but later discloses a share with another tag, lies. A share is uniform
 among 2^305 values, so a tag reveals nothing about its share. It is infeasible to find another share
 with the same tag.
 """

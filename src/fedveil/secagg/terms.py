@@ -21,12 +21,12 @@ def _nobody(client: int) -> None: ...
 
 @dataclass(frozen=True)
 class Terms:
-    """The public parameters of a round. A client takes them from its own job, not from the server.
+    """The public parameters of a round of secure aggregation.
 
-    A client checks the server's messages against its own knowledge: it has not answered this round
-    before (`Answered`), the length is that of its model, and the parameters have not changed during
-    the round. In a Flower app, the server sends the parameters, and the client checks them against
-    its own demands (`pins`).
+    A client takes them from its own job, not from the server. It checks that it has not answered
+    this round before (`Answered`), that `length` fits its model, and that the parameters have not
+    changed during the round. In a Flower app, the server sends the parameters, and the client
+    checks them against its own demands (`pins`).
 
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
     - `sharing` is the largest number of clients that share secrets in the round.
@@ -85,7 +85,7 @@ class Terms:
     def fewest_left(self, drawn: int) -> int:
         """Return the smallest number of vectors whose sum the server may unmask.
 
-        `drawn` clients share secrets.
+        `drawn` is the number of clients that share secrets.
         """
         if self.neighbours is None:
             return self.threshold

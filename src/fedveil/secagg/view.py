@@ -10,14 +10,16 @@ security, each client signs its view together with the survivors that it was sho
 share only if enough survivors (the threshold) have signed the same text.
 """
 
-# Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
-# side. A client u is unmasked alone only if t - c honest clients disclose shares of its seed, and
-# if each of its masks is known by the key that u was shown for the peer. A peer whose key is known
-# is not among those that disclose. Otherwise t - c honest clients, itself among them, would have
-# signed its view with a list that names it and so disclose its seed. Of the n that hold its shares,
-# fewer than t - c are then left for its key. So u was shown t - 1 - c such peers, t - c clients
-# that disclose, itself, and the c. These are 2t - c clients, but only n are allowed. The same count
-# for a group that is unmasked together gives at least t - c of them.
+# Why this is enough if 2t > n + c, where t is the threshold, n clients share secrets, and c of them
+# collude with the server. To unmask a client u alone, the server needs shares of u's seed from t -
+# c honest clients, and for each of u's pairwise masks the secret of the key that u was shown for
+# the peer. A peer whose secret is known does not disclose shares. Proof: otherwise t - c honest
+# clients, the peer among them, have signed the peer's view with a list that names the peer as a
+# survivor, so they disclose shares of its seed. Fewer than t - c honest holders are left to
+# disclose shares of its mask key. So u was shown t - 1 - c peers whose secrets are known, t - c
+# honest clients that disclose shares, itself, and the c colluding clients. These are 2t - c
+# clients, but u accepts only n. The same count for a group of clients that is unmasked together
+# gives at least t - c members.
 
 from __future__ import annotations
 

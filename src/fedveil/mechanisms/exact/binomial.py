@@ -86,7 +86,7 @@ def _exact_law(probability: Fraction, trials: int) -> list[int]:
     return list(
         accumulate(
             range(trials),
-            # C(n, k + 1) one^(k + 1) zero^(n - k - 1), from the same at k: the division is exact.
+            # C(n, k + 1) one^(k + 1) zero^(n - k - 1) from the weight of k. The division is exact.
             lambda mass, k: mass * (trials - k) * one // ((k + 1) * zero),
             initial=zero**trials,
         )

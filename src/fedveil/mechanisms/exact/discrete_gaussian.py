@@ -26,7 +26,7 @@ from fedveil.mechanisms.exact.gaussian_loops import (
 _MAX_CELL_VARIANCE = 1 << 24
 _MAX_PLACE_BITS = 16
 _CHUNK = 1 << 14
-#: One word per draw if there are no places.
+#: Random words read at a time if there are no places: one for each draw.
 _WORDS_AT_ONCE = 1 << 16
 
 _END = (1 << 64) - 1  # above every prefix
@@ -69,7 +69,7 @@ class DiscreteGaussian:
 
     @property
     def variance(self) -> int:
-        """Return the parameter s².
+        """Return the parameter s² of the distribution: Pr[x] is proportional to exp(-x² / 2s²).
 
         If s >= 1, the distribution's true variance is between (1 - 1e-6) s² and s².
         """
@@ -101,7 +101,7 @@ class DiscreteGaussian:
             part = values[start : start + _WORDS_AT_ONCE]
             entropy.fill(words[: len(part)])
             found = listed[: add_cells(words, *table, part, listed)]
-            zeros = words[found] >> np.uint64(1) < table[0][0]  # a sign, and the cell 0
+            zeros = words[found] >> np.uint64(1) < table[0][0]  # a negative zero
             again.append(start + found[zeros])
             for i in found[~zeros]:
                 prefix, negative = divmod(int(words[i]), 2)

@@ -55,7 +55,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Decide a draw for which 64 random bits, the integer `prefix`, are not enough. Returns it.
+        """Return a draw that its first 64 random bits, the integer `prefix`, do not decide.
 
         Reads 64 more bits at a time from `entropy` until they decide the draw.
         """
@@ -94,8 +94,8 @@ def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
     interval that contains e^x, which is found with `digits` decimal digits. If the two results
     differ, the number of digits is doubled.
     """
-    # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
-    # + d e^x) times 2^bits is an integer only if it does not depend on x.
+    # The two results become equal because e^x is transcendental for a float x != 0: a fraction (a +
+    # b e^x) / (c + d e^x) times 2^bits is an integer only if it does not depend on x.
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))
         if low == high:

@@ -26,15 +26,15 @@ class SelectionPlan:
     """The public parameters of a selection of dimensions: its size and distribution.
 
     `dim_out` dimensions are selected. A selection with at least `threshold` of the `topk` largest
-    dimensions is e^eps times as likely as any other. `expected_ratio` is the expected share of the
-    `topk` largest among the selected dimensions.
+    dimensions is e^eps times as likely as one with fewer. `expected_ratio` is the expected share of
+    the `topk` largest among the selected dimensions.
     """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
     #: h, the number of selected dimensions.
     dim_out: int
-    #: Selections with at least this many top-k dimensions are e^eps times as likely.
+    #: Selections with at least this many top-k dimensions are e^eps times as likely as others.
     threshold: int
     #: E[v] / h, the expected share of top-k dimensions among the selected.
     expected_ratio: float
@@ -87,7 +87,7 @@ class SignDS:
 
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
-    `FedveilWarning` states the share to expect. No finite eps reaches `thr_ratio` = 1.
+    `FedveilWarning` states the share to expect. No finite eps reaches `thr_ratio` = 1 if k < 1.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".

@@ -30,7 +30,7 @@ class InlierLaw:
     """The exact distribution of v, the number of selected dimensions that are in the top-k set.
 
     The top-k set has `topk` of `dim` dimensions, and `dim_out` (also called h) dimensions are
-    selected. A selection with v >= threshold is e^eps times as likely as any other.
+    selected. A selection with v >= threshold is e^eps times as likely as one with a smaller v.
     """
 
     def __init__(self, dim: int, topk: int, dim_out: int, threshold: int, eps: float) -> None:
@@ -119,11 +119,11 @@ class InlierLaw:
 
 
 class ThresholdSearch:
-    """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
+    """Finds the best threshold for h selected dimensions, and the largest h for a wanted share.
 
     The top-k set has `topk` of `dim` dimensions. v is the number of selected dimensions in this
-    set. Selections with v >= threshold are e^eps times as likely as others. The best threshold
-    maximises the mean of v, E[v].
+    set. Selections with v >= threshold are e^eps times as likely as those with a smaller v. The
+    best threshold maximises the mean of v, E[v]. The share is E[v] / h.
     """
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
@@ -150,10 +150,9 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if the mean share of top-k dimensions can be at least `ratio`.
+        """Return True if the best threshold gives a mean share of at least `ratio`.
 
-        `dim_out` is the number of selected dimensions. The share is the part of them that is in the
-        top-k set. The mean is that with the best threshold.
+        The share is the part of the `dim_out` selected dimensions that is in the top-k set.
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out
@@ -162,10 +161,10 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest number of dimensions of which a share `ratio` is in the top-k set.
+        """Return the largest number of selected dimensions whose mean share is at least `ratio`.
 
-        The mean of this share, with the best threshold, must be at least `ratio`. Returns 0 if it
-        is lower for every number of selected dimensions.
+        The share is the part of the selected dimensions that is in the top-k set. Its mean is
+        computed with the best threshold. Returns 0 if it is below `ratio` for every number.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of
@@ -190,7 +189,7 @@ class ThresholdSearch:
     def _best_mean(self, h: int) -> tuple[float, float]:
         """Return the mean number of selected dimensions in the top-k set, and its error bound.
 
-        The number of selected dimensions is `h`. The mean is that with the best threshold.
+        `h` dimensions are selected, with the best threshold.
         """
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].

@@ -14,7 +14,7 @@ from fedveil.mechanisms.randomized_response import BinaryRandomizedResponse
 #: The range of the estimate.
 LEAST, MOST = 2.0**-126, 2.0**127
 _PHASES = ("growth", "shrink")
-#: If fewer than one participant in this many sends a bit, the bits are ignored.
+#: The bits are ignored if fewer than 1 / _MIN_SHARE of the participants send one.
 _MIN_SHARE = 20
 #: With `regrow`, growth starts again after this many rounds of B = 0 in a row.
 _REGROW_ROUNDS = 5
@@ -57,16 +57,17 @@ class MagnitudeEstimator:
         self.zeros = integer("zeros", zeros, 0)
 
     def bit(self, magnitude: float) -> int:
-        """Return a client's bit, not yet perturbed: 1 if `magnitude` is below the bound.
+        """Return a client's bit before it is perturbed: 1 if `magnitude` is below a bound, else 0.
 
-        The bound is the estimate, or twice the estimate in the phase `growth`.
+        `magnitude` is the size of the client's update. The bound is the estimate or, in the phase
+        `growth`, twice the estimate.
         """
         if not magnitude >= 0:
             raise InvalidValue(f"magnitude = {magnitude!r} is outside [0, inf]")
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Update the estimate from one round's bits. Clients perturbed them by randomised response.
+        """Update the estimate from the bits of a round, which randomised response has perturbed.
 
         `eps` is the epsilon of the randomised response.
         """

@@ -53,20 +53,18 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of those members of the set that have the given `ranks`.
+        """Return the vector indices of the members of the set that have the given `ranks`.
 
-        `ranks` ascend, and count from 0. Entries are compared by the set's sign * value. Members
-        above the set's minimum come first, in order of their index, and then the members that equal
-        it.
+        `ranks` ascend, and count from 0. They number the members in this order: first those above
+        the set's smallest sign * value, by index, then those that equal this value, by index.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of those entries outside the set that have the given `ranks`.
+        """Return the vector indices of the entries outside the set that have the given `ranks`.
 
-        `ranks` ascend, and count from 0. Entries are compared by the set's sign * value. Entries
-        below the set's minimum come first, in order of their index, and then the entries that equal
-        it.
+        `ranks` ascend, and count from 0. They number these entries in this order: first those below
+        the set's smallest sign * value, by index, then those that equal this value, by index.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 
@@ -118,7 +116,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
     bias = _TOP_BIT
     while shift:
         low, high = _span(bits, flip, magnitude, shift, bias, digit)
-        if low == high:  # as where the set ends among the zeros of a sparse vector
+        if low == high:  # all candidates are equal, such as zeros of a sparse vector
             return _float_of(low, vector.dtype)
         same = np.empty(equal, bits.dtype)
         _with_digit(bits, flip, magnitude, shift, bias, digit, same)

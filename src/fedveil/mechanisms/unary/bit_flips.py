@@ -31,7 +31,7 @@ MAX_LIES = 2.0
 _LONGEST_GAP = 510
 #: Gaps drawn at a time: 128 KiB of keystream.
 _BLOCK = 1 << 15
-#: Flipped bits that one loop passes to the next, within the cache.
+#: Flipped bits that one loop passes to the next: few enough for the cache.
 _SOME = 512
 
 _Sums = npt.NDArray[np.signedinteger[Any]]
@@ -74,7 +74,7 @@ class LyingBits:
 def gap_law(q: Fraction) -> Float64s:
     """Return Pr[g unflipped bits before the next flipped bit] for g = 0, 1, ..., as one row.
 
-    A bit is flipped with probability `q`. The last entry is for the largest listed g or more. The
+    A bit is flipped with probability `q`. The last entry is for 510 unflipped bits or more. The
     relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
@@ -85,8 +85,8 @@ def gap_law(q: Fraction) -> Float64s:
 def exact_gap_law(q: Fraction) -> list[int]:
     """Return the probabilities of `gap_law` exactly, as integer weights.
 
-    Weight g is for g unflipped bits before the next flipped bit. The last weight is for the largest
-    listed g or more. A bit is flipped with probability `q`.
+    Weight g is for g unflipped bits before the next flipped bit. The last weight is for 510 or
+    more. A bit is flipped with probability `q`.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie

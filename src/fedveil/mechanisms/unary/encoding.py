@@ -230,10 +230,10 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Return `running` (zeros if None) plus the sum of each code in `report`.
+        """Add the sum of each code in `report` to `running` in place, and return `running`.
 
-        The sum of a code adds up the states, whole numbers, whose bits are 1. Raises `InvalidValue`
-        if `running` is for another number of parameters.
+        The sum of a code adds up the states, whole numbers, whose bits are 1. If `running` is None,
+        it starts as zeros. Raises `InvalidValue` if it is for another number of parameters.
         """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
@@ -324,7 +324,7 @@ class UnaryEncoding:
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest sum of the states -cells..cells whose bits are 1 in a code."""
+        """Return the largest possible sum of a code, which adds up the states whose bits are 1."""
         return largest_sum(self.cells)
 
     @property
@@ -359,7 +359,7 @@ class UnaryEncoding:
         `report(part)` must return the report of the parameters in the slice `part`.
         """
         if self.report == "bits":
-            return report(slice(0, count))  # the end of a packing is marked, so parts do not join
+            return report(slice(0, count))  # packed codes end with a mark, so parts do not join
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:

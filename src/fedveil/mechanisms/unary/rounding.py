@@ -75,9 +75,10 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return the two states to which each value may be rounded, and Pr[the second one].
+    """Return the two states to which each value may be rounded, and the second's probability.
 
-    The first state is the one that is nearer to 0.
+    They are the whole numbers on both sides of cells * value / value_range, limited to
+    -cells..cells. The first state is the one nearer to 0.
     """
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))

@@ -28,10 +28,10 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of those states -cells..cells whose bits are 1 in a code.
+    """Return the largest possible sum of a code, cells (cells + 1) / 2.
 
-    The sum is largest if the bits of all positive states are 1. It is then 1 + 2 + ... + cells =
-    cells (cells + 1) / 2.
+    A code has one bit for each state, a whole number from -cells to cells. Its sum adds up the
+    states whose bits are 1, and is largest if these are the positive states: 1 + 2 + ... + cells.
     """
     return cells * (cells + 1) // 2
 
