@@ -126,7 +126,7 @@ def verdicts(outcome: Outcome) -> Table:
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """Format a verdict as a table row, without a reason that an earlier row has (`said`)."""
+    """Format a verdict as a table row. A reason in `said`, of an earlier row, is not repeated."""
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
     ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)

@@ -25,7 +25,7 @@ BEGUN = "experiment.json"
 def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
     """Repeat the experiment `name`. Returns the path of its page, and its outcome.
 
-    An experiment that was interrupted in the folder is resumed: its finished parts are read.
+    If an earlier call with this folder was interrupted, its finished parts are read from there.
     """
     experiment = find(name)
     experiment.check(scale)

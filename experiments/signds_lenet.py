@@ -1,4 +1,4 @@
-"""The LeNet experiment of 000: loss and AUC under SignDS, and its small upload."""
+"""The LeNet experiment of source 000: loss, AUC and the small upload under SignDS."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class SignDSLeNet(Experiment):
         ]
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate four runs."""
+        """Estimate the seconds of all runs."""
         return sum(arm.job.rounds for arm in self.arms(scale)) * _ROUND_S[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run all of them on one set of writers."""
+        """Train all runs on the same writers, and judge the source's results."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         plots = [

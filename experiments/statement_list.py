@@ -67,7 +67,7 @@ class Judged:
         return cls(answers, scale[1], command[1])
 
     def of_measures(self, verdicts: list[str]) -> list[str]:
-        """Return the answers of all verdicts whose measure has one of these beginnings."""
+        """Return the answers of all verdicts whose measure begins with a text in `verdicts`."""
         found = []
         for begins in verdicts:
             mine = [answer for what, answer in self.answers.items() if what.startswith(begins)]
@@ -119,7 +119,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page in Markdown."""
     found = [*rows()]
     count = Counter(row[3] for row in found)
     tally = ", ".join(f"{count[key]} {key}" for key in STATUSES)
