@@ -1,7 +1,7 @@
-"""Private set intersection between two processes on one machine, against its floors.
+"""Time, processor time and memory of private set intersection between two processes.
 
     python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      1 minute, and about 7
-    python benchmarks/alignment.py --ids 1000000 --only peer           either half alone
+    python benchmarks/alignment.py --ids 1000000 --only peer           one of the two programs
 
 Leader and follower have the same number of ids, half of them in common. Each has one core, and gRPC
 on loopback with mutual TLS connects them. Memory is the peak of each process, including its ids and

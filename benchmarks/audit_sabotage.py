@@ -86,7 +86,11 @@ def row(
     efforts: Sequence[tuple[int, int]],
     runs: int,
 ) -> tuple[list[str], list[str]]:
-    """Return refuted runs and the claim by effort, and the refuting bounds of the last effort."""
+    """Run the audit with a planted fault. Returns table cells, and the names of bounds.
+
+    Each pair (canaries, rounds) in `efforts` has a cell: the number of refuted runs, and the claim.
+    The bounds are those that refuted a run of the last effort.
+    """
     cells, by = [], set()
     for canaries, rounds in efforts:
         refuted = 0

@@ -215,7 +215,7 @@ def turns(options: argparse.Namespace, address: str, nodes: int, clients: int) -
 
 
 def against_threads(options: argparse.Namespace) -> bool:
-    """Time the cluster of k nodes against k threads, in turns."""
+    """Time a cluster of k nodes against k threads, in turns. Returns True if limits are met."""
     from ray.cluster_utils import Cluster
 
     met = True
@@ -245,7 +245,10 @@ def against_threads(options: argparse.Namespace) -> bool:
 
 
 def against_peers(options: argparse.Namespace) -> bool:
-    """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
+    """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns.
+
+    Returns True if fedveil is faster by the required factors.
+    """
     from ray.cluster_utils import Cluster
 
     from simulator import measure
@@ -300,7 +303,7 @@ def projection(options: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Measure and print. Exits with status 1 if a floor is missed."""
+    """Measure and print. Exits with status 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2])

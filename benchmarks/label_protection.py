@@ -92,7 +92,7 @@ def drawn_anew() -> Iterator[None]:
 
 
 def measured(task: Mapping[str, Any], name: str, setting: Setting, epochs: int, seeds: int) -> str:
-    """Return a line of the table."""
+    """Attack the labels of `task`, and train it with several seeds. Returns a line of the table."""
     privacy, own = setting
     kind = task["name"]
     task = {**task, kind: {**task[kind], **own}}

@@ -1,4 +1,4 @@
-"""A client's work under `distributed_dp` against its floors: rotation, rounding, noise.
+"""The speed of a client's work under `distributed_dp`: rotation, rounding, noise.
 
     python benchmarks/mechanisms_shares.py
 

@@ -23,7 +23,7 @@ from pure_ldp.frequency_oracles.unary_encoding import UEClient
 
 
 def best_ns(report: Callable[[int], Any], states: list[int], repeats: int) -> float:
-    """Nanoseconds per parameter of the fastest of several reports; the first warms up."""
+    """Return the nanoseconds per parameter of the fastest report. The first report warms up."""
     seconds = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
