@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, LimitReached, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began", or the likes of "went on after round 3".
+    """Return a phrase for the log: "began", or one such as "went on after round 3".
 
     In this example, `unit` is "round" and `done` is 3. If `done` is 0, the phrase is "began".
     """

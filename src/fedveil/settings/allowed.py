@@ -75,6 +75,7 @@ class Allowed:
     `words`, `text`, `number` (in `interval`), `flag` (true or false) and `null` each describe a
     kind of values. A value of any of these kinds is allowed.
     """
+
     words: tuple[str, ...] = ()
     text: str = ""
     number: Literal["", "number", "whole number"] = ""
@@ -214,7 +215,7 @@ def dotted(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a user's text. It is escaped if it contains line breaks or control characters."""
+    """Return a user's text, escaped if it contains line breaks or control characters."""
     return text if text.isprintable() else repr(text)
 
 
