@@ -48,7 +48,7 @@ PEER = "private_set_intersection"
 
 
 def ids_of(party: str, count: int) -> np.ndarray:
-    """Return `count` telephone numbers for a party. Both parties have half of them."""
+    """Return `count` telephone numbers for a party. The other party has half of them, too."""
     start = 491_700_000_000 + (0 if party == "leader" else count // 2)
     return np.arange(start, start + count).astype(np.str_)
 

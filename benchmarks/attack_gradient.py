@@ -104,7 +104,7 @@ def target(overrides: list[str]) -> Target:
 
 
 def row(name: str, finding: Finding, seconds: float) -> str:
-    """Return a line of the table."""
+    """Return a line of the table: the job's name, its finding and the seconds."""
 
     def cell(figure: Measured) -> str:
         text = f"{figure.value:.3g}"

@@ -188,7 +188,7 @@ def under(name: str, settings: Sequence[str], job: Sequence[str]) -> tuple[str, 
 
 
 def clients(effort: Effort, only: str) -> None:
-    """Print how well clients that took part are told from others, for 4 and 20 clients."""
+    """Print how well an attacker tells which clients took part, for 4 and 20 clients."""
     shown = ("client AUC", "client balanced accuracy", "client TPR at 1.0% FPR")
     print(f"\n| clients, effort {effort} | rounds | epsilon | {' | '.join(shown)} | seconds |")
     print("|---" * (4 + len(shown)) + "|")

@@ -72,7 +72,7 @@ def job(position: str, own: dict[str, Any], canaries: int, rounds: int, seed: in
 
 
 def audited(job: Job) -> Finding:
-    """Return the finding of a run's audit."""
+    """Run `job`, and return the finding of its audit."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None

@@ -212,7 +212,7 @@ class Population:
 def train(
     population: Population, protocol: Protocol, trials: Sequence[Trial], mixings: Mixings, seed: int
 ) -> Tensor:
-    """Return the final heads of all trials, side by side.
+    """Train a linear head for each trial at once, and return the final heads.
 
     All trials share the draws of the noise.
     """

@@ -6,14 +6,14 @@
 
 The last command needs OpenDP: `pip install --target /tmp/opendp opendp`.
 
-histogram   1,000 cells from 1,000,000 clients under oue: time, and the error over the theoretical
-sites       ten sites of many rows under distributed_dp at epsilon 1, over central noise, and the
-            exact sums of pw_encrypt, as in a Prio-like protocol
+histogram   1,000 cells from 1,000,000 clients under oue: time, and error relative to the theory
+sites       ten sites of many rows under distributed_dp at epsilon 1, relative to central noise, and
+            the exact sums of pw_encrypt, as in a Prio-like protocol
 median      the median of 10,000 incomes at epsilon 1: its error as a share of the range
 words       the 20 most frequent of a million words, from 100,000 clients at epsilon 4
 local       the same under oue, beside the best possible frequency oracle, on ten data sets
 correlation the correlation of 60,000 clients under oue and rr
-intervals   the share of 95% intervals that hold the population's value, of 100 data sets each
+intervals   the share of 95% intervals that contain the population's value, over 100 data sets
 opendp      OpenDP's count and histogram with Gaussian noise of its own calibration
 
 `oue` simulates the sum of the reports, drawn from its exact distribution (fidelity: aggregate).

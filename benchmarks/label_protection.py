@@ -61,7 +61,7 @@ ANEW = {"max_norm", "marvell, power 16"}
 
 
 def without_held_out(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables without their held-out part. A fifth of the rest is held out instead."""
+    """Remove the held-out rows from the task's tables, and hold out a fifth of the other rows."""
     for table in task["tables"]["files"].values():
         path = Path(table["path"])
         with path.open() as file:

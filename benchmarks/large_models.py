@@ -86,7 +86,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 class _Scores(nn.Module):
-    """Returns a language model's scores alone."""
+    """Wraps a language model, and returns only its scores."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

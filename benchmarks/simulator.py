@@ -178,7 +178,7 @@ def against_loop(options: argparse.Namespace) -> bool:
 
 
 def said(what: str, figure: float, ceiling: float, unit: str) -> bool:
-    """Print a figure and its ceiling. Returns True if the figure is below it."""
+    """Print a figure and its ceiling. Returns True if the figure is at most the ceiling."""
     word = "met" if figure <= ceiling else "MISSED"
     print(f"{what}: {figure:.2f} {unit} (ceiling {ceiling}: {word})", flush=True)
     return figure <= ceiling

@@ -23,7 +23,7 @@ class Mark:
 
     @property
     def accuracy(self) -> float:
-        """The mean over the seeds."""
+        """The mean accuracy over the seeds."""
         return sum(self.accuracies) / len(self.accuracies)
 
 

@@ -207,7 +207,7 @@ class _Counting(Carrier):
         return dict.fromkeys(self._clients, self.server.inner.opening())
 
     def vector(self, client: int) -> Int64s:
-        """Return whole numbers that differ from client to client."""
+        """Return the vector of `client`: whole numbers that differ from client to client."""
         return (self._ramp * (client + 1)) % (2 * LARGEST + 1) - LARGEST
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
@@ -259,7 +259,7 @@ def _mean(values: Mapping[int, int], of: Sequence[int]) -> float:
 
 
 def held_bytes(thing: object, seen: set[int] | None = None) -> int:
-    """Return the bytes of arrays, texts and numbers in one of our objects, counting each once."""
+    """Return the bytes of arrays, texts and numbers in an object of fedveil, counting each once."""
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return 0

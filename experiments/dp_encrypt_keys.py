@@ -96,7 +96,7 @@ class DPEncryptKeys(Experiment):
     scales = ("small", "full")
 
     def base(self, scale: Scale) -> Job:
-        """Return the job with the values that the source advises: an epsilon of 50."""
+        """Return the job with the values that the source advises, such as an epsilon of 50."""
         clients = _CLIENTS[scale]
         return Job.read(
             {

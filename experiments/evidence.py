@@ -63,7 +63,7 @@ class Lost:
 
     @property
     def without(self) -> str:
-        """A sentence that the run without protection learnt nothing, or ""."""
+        """A sentence which says that a run without protection learnt nothing, or ""."""
         return idle({"without protection": min(self.plain)}, self.labels)
 
     @property

@@ -166,7 +166,7 @@ def job(
 
 
 def seeded(name: str, seed: int) -> str:
-    """Return the name of a run with this seed. `name` is that of seed 0."""
+    """Return the name of a run with this seed. `name` is its name with seed 0."""
     return f"{name}-seed-{seed}" if seed else name
 
 
@@ -176,7 +176,7 @@ def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
 
 
 def _own_size(scale: Scale, task: Task) -> bool:
-    """Return True if model, data and clients are the source's own: at scale medium only LeNet's."""
+    """Return True if the task has the source's model, data and clients, as LeNet has at medium."""
     return scale == "full" or (scale == "medium" and task == "lenet-mnist")
 
 

@@ -59,7 +59,10 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
 
 
 def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
-    """Return the seconds already spent in this folder. Raises an error for any other content."""
+    """Return the seconds already spent in this folder.
+
+    Raises `RunFolderError` if the folder has other content than this experiment.
+    """
     file = folder.path / BEGUN
     if not file.exists():
         if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):

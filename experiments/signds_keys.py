@@ -69,12 +69,12 @@ SWEEPS: Mapping[str, Sweep] = {
 
 
 def few_tests() -> dict[str, Any]:
-    """Return the writers of scale medium, with every fifth test image."""
+    """Return the data of the writers of scale medium, with every fifth test image."""
     return _fewer(writers.mnist_name("medium"))
 
 
 def few_tests_small() -> dict[str, Any]:
-    """Return the writers of scale small, with every fifth test image."""
+    """Return the data of the writers of scale small, with every fifth test image."""
     return _fewer(writers.mnist_name("small"))
 
 
@@ -310,7 +310,8 @@ def _sway(run: ReadRun) -> float:
 def step_shrinks(steps: Sequence[Sequence[float]], base: Sequence[ReadRun]) -> Verdict:
     """Judge whether the estimate of the step is smaller at the end than at its largest.
 
-    `base` are the runs whose estimates these are, one for each seed.
+    `steps` has the estimates during a run, for each seed. `base` has runs of the same job, which
+    show if anything was learnt.
     """
     ends = "; ".join(f"{max(each):.2g} to {each[-1]:.2g}" for each in steps)
     return Verdict.of(

@@ -62,7 +62,7 @@ class SignDSLeNet(Experiment):
     scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """Return runs without protection, with the source's step, an estimated one, and k 0.01."""
+        """Return a run without protection, and three of SignDS: two kinds of steps, and k 0.01."""
         fixed: dict[str, Any] = {"magnitude": "fixed"}
         return [
             Arm("not_encrypt", _job(scale, "not_encrypt", "not_encrypt")),
@@ -150,7 +150,7 @@ def _hands(data: str) -> str:
 
 
 def judged(runs: Runs) -> Iterator[Verdict]:
-    """Compare the source's results with these runs'."""
+    """Compare the source's results with those of `runs`."""
     up = {name: runs[name].last["bytes_up_per_client"] for name in UPLOADS}
     yield Verdict.of(
         abs(up["not_encrypt"] / UPLOADS["not_encrypt"] - 1) <= 0.01,
@@ -211,7 +211,7 @@ def _convergence(name: str, plain: ReadRun, noisy: ReadRun, other: str) -> Itera
 
 
 def _ends(run: ReadRun, key: str) -> tuple[float, float]:
-    """Return a figure at the beginning and at the end, each the mean of equally many tests."""
+    """Return the metric `key` at the beginning and at the end, each the mean of several tests."""
     values = run.figures(key)[1]
     return mean(values[:LAST]), mean(values[-LAST:])
 

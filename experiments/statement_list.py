@@ -49,7 +49,7 @@ _SCALE = re.compile(r"\*\* Scale: (\w+)\.$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts of an experiment's page by their measures, its scale and its command."""
+    """The content of an experiment's page: the verdicts by measure, the scale and the command."""
 
     answers: Mapping[str, str]
     scale: str

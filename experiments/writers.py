@@ -113,7 +113,7 @@ def _simulated(writers: int, images: int) -> dict[str, Any]:
 
 
 def _written(images: Array, owners: Array, writers: int) -> Array:
-    """Draw every image in its writer's hand."""
+    """Slant and stretch every image as its simulated writer does."""
     out = np.empty_like(images)
     middle = (np.array(images.shape[2:]) - 1) / 2
     for writer in range(writers):

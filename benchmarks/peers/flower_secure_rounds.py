@@ -5,9 +5,9 @@ Stand-alone: run it with the Python of an environment made from ``requirements-p
 object.
 
 Instead of training, a client adds small noise to the weights that it receives. Nobody drops out.
-With both, every client shares its secrets with all others. ``bytes_up_per_parameter`` counts the
-content of every reply of a round, as Flower's own records measure it. ``worst_error`` is the
-distance of the last round's average from the true one.
+Every client shares its secrets with all others. ``bytes_up_per_parameter`` counts the content of
+every reply of a round, as Flower's own records measure it. ``worst_error`` is the distance of the
+last round's average from the true one.
 """
 
 from __future__ import annotations
