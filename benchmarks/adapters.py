@@ -8,14 +8,15 @@
     python benchmarks/adapters.py shown OUT
 
 `sizes` trains adapters of rank 8 on a GPT-2 of 355 million parameters with random weights, in a
-process for each protection: bytes of a report, and the most memory that the process held. `table`
+process for each protection. It prints the bytes of a report, and the process's peak memory. `table`
 adapts the small pretrained model of `adapters_base.py` to Shakespeare's plays. Each speaker with at
-least six examples is a client with three of them. The fourth chooses the server's rate for each
-part and epsilon; no epsilon covers this choice. The last two measure the perplexity. Clients make
-one step of SGD in a round, the server uses Adam. Finished runs are in OUT/rows.jsonl, so that the
-part resumes.
-`products` compares the mean of the factors with the mean of their products. `phrases` plants
-phrases at sixteen of twenty clients, and looks for them in the trained model.
+least six examples is a client that trains on three of them. On the fourth, the server's learning
+rate is chosen, for each trained part of the model and each epsilon. No epsilon covers this choice.
+The last two measure the perplexity. Clients make one step of SGD in a round, the server uses Adam.
+Finished runs are saved in OUT/rows.jsonl, so that an interrupted `table` resumes.
+
+`products` compares the mean of the adapters' factors with the mean of their products. `phrases`
+plants phrases at sixteen of twenty clients, and looks for them in the trained model.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def most_memory() -> float:
 
 
 def one(out: Path, name: str, layers: str) -> None:
-    """Run one round of seven clients of one example each, in this process."""
+    """Run one round of seven clients with one example each, and print a row of `sizes`."""
     settings = [
         f"model=hf:{out / 'medium'}", "task=next_token", "data.name=adapters:few_tokens",
         "clients={number: 7, fraction: 1.0}", "rounds=1",
@@ -115,7 +116,11 @@ def one(out: Path, name: str, layers: str) -> None:
 
 
 def write_texts(out: Path) -> None:
-    """Write the speakers' examples as texts: for choosing settings, and for measuring."""
+    """Write the speakers' examples to the folders `choosing` and `measuring`, as texts.
+
+    Both folders have the same training examples. The test examples of `choosing` are for the choice
+    of the server's learning rate, and those of `measuring` for the final perplexity.
+    """
     from fedveil.pretrained.model_folder import ModelFolder
     from fedveil.pretrained.token_rows import TokenRows
 
@@ -199,7 +204,11 @@ def trained(
 
 
 def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the runs: for each epsilon those that choose a rate, then the one that measures."""
+    """Yield the settings of all runs. `rows` has the results of the finished runs.
+
+    For each epsilon and trained part, runs at several server learning rates come first. A run at
+    the best rate then measures the perplexity. The last runs have other ranks.
+    """
     for epsilon in EPSILONS:
         for part, rates in RATES.items():
             shared = {"part": part, "epsilon": epsilon, "clip": 0.0 if epsilon is None else CLIP}
@@ -215,7 +224,7 @@ def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def best(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> float:
-    """Return the server's rate with the lowest perplexity on the examples for choosing."""
+    """Return the server's learning rate with the lowest perplexity in the folder `choosing`."""
     wanted = ("choosing", part, epsilon)
     tried = [row for row in rows if (row["texts"], row["part"], row["epsilon"]) == wanted]
     return float(min(tried, key=lambda row: row["perplexity"])["rate"])
@@ -258,7 +267,7 @@ def shown(out: Path) -> None:
 
 
 def products(out: Path) -> None:
-    """Compare one round's mean of the factors with the mean of the products B A."""
+    """Compare the mean of the clients' factors with the mean of their products B A, in 3 rounds."""
     from fedveil.attacks.target import Target
 
     torch.set_num_threads(1)
@@ -317,7 +326,7 @@ def products(out: Path) -> None:
 
 
 def phrases(out: Path) -> None:
-    """Attack jobs of twenty clients with planted phrases. Finished ones are not run again."""
+    """Attack jobs of twenty clients with planted phrases. Finished jobs are not repeated."""
     from fedveil.attacks.effort import Watch
     from fedveil.attacks.extraction import attack
     from fedveil.attacks.target import Target

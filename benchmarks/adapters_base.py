@@ -3,7 +3,7 @@
     FEDVEIL_DATA=FOLDER python benchmarks/adapters_base.py OUT
 
 OUT becomes a folder as transformers writes it: config.json, model.safetensors, tokenizer.json. The
-text is the validation part of WikiText-2, of which the last 5% decide nothing and measure the
+text is the validation part of WikiText-2. Its last 5% are not used for training, and measure the
 perplexity. A stopped run resumes from OUT/state.pt.
 """
 

@@ -1,7 +1,7 @@
-"""Private set intersection between two processes on one machine, against its floors.
+"""Time, processor time and memory of private set intersection between two processes.
 
     python benchmarks/alignment.py [--ids 100000] [--ids 1000000]      1 minute, and about 7
-    python benchmarks/alignment.py --ids 1000000 --only peer           either half alone
+    python benchmarks/alignment.py --ids 1000000 --only peer           one of the two programs
 
 Leader and follower have the same number of ids, half of them in common. Each has one core, and gRPC
 on loopback with mutual TLS connects them. Memory is the peak of each process, including its ids and
@@ -48,7 +48,7 @@ PEER = "private_set_intersection"
 
 
 def ids_of(party: str, count: int) -> np.ndarray:
-    """Return `count` telephone numbers for a party. Both parties have half of them."""
+    """Return `count` telephone numbers for a party. The other party has half of them, too."""
     start = 491_700_000_000 + (0 if party == "leader" else count // 2)
     return np.arange(start, start + count).astype(np.str_)
 

@@ -4,9 +4,9 @@ Each row is based on whole simulated runs of two rounds with a network of 2,080 
 many canaries as clients. The table of validity counts the runs whose bound is above a true claim.
 The table of faults counts the runs of a broken protection in which the claim is refuted. The table
 of tightness shows the share of a claim that the bounds reach. `dp_encrypt` is the protection
-itself, with evidence from each report. `central` is what others see of `pw_encrypt` with
-`central_eps`: a sum of clipped updates with `CentralNoise`. It leaves out the masks, which take
-most of such a run's time. The last row has pw_encrypt itself.
+itself, with evidence from each report. `central` is `pw_encrypt` with `central_eps` as others than
+the server see it: a sum of clipped updates with `CentralNoise`. It has no masks, which would take
+most of a run's time. The last row has pw_encrypt itself.
 
     python benchmarks/attack_canaries.py --effort quick
 
@@ -124,7 +124,7 @@ class Local(DPEncrypt):
 
 
 class Silent:
-    """Clips like another mechanism and adds no noise."""
+    """Replaces a mechanism: clips updates as `clipping` does, and adds no noise."""
 
     def __init__(self, clipping: Any, step: float) -> None:
         self._clipping, self._step = clipping, step
@@ -230,9 +230,9 @@ class _CentralClient(OneReportClient):
 
 
 def per_round(eps: float) -> float:
-    """Return the epsilon of a round at DELTA, so that two cost `eps` at a job's delta.
+    """Return the epsilon of one round, at `DELTA`, for which two rounds cost `eps` at delta 1e-5.
 
-    Rounds down.
+    The result is rounded down.
     """
     ratio, low, high = 2**0.5 * analytic_sigma(eps, 1e-5, 1.0), 1e-6, 100.0
     for _ in range(60):
@@ -251,7 +251,7 @@ def job(
     rounds: int = 2,
     **own: Any,
 ) -> Job:
-    """Return a job whose whole run costs `eps`."""
+    """Return a job under `position` whose run costs epsilon `eps`. `own` are more parameters."""
     each, threshold = per_round(eps), canaries + 2
     block, parameters = {
         "local": ("own", {"dp_eps": each, "dp_delta": DELTA, **own}),
@@ -281,7 +281,7 @@ def job(
 
 
 def audited(job: Job) -> tuple[float, float, float, float]:
-    """Return the three bounds of a run, and the epsilon of its ledger."""
+    """Run `job`. Returns the three lower bounds of its audit, and the claimed epsilon."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None
@@ -290,7 +290,7 @@ def audited(job: Job) -> tuple[float, float, float, float]:
 
 
 def validity(runs: int) -> None:
-    """Print how often a bound is above a true claim."""
+    """Print how many of `runs` audits of a sound protection have a bound above the claim."""
     print(f"\nValidity, {runs} runs of 100 canaries each: runs with a bound above the claim")
     print("| position | claim | at least | if canaries tell nothing of each other "
           "| if noise is Gaussian and alike | any |")  # fmt: skip
@@ -302,7 +302,7 @@ def validity(runs: int) -> None:
 
 
 def _over(found: np.ndarray) -> str:
-    """Format the number of runs in which each bound is above the claim, and in which any is."""
+    """Format the numbers of runs (rows of `found`) with each bound, or any, above the claim."""
     over = found[:, :-1] > found[:, -1:]
     return " | ".join(map(str, [*over.sum(axis=0), over.any(axis=1).sum()]))
 
@@ -356,7 +356,7 @@ def tightness(runs: int) -> None:
 
 
 def accuracy(runs: int) -> None:
-    """Print the accuracy that canaries cost: digits, 100 clients, 30 rounds."""
+    """Print test accuracies with 0 to 100 canaries: digits, 100 clients, 30 rounds."""
     print(f"\nTest accuracy with canaries in, the mean of {runs} runs (and the least)")
     print("| position | 0 canaries | 10 | 50 | 100 |")
     print("|---|---|---|---|---|")

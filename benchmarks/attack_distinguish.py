@@ -1,13 +1,13 @@
-"""Lower bounds on the epsilon of one report at known claims, for every mechanism: docs/attacks.md.
+"""Lower bounds on the epsilon of one report, for every mechanism and four claimed epsilons.
 
     python benchmarks/attack_distinguish.py [--trials 10000] [--only dp_encrypt] [--claim 2]
     python benchmarks/attack_distinguish.py --one-run 1.89
 
 Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
 updates are far apart. `distributed_dp`, `central_gaussian`, and `pw_encrypt` with central noise are
-attacked in the sum of two clients. A line takes 15 to 60 seconds of one core. `--one-run` computes
-what an audit inside one run can expect of this claim without assuming Gaussian noise, by the number
-of its canaries.
+attacked in the sum of two clients. A line takes 15 to 60 seconds of one core. docs/attacks.md shows
+the results. `--one-run CLAIM` prints the lower bound that an audit inside one run with this claim
+can be expected to find, for several numbers of canaries. The audit does not assume Gaussian noise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any], float, float]] = {
 
 
 def at_claim(label: str, claim: float) -> Protection:
-    """Return the mechanism whose single report costs at most `claim`, as closely as 0.01%."""
+    """Return the protection `label` at the setting whose report costs at most epsilon `claim`.
+
+    The setting is accurate to 0.01%.
+    """
     name, settings, low, high = MECHANISMS[label]
     kind = POSITIONS[name]
     context = JobContext(
@@ -64,7 +67,7 @@ def at_claim(label: str, claim: float) -> Protection:
 
 
 def tried(label: str, claim: float, trials: int) -> Distinguished:
-    """Return what `trials` reports on each of two updates show."""
+    """Return the result of telling two updates apart, by `trials` reports on each."""
     protection, entropy = at_claim(label, claim), Seeded(17, "benchmark", label, str(claim))
     model = np.linspace(-0.5, 0.5, DIMENSION).astype(np.float32)
     sums = protection.rests_on_server(protection.settings)
@@ -79,8 +82,8 @@ def tried(label: str, claim: float, trials: int) -> Distinguished:
 def one_run(epsilon: float) -> None:
     """Print the expected lower bound of one run with Gaussian noise, by the number of canaries.
 
-    Each canary is as easy to recognise as the claim allows, and reveals nothing about others. The
-    number of guesses is the best of m, m / 2, m / 4 and so on.
+    Each canary is as easy to recognise as the claim `epsilon` allows, and reveals nothing about
+    others. For m canaries, the number of guesses is the best of m, m / 2, m / 4 and so on.
     """
     distance = distance_of_epsilon(Figure(epsilon, DELTA))
     for canaries in (100, 1000, 10_000, 100_000, 1_000_000):

@@ -1,11 +1,12 @@
-"""Reconstructs features from split training's messages, by attackers of different knowledge.
+"""Reconstructs features from split training's messages, by attackers with different knowledge.
 
     FEDVEIL_DATA=... python benchmarks/attack_features.py --effort quick --pictures docs/attacks
 
-Three models: MNIST cut after a first convolution of 8 channels (needs MNIST's files), the left half
-of `mnist_halves` as shipped, and the bank's features of `tabular`. Four attackers (see
-fedveil.attacks.split.features), without protection, with one bit of every number, and under
-EmbeddingDP, from one report and from ten. Takes about four minutes of one core at quick.
+The attacked models are a network for MNIST that is cut after its first convolution of 8 channels
+(needs MNIST's files), the left half of `mnist_halves` as shipped, and the bank's features of
+`tabular`. Four attackers (see fedveil.attacks.split.features) attack without protection, with one
+bit of every number, and under EmbeddingDP, from one report and from ten. Takes about four minutes
+of one core at quick.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def main() -> None:
 
 
 def tables(effort: Effort, folder: Path | None) -> None:
-    """Print the median correlation over the features. The deep part reads them as numbers."""
+    """Attack the bank's numeric features in three tables.
+
+    Prints the median correlation of true and reconstructed features.
+    """
     for table in ("breast_cancer", "wine", "diabetes"):
         job = VerticalJob(task={"name": "tabular", "tabular": {"table": table}})
         whole = SplitTarget.of(job)
@@ -70,7 +74,7 @@ def tables(effort: Effort, folder: Path | None) -> None:
 
 
 def halves(effort: Effort, folder: Path | None) -> None:
-    """Reconstruct the left half of 16 digits, as the leader has it."""
+    """Reconstruct the left halves of 16 digits from the reports of the follower `left`."""
     whole = SplitTarget.of(VerticalJob())
     rows = []
     print("\nmnist_halves (digits), left: medians of 16")
@@ -92,9 +96,9 @@ def under(whole: SplitTarget, privacy: EmbeddingPrivacy | None) -> SplitTarget:
 
 
 def attacked(strength: str, aim: features.Aim, skip: tuple[str, ...]) -> list[torch.Tensor]:
-    """Print a line per attacker.
+    """Run every attack except those in `skip`, and print a line for each.
 
-    Returns the results of the one with weights and public examples.
+    Returns the reconstructions by the attacker with both the weights and public examples.
     """
     part = aim.target.split.by_name[aim.part.name]
     aim = features.Aim(aim.target, part, aim.effort)
@@ -116,7 +120,7 @@ def attacked(strength: str, aim: features.Aim, skip: tuple[str, ...]) -> list[to
 
 
 def convolution(effort: Effort, folder: Path | None) -> None:
-    """Attack MNIST cut after its first convolution, so that only this lies before the cut."""
+    """Attack networks for MNIST that are cut after their first convolution, or after its ReLU."""
     data = load("mnist")
     truth, public = (
         (torch.from_numpy(examples.x[:count].copy()) + 1) / 2

@@ -5,9 +5,9 @@
 
 Each job has a row with the medians over the attacked images, the share of their labels that were
 recovered, with 95% intervals, and the result of guessing: the mean training image and the most
-common label. The first row has the floors that an unprotected report must give. `--part` is plain,
-positions or all. `--peer` compares with the package breaching instead, installed in the given
-folder (it needs only torch, SciPy and omegaconf), at its own defaults for `deepleakage` and
+common label. The attack must reach fixed limits in the first row, without protection. `--part` is
+plain, positions or all. `--peer` compares with the package breaching instead, installed in the
+given folder (it needs only torch, SciPy and omegaconf), at its own defaults for `deepleakage` and
 `invertinggradients`. `quick` takes about ten minutes of one core. The peer takes 11 and 130 seconds
 per image.
 """
@@ -86,7 +86,10 @@ POSITIONS = {
 
 
 def target(overrides: list[str]) -> Target:
-    """Return a target: one image per client, one step, cohorts of four, and the model of DLG."""
+    """Return an attack's target: a job with one image per client, one step and cohorts of four.
+
+    The model is that of the DLG paper. `overrides` change the job.
+    """
     base = [
         "data.name=mnist",
         "model=lenet_smooth",
@@ -101,7 +104,7 @@ def target(overrides: list[str]) -> Target:
 
 
 def row(name: str, finding: Finding, seconds: float) -> str:
-    """Return a line of the table."""
+    """Return a line of the table: the job's name, its finding and the seconds."""
 
     def cell(figure: Measured) -> str:
         text = f"{figure.value:.3g}"
@@ -116,7 +119,7 @@ def row(name: str, finding: Finding, seconds: float) -> str:
 
 
 def floors(finding: Finding) -> Iterator[Figure]:
-    """Yield the floors that the attack must reach if nothing protects a single image."""
+    """Yield the results that must meet a limit: those of an attack on one unprotected image."""
     yield Figure("median MSE, 1 image", finding.figure("mse").value, "", at_most=0.01)
     labels = finding.figure("label accuracy").value
     yield Figure("labels recovered, 1 image", labels, "", at_least=1)
@@ -128,7 +131,10 @@ def _keep(kept: dict[str, bytes], name: str, data: bytes) -> str:
 
 
 def table(rows: dict[str, list[str]], effort: Effort, pictures: Path | None) -> dict[str, Finding]:
-    """Print a row for each job."""
+    """Attack the job of each row, and print the row. Returns the findings.
+
+    `rows` maps a row's name to changes of the job. `pictures` is a folder for images, if given.
+    """
     found = {}
     for name, overrides in rows.items():
         began = time.monotonic()
@@ -175,8 +181,8 @@ def peer(folder: Path, cases: int, effort: Effort, others: list[str]) -> None:
 def _by_breaching(folder: Path, name: str, view: Any) -> np.ndarray:
     """Run one of breaching's attacks at its defaults.
 
-    Its total variation takes images of three channels only. It therefore seeks a coloured image
-    behind a model that sees the mean of the channels.
+    Breaching's total variation penalty needs images with three channels. So the attack
+    `invertinggradients` seeks a colour image, and the model sees the mean of the channels.
     """
     import breaching.attacks
     from omegaconf import OmegaConf

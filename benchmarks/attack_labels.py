@@ -65,7 +65,10 @@ def shown(name: str, findings: Iterable[tuple[str, Finding]]) -> None:
 
 
 def two_files(folder: Path) -> dict[str, Any]:
-    """Return the task `tables` for the breast cancer table. The leader has its first half."""
+    """Write the breast cancer table as two CSV files, and return the task `tables` for them.
+
+    The leader has the labels and the first half of the columns.
+    """
     bunch: Any = datasets.load_breast_cancer()
     ids = np.arange(len(bunch.data))
     halves = {"leader": bunch.data[:, :15], "bank": bunch.data[:, 15:]}
@@ -84,7 +87,7 @@ def two_files(folder: Path) -> dict[str, Any]:
 
 
 def of_labels(effort: Effort, data: str) -> None:
-    """Print the tables of labels."""
+    """Attack the labels of three tasks, and print a table for each."""
     with tempfile.TemporaryDirectory() as folder:
         tasks = {
             "tables, 2 classes": two_files(Path(folder)),
@@ -100,13 +103,16 @@ def of_labels(effort: Effort, data: str) -> None:
 
 
 def of_tokens(effort: Effort, text: str | None) -> None:
-    """Print the table of tokens before the first step."""
+    """Attack the tokens of a model that is not trained yet, and print the table."""
     target = SplitTarget.of(VerticalJob(task=pangu(text)))
     shown("before the first step", each(target, EMBEDDING_DP, effort, tokens))
 
 
 def of_copies(effort: Effort, text: str | None, epochs: int) -> None:
-    """Print the table of tokens of finished runs, and of tables from before them."""
+    """Train two runs, attack their tokens, and print a table for each.
+
+    Some attackers have only the tables of vectors from before the run.
+    """
     for eps in (None, 5.0):
         privacy = {} if eps is None else {"embedding_dp": {"eps": eps}}
         with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +125,7 @@ def of_copies(effort: Effort, text: str | None, epochs: int) -> None:
 
 
 def pangu(text: str | None) -> dict[str, Any]:
-    """Return the language model's job on a text, or on the text that comes with Python."""
+    """Return the task `pangu` on the file `text`, or (None) on the texts of Python's own help."""
     return {"name": "pangu", "pangu": {"text": text}}
 
 

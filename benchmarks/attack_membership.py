@@ -6,11 +6,11 @@
 overfitted: Location-30 and purchase100-synthetic with the dense network of the literature, MNIST
 with LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every
 protection with two or three settings. mnist and purchase: the same for the other two datasets. At
-quick the parts take 4, 6, 10 and 20 minutes of one core. Half of that is each job's four reference
-runs, of which standard has 32. references: what each attack on Location-30's overfitted model gains
-from more references. Every model's answers are saved in `--folder`, and the part resumes there. 33
-models take six minutes. clients: whether a client took part, for 4 and 20 clients with
-examples of the digits and of Location-30, under every protection with a few settings.
+quick the parts take 4, 6, 10 and 20 minutes of one core. The four reference runs of each job take
+half of this time (standard has 32). references: what each attack on Location-30's overfitted model
+gains from more reference models. Every model's answers are saved in `--folder`, so an interrupted
+part resumes. 33 models take six minutes. clients: whether a client took part, for 4 and 20 clients
+with examples of the digits and of Location-30, under every protection with a few settings.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _cut(name: str, examples: int) -> tuple[object, ...]:
 
 
 def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
-    """Return the finding of a job."""
+    """Return the finding of the membership attack on the job with the settings `overrides`."""
     watch = Watch(lambda done, total, what: print(f"  {what}", file=sys.stderr, flush=True))
     began = time.monotonic()
     finding = attack(Target.of(Job.load(None, overrides)), effort, watch)
@@ -129,7 +129,7 @@ def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
 
 
 def overfitted(effort: Effort, only: str) -> None:
-    """Print every figure without protection."""
+    """Attack the overfitted models, which have no protection, and print every figure."""
     for name, job in OVERFITTED.items():
         if only in name:
             finding = found(name, job, effort)
@@ -144,7 +144,7 @@ def positions(effort: Effort, only: str) -> None:
 
 
 def overfitted_positions(effort: Effort, only: str, data: str) -> None:
-    """Print a line for each protection and setting on a dataset of the first part."""
+    """Print a line for each protection and setting, on the overfitted job named after `data`."""
     name = next(name for name in OVERFITTED if name.startswith(data))
     table(f"{name}, effort {effort}", OVERFITTED[name], effort, only)
 
@@ -152,7 +152,7 @@ def overfitted_positions(effort: Effort, only: str, data: str) -> None:
 def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
     """Print a job's findings under every protection whose name starts with `only`.
 
-    Where single reports reveal nothing, the columns of a report are those of the sum.
+    If the server sees only a sum, the columns about reports show the attacks on the sum.
     """
     print(f"\n| {name} | epsilon of a report | of the run | {' | '.join(SHOWN)} |")
     print("|---" * (3 + len(SHOWN)) + "|")
@@ -188,7 +188,7 @@ def under(name: str, settings: Sequence[str], job: Sequence[str]) -> tuple[str, 
 
 
 def clients(effort: Effort, only: str) -> None:
-    """Print how well clients that took part are told from others, for 4 and 20 clients."""
+    """Print how well an attacker tells which clients took part, for 4 and 20 clients."""
     shown = ("client AUC", "client balanced accuracy", "client TPR at 1.0% FPR")
     print(f"\n| clients, effort {effort} | rounds | epsilon | {' | '.join(shown)} | seconds |")
     print("|---" * (4 + len(shown)) + "|")
@@ -210,10 +210,11 @@ def clients(effort: Effort, only: str) -> None:
 
 
 def references(effort: Effort, only: str, folder: Path) -> None:
-    """Print the attacks on Location-30's model with 4, 16 and 32 references, then on each of these.
+    """Attack Location-30's model by 4, 16 and 32 reference models, and each of these by 31 others.
 
-    Models and seeds are those of `overfitted --only Location --effort standard`. The share found at
-    0.1% false positives rests on one false positive, so it is also given over 32 models.
+    Models and seeds are those of `overfitted --only Location --effort standard`. For one model, the
+    true positive rate at 0.1% false positives depends on a single false positive. So its mean over
+    the 32 models is printed too.
     """
     name = next(iter(OVERFITTED))
     target = Target.of(Job.load(None, OVERFITTED[name]))
@@ -250,7 +251,7 @@ def references(effort: Effort, only: str, folder: Path) -> None:
 
 
 def _saved(file: Path, pool: Pool, rows: Bools, target: Target, seed: int) -> Answers:
-    """Return the answers of a model trained on `rows` of the pool. They are kept in `file`."""
+    """Return the answers of a model trained on `rows` of the pool, which `file` caches."""
     if not file.exists():
         model = rehearse(pool.target(target, split(rows)[0], seed)).model
         file.parent.mkdir(parents=True, exist_ok=True)

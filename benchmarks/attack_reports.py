@@ -1,4 +1,4 @@
-"""Attacks on reports: telling two updates apart, averaging many reports of one, reading a sign.
+"""Attacks on reports: tells two updates apart, averages many reports of one update, reads a sign.
 
     python benchmarks/attack_reports.py --effort quick
 
@@ -58,9 +58,9 @@ def targets(only: Sequence[str]) -> Iterator[tuple[str, Target]]:
 
 
 def told_apart(name: str, target: Target, effort: Effort) -> bool:
-    """Print a line per pair and number of rounds.
+    """Attack `target` by telling two updates apart. Prints a line per pair and number of rounds.
 
-    Returns True if all bounds are below the ledger's.
+    Returns True if all lower bounds on epsilon are below the ledger's epsilon.
     """
     began, sound = time.perf_counter(), True
     finding = distinguishing.attack(target, effort, Watch())
@@ -82,7 +82,7 @@ def told_apart(name: str, target: Target, effort: Effort) -> bool:
 
 
 def averaged(name: str, target: Target, effort: Effort) -> None:
-    """Print a line for each number of reports."""
+    """Attack `target` by averaging reports of one update. Prints a line per number of reports."""
     finding = repetition.attack(target, effort, Watch())
     scaled = any(figure.name.startswith("relative error") for figure in finding.figures)
     for count in repetition.COUNTS:
@@ -115,7 +115,10 @@ def embedding() -> None:
 
 
 def signs() -> None:
-    """Attack SignDS: one weight's sign, from even odds."""
+    """Print how likely an attacker on SignDS guesses the sign of one weight right.
+
+    Without the report, both signs are equally likely.
+    """
     for name, (k, eps) in MODELS.items():
         plan = SignDS(k, eps).plan(LENET)
         told = sign_told(plan, LENET, eps)

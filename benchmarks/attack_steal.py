@@ -5,8 +5,8 @@
 The first table counts the recovered examples (20 dB or better, matched one to one) of a cohort of
 50 clients with 1,000 MNIST images at standard, 200 at quick. The clients train one full step or ten
 epochs in batches of 5. The second table counts the examples recovered from single reports of one
-step through a dense network, with `--exact` starts, in CPU seconds. Takes about ten minutes of one
-core at standard.
+step of a dense network, by `--exact` random starts of the attack for each batch, and its CPU
+seconds. Takes about ten minutes of one core at standard.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def job(data: str, protection: str, settings: dict[str, Any], training: dict[str
 
 
 def stealing(data: str, examples: int, only: str | None, pictures: Path | None) -> None:
-    """Print the first table."""
+    """Print the first table: examples stolen by a model that is built for this."""
     for protection, settings, training, form, statistics in CASES:
         if only not in (None, protection):
             continue
@@ -96,7 +96,7 @@ def stealing(data: str, examples: int, only: str | None, pictures: Path | None) 
 
 
 def exact(data: str, starts: int, only: str | None) -> None:
-    """Print the second table."""
+    """Print the second table: examples of batches that are inverted exactly."""
     for protection in POSITIONS:
         if only not in (None, protection):
             continue

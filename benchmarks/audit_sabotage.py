@@ -72,7 +72,7 @@ def job(position: str, own: dict[str, Any], canaries: int, rounds: int, seed: in
 
 
 def audited(job: Job) -> Finding:
-    """Return the finding of a run's audit."""
+    """Run `job`, and return the finding of its audit."""
     with tempfile.TemporaryDirectory() as folder:
         finding = fedveil.simulate(job, Path(folder) / "run").audit
     assert finding is not None
@@ -86,7 +86,11 @@ def row(
     efforts: Sequence[tuple[int, int]],
     runs: int,
 ) -> tuple[list[str], list[str]]:
-    """Return refuted runs and the claim by effort, and the refuting bounds of the last effort."""
+    """Run the audit with a planted fault. Returns table cells, and the names of bounds.
+
+    Each pair (canaries, rounds) in `efforts` has a cell: the number of refuted runs, and the claim.
+    The bounds are those that refuted a run of the last effort.
+    """
     cells, by = [], set()
     for canaries, rounds in efforts:
         refuted = 0

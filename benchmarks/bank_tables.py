@@ -40,7 +40,7 @@ NUMBERS, WORDS, DATES, TRUTHS = 30, 4, 2, 2
 
 
 def columns(names: range, draw: np.random.Generator, rows: int) -> dict[str, Any]:
-    """Return some of the columns of a bank's table, as texts."""
+    """Return columns of a bank's table as texts: an amount for each of `names`, and some others."""
     made: dict[str, Any] = {}
     for number in names:
         cents, whole = np.round(draw.lognormal(5, 1.5, rows), 2), draw.integers(0, 5000, rows)
@@ -70,7 +70,10 @@ def write(path: str, names: range, rows: int, label: bool) -> None:
 
 
 def settings(files: dict[str, range]) -> dict[str, Any]:
-    """Return the settings of the task for these files, of which the first has the label."""
+    """Return the settings of the task `tables`. The first file has the label.
+
+    `files` maps a file's name to the numbers of its columns.
+    """
     held: dict[str, Any] = {}
     for path, names in files.items():
         words = names[: WORDS * len(names) // NUMBERS]
@@ -105,7 +108,10 @@ def read(told: Any) -> None:
 
 
 def spent(began: float, used: float) -> tuple[float, float, float]:
-    """Return the seconds and the processor's seconds since then, and the most megabytes held."""
+    """Return the seconds since `began`, the processor seconds since `used`, and the peak memory.
+
+    The memory of this process is in MB.
+    """
     most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return time.perf_counter() - began, time.process_time() - used, most_mb
 

@@ -5,9 +5,9 @@
 
 Starts a cluster of nodes with one core each on this machine, and times rounds of LeNet with as many
 cores in threads. The two runs take turns, round by round, so that a slow spell of the machine meets
-both. The median of the pairs' ratios is compared, or of their differences. The processor time of a
-side is that of all its processes, Ray's own included. Counts the bytes that cross the loopback
-interface in a round, of which Ray's own messages between its processes are a part.
+both. The median ratio of each pair of rounds is compared, or the median difference. The processor
+time of a side is that of all its processes, Ray's own included. Counts the bytes that cross the
+loopback interface in a round, including Ray's own messages between its processes.
 
 `--peers` is the Python of an environment made from requirements-peers.txt: pfl with two processes,
 and Flower on Ray with two workers, do the same work. The contenders take turns.
@@ -63,7 +63,8 @@ def loopback_bytes() -> int:
 def ours(options: argparse.Namespace) -> dict[str, Any]:
     """Run rounds of LeNet on `options.on`, and return their times and bytes.
 
-    With `options.turns`, each round waits for a line of the standard input, and its end is printed.
+    With `options.turns`, the number of each finished round is printed. The next round then waits
+    for a line on standard input.
     """
     import fedveil
     from fedveil.federated.job import Job
@@ -215,7 +216,7 @@ def turns(options: argparse.Namespace, address: str, nodes: int, clients: int) -
 
 
 def against_threads(options: argparse.Namespace) -> bool:
-    """Time the cluster of k nodes against k threads, in turns."""
+    """Time a cluster of k nodes against k threads, in turns. Returns True if limits are met."""
     from ray.cluster_utils import Cluster
 
     met = True
@@ -245,7 +246,10 @@ def against_threads(options: argparse.Namespace) -> bool:
 
 
 def against_peers(options: argparse.Namespace) -> bool:
-    """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
+    """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns.
+
+    Returns True if fedveil is faster by the required factors.
+    """
     from ray.cluster_utils import Cluster
 
     from simulator import measure
@@ -274,7 +278,10 @@ def against_peers(options: argparse.Namespace) -> bool:
 
 
 def projection(options: argparse.Namespace) -> bool:
-    """Measure what a client costs a machine and the head, and print a larger cluster's round."""
+    """Print the estimated time of a round on a larger cluster. Returns True.
+
+    The estimate is based on a client's measured time on a machine and at the head.
+    """
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
@@ -300,7 +307,7 @@ def projection(options: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Measure and print. Exits with status 1 if a floor is missed."""
+    """Measure and print. Exits with status 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2])

@@ -50,7 +50,10 @@ HELD, CLIPS, PRODUCTS = 50_000, (0.025, 0.0125, 0.05), (0.6, 1.2, 2.5, 5.0, 10.0
 
 
 def factorise() -> None:
-    """Print both tables, exact up to the optimisers' last digits."""
+    """Print the exact gains of each factorisation, up to the last digits of the optimisers.
+
+    Either every client takes part in every round, or a client's rounds are ten apart.
+    """
     print("| participation | rounds | momentum | noise | iterates (RMS) | largest | final |")
     print("|---|---|---|---|---|---|---|")
     for rounds, momentum in itertools.product((60, 300), MOMENTA):
@@ -83,8 +86,9 @@ def factorise() -> None:
 def oriented(images: npt.NDArray[np.float32]) -> Tensor:
     """Return 785 features of each image: strokes of 8 directions and 2 widths, without any data.
 
-    The modulus of an even and an odd Gabor filter, averaged over squares of 4 x 4 pixels, minus
-    each channel's mean over the image, scaled to norm 1, plus a constant feature.
+    A channel is the modulus of an even and an odd Gabor filter, averaged over squares of 4 x 4
+    pixels. Each channel's mean over the image is subtracted. The features of an image are then
+    scaled to norm 1, and a constant feature is appended.
     """
     features = []
     for batch in torch.from_numpy(images * 0.5 + 0.5).reshape(-1, 1, 28, 28).split(1000):
@@ -130,7 +134,7 @@ class Trial:
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The noise and the momentum, which are compared."""
+        """The noise and the momentum. The other settings are chosen for each such pair."""
         return self.noise, self.momentum
 
 
@@ -146,7 +150,7 @@ class Protocol:
     def mixing(self, noise: str, momentum: float) -> Matrix:
         """Return the mixing matrix, for sensitivity 1.
 
-        Row t has the weights of the draws in round t.
+        Row t has the weights with which all draws of noise are added in round t.
         """
         if noise == "independent":
             return np.eye(self.rounds) * math.sqrt(self.rounds / self.cohorts)
@@ -208,7 +212,7 @@ class Population:
 def train(
     population: Population, protocol: Protocol, trials: Sequence[Trial], mixings: Mixings, seed: int
 ) -> Tensor:
-    """Return the final heads of all trials, side by side.
+    """Train a linear head for each trial at once, and return the final heads.
 
     All trials share the draws of the noise.
     """
@@ -326,7 +330,7 @@ def spread(values: Matrix, sign: str = "") -> str:
 
 
 def main() -> None:
-    """Print one kind of tables."""
+    """Read the command line, and print the tables of the chosen command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("factorise")

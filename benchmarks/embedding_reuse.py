@@ -4,9 +4,10 @@
     python benchmarks/embedding_reuse.py --data mnist --epochs 3 --seeds 2         8 minutes
 
 Halves of digits, or of MNIST's images, at default settings. `anew`: every epoch draws new reports.
-`once`: under `reuse` the bottoms learn in the first epoch, and its reports are reused. `once,
-untrained`: the bottoms keep their initial weights. Epsilon is the ledger's at delta 1e-5 for the
-example that was sent most often. Held-out examples are evaluated only at the end. One core.
+`once`: under `reuse` the followers' parts are trained in the first epoch, and the reports of this
+epoch are reused. `once, untrained`: the followers' parts keep their initial weights. Epsilon is the
+ledger's at delta 1e-5 for the example that was sent most often. Held-out examples are evaluated
+only at the end. One core.
 """
 
 from __future__ import annotations

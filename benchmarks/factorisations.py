@@ -24,14 +24,17 @@ SEPARATION = 10
 
 
 def workload(rounds: int, momentum: float) -> Matrix:
-    """Return the workload at rate 1. Row t has the sums' weights in the model after round t."""
+    """Return the workload of SGD with `momentum` and learning rate 1.
+
+    Entry (t, s) is the weight of the sum of round s in the model after round t.
+    """
     steps = np.arange(1, rounds + 1)
     weights = (1 - momentum**steps) / (1 - momentum)
     return np.tril(toeplitz(weights))
 
 
 def participations(rounds: int) -> int:
-    """Return the number of rounds with a client, if they are SEPARATION apart."""
+    """Return the number of rounds of one client, if its rounds are SEPARATION apart."""
     return math.ceil(rounds / SEPARATION)
 
 
@@ -59,7 +62,10 @@ def _minimised(error: Callable[[Tensor], Tensor], start: Matrix) -> Matrix:
 
 
 def _root_coefficients(count: int) -> Matrix:
-    """Return the coefficients of the prefix sums' square root, the best C for one participation."""
+    """Return `count` Toeplitz coefficients of the square root of the prefix-sum matrix.
+
+    This is the best C if each client takes part only once.
+    """
     steps = np.arange(1, count)
     return np.cumprod(np.r_[1.0, (2 * steps - 1) / (2 * steps)])
 
@@ -67,8 +73,9 @@ def _root_coefficients(count: int) -> Matrix:
 def banded(rounds: int, rows: Matrix) -> Matrix:
     """Return the best C of SEPARATION bands with sensitivity 1 (Choquette-Choo et al., 2023).
 
-    Two columns of a client's rounds have no row in common, so the directions of its changes do not
-    matter. The squared sensitivity is the sum of the columns' squared norms, which are all equal.
+    The columns of two rounds of the same client have no nonzero row in common, so the directions of
+    the client's changes do not matter. The squared sensitivity is the sum of the squared norms of
+    the columns of its rounds. All columns have the same norm.
     """
     down, across = np.tril_indices(rounds)
     kept = down - across < SEPARATION
@@ -89,17 +96,17 @@ def banded(rounds: int, rows: Matrix) -> Matrix:
 
 
 def _lower(coefficients: Tensor) -> Tensor:
-    """Return the lower triangular Toeplitz matrix with this first column."""
+    """Return the lower triangular Toeplitz matrix whose first column is `coefficients`."""
     rounds = len(coefficients)
     places = torch.arange(rounds)[:, None] - torch.arange(rounds)[None, :]
     return torch.where(places >= 0, coefficients[places.clamp(min=0)], 0.0)
 
 
 def _toeplitz_sensitivity(coefficients: Tensor) -> Tensor:
-    """Return an upper bound on the sensitivity under the separation.
+    """Return an upper bound on the sensitivity of a Toeplitz C, for rounds SEPARATION apart.
 
-    It is exact for coefficients that decrease and are not negative (McMahan et al., 2024, theorem
-    2: the worst client takes part in round 1 and as often as possible).
+    The bound is exact for coefficients that decrease and are not negative (McMahan et al., 2024,
+    theorem 2: the worst client takes part in round 1 and as often as possible).
     """
     falling = coefficients.abs().flip(0).cummax(0).values.flip(0)
     total = torch.zeros_like(falling)
@@ -109,7 +116,10 @@ def _toeplitz_sensitivity(coefficients: Tensor) -> Tensor:
 
 
 def blt(rounds: int, rows: Matrix, buffers: int) -> Matrix:
-    """Return the best buffered linear Toeplitz C. Coefficient i is the sum of w_j d_j^(i - 1)."""
+    """Return the best buffered linear Toeplitz C.
+
+    Coefficient i is the sum of w_j d_j^(i - 1) over `buffers` terms.
+    """
     target = torch.tensor(rows)
     steps = torch.arange(rounds - 1, dtype=torch.float64)
 
@@ -154,7 +164,11 @@ def banded_inverse(rounds: int, rows: Matrix, bands: int) -> Matrix:
 
 @dataclass(frozen=True)
 class Gains:
-    """The standard deviation with independent noise of one size, relative to the mechanism's."""
+    """The noise in the models with independent equal noise, divided by that with a mechanism.
+
+    Noise is measured as its standard deviation: `iterates` compares the root mean square over the
+    models of all rounds, `largest` the largest model's, and `final` the final model's.
+    """
 
     iterates: float
     largest: float
@@ -165,7 +179,11 @@ class Gains:
 
 
 def gains(rows: Matrix, errors: Matrix, sensitivity: float) -> Gains:
-    """Return the gains. `errors` are those of each iterate for a mechanism of sensitivity 1."""
+    """Return the gains of a mechanism over independent noise.
+
+    `errors` has the standard deviation of the noise in each round's model under the mechanism, for
+    sensitivity 1. `sensitivity` is that of independent noise.
+    """
     plain = sensitivity * np.linalg.norm(rows, axis=1)
     return Gains(
         math.sqrt((plain**2).sum() / (errors**2).sum()),
@@ -175,7 +193,10 @@ def gains(rows: Matrix, errors: Matrix, sensitivity: float) -> Gains:
 
 
 def errors_of(rows: Matrix, encoder: Matrix) -> Matrix:
-    """Return the standard deviation of each iterate's noise, per unit of sensitivity 1."""
+    """Return the standard deviation of the noise in each round's model, for C = `encoder`.
+
+    The independent noise Z has standard deviation 1.
+    """
     return np.linalg.norm(rows @ np.linalg.inv(encoder), axis=1)
 
 
@@ -183,8 +204,8 @@ def everybody(encoder: Matrix, rows: Matrix) -> tuple[Gains, Gains, float]:
     """Compare C with a diagonal one that is never worse, if every client is in every round.
 
     The squared sensitivity is the largest trace(X U) over correlations U. Its dual is the smallest
-    trace of a diagonal D above X = C'C. The last result is the amount by which the computed D fell
-    short.
+    trace of a diagonal D above X = C'C. Returns the gains of C and of the diagonal one, and the
+    amount that was added to the computed D so that it is above X.
     """
     gram = encoder.T @ encoder
     rounds = len(gram)

@@ -6,14 +6,14 @@
 
 The last command needs OpenDP: `pip install --target /tmp/opendp opendp`.
 
-histogram   1,000 cells from 1,000,000 clients under oue: time, and the error over the theoretical
-sites       ten sites of many rows under distributed_dp at epsilon 1, over central noise, and the
-            exact sum of not_encrypt and of pw_encrypt, which is that of a Prio-like protocol
+histogram   1,000 cells from 1,000,000 clients under oue: time, and error relative to the theory
+sites       ten sites of many rows under distributed_dp at epsilon 1, relative to central noise, and
+            the exact sums of pw_encrypt, as in a Prio-like protocol
 median      the median of 10,000 incomes at epsilon 1: its error as a share of the range
 words       the 20 most frequent of a million words, from 100,000 clients at epsilon 4
 local       the same under oue, beside the best possible frequency oracle, on ten data sets
 correlation the correlation of 60,000 clients under oue and rr
-intervals   the share of 95% intervals that hold the population's value, of 100 data sets each
+intervals   the share of 95% intervals that contain the population's value, over 100 data sets
 opendp      OpenDP's count and histogram with Gaussian noise of its own calibration
 
 `oue` simulates the sum of the reports, drawn from its exact distribution (fidelity: aggregate).
@@ -119,7 +119,7 @@ FREQUENT = {
 
 
 def zipf_words(seed: int, clients: int, vocabulary: int) -> tuple[np.ndarray, set[str], np.ndarray]:
-    """Return a word for each client, the 20 most frequent, and every word's count."""
+    """Return a word for each client, the 20 most frequent words, and the counts of all words."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, vocabulary + 1)
     names = rng.permutation(vocabulary)
@@ -130,10 +130,11 @@ def zipf_words(seed: int, clients: int, vocabulary: int) -> tuple[np.ndarray, se
 
 
 def two_rounds(counts: np.ndarray, epsilon: float, share: float, kept: int, seed: int) -> set[str]:
-    """The 20 words found if a `share` of the clients answers about all words first.
+    """Return the 20 words found in two rounds, for words with the true `counts`.
 
-    The others answer by k-ary randomized response about the `kept` words, which has less noise for
-    few words. Both estimates are weighted by their precision.
+    First, a `share` of the clients answers about all words. The other clients then answer about the
+    `kept` most frequent words by k-ary randomized response, which has less noise for few words.
+    Both estimates are weighted by their precision.
     """
     rng, grown = np.random.default_rng(seed), math.exp(epsilon)
     first = rng.binomial(counts, share)

@@ -1,4 +1,4 @@
-"""The workload of benchmarks/simulator.py for a job: `federation:data`, and models.
+"""The workload of benchmarks/simulator.py: models, and the data function `federation:data`.
 
 Shapes, sizes and number types are those of benchmarks/peers, which trains these models too.
 """

@@ -68,7 +68,7 @@ def main() -> None:
 def describe(
     options: argparse.Namespace, spent: list[tuple[float, float]], metrics: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the result to print."""
+    """Return the result to print. `spent` has the seconds and CPU seconds of each timed round."""
     times, cpu = zip(*spent, strict=True)
     timed = metrics[options.warmup : -1]
     parts = ("training", "protection", "aggregation")

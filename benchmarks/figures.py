@@ -1,4 +1,4 @@
-"""The figures of a benchmark, and the floors that they must keep."""
+"""The figures that a benchmark measures, and the limits that they must meet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure and its floor: `at_most`, or `at_least` for ratios."""
+    """A measured figure called `work`, and the limit that it must meet: `at_most` or `at_least`."""
 
     work: str
     value: float
@@ -20,7 +20,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """True if the figure keeps its floor or has none."""
+        """True if the figure meets its limit or has none."""
         return (self.at_most is None or self.value <= self.at_most) and (
             self.at_least is None or self.value >= self.at_least
         )
@@ -49,7 +49,7 @@ def best_s(
 
 
 def show(figures: Iterable[Figure]) -> int:
-    """Print the figures as they come. Returns the exit status: 1 if a floor is missed."""
+    """Print each figure as soon as it is measured. Returns 1 if any misses its limit, else 0."""
     missed = False
     for figure in figures:
         print(figure, flush=True)

@@ -1,4 +1,4 @@
-"""fedveil on Flower against its floors: rounds of secure aggregation, and the cost of protection.
+"""fedveil on Flower: the time of rounds of secure aggregation, and the cost of each protection.
 
     python benchmarks/flower.py [--peers-python PYTHON] [PART ...]
 
@@ -74,7 +74,7 @@ def _peer(options: argparse.Namespace, how: str, rounds: int) -> dict[str, Any]:
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes on free ports of this machine. They end when it is closed."""
+    """A SuperLink and its SuperNodes on free ports of this machine, which end with `stack`."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-")))
@@ -188,7 +188,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Print the figures. Returns the exit status: 1 if a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--peers-python", help="the Python with the peers and fedveil")

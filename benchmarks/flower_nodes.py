@@ -3,7 +3,7 @@
     FEDVEIL_DATA=FOLDER python benchmarks/flower_nodes.py [--clients 1000] [--nodes 10]
 
 Starts a SuperLink and the SuperNodes on this machine, each with an equal part of the clients, and
-runs a job of LeNet on MNIST under each of the positions. All clients take part in every round.
+runs a job of LeNet on MNIST under each protection. All clients take part in every round.
 Reports the seconds of the rounds after the first, the bytes that clients sent, and the most memory
 that a process of each kind held. The machine's cores are shared by all processes, so the time
 includes every node's training and the start of a process per message.
@@ -58,7 +58,7 @@ class Memory(threading.Thread):
 
 
 def _resident(status: str) -> float:
-    """Return the most resident memory in a process's status file, in MB."""
+    """Return the peak resident memory, in MB, that a process's status file states."""
     lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return float(lines.get("VmHWM", "0 kB").split()[0]) / 1000
 
@@ -81,7 +81,7 @@ def job(options: argparse.Namespace, position: str, per_node: int) -> Job:
 
 
 def measured(options: argparse.Namespace, position: str) -> None:
-    """Run one job on processes of its own, and print its line."""
+    """Run the job under one protection on processes of its own, and print its line."""
     per_node = -(-options.clients // options.nodes)
     memory = Memory()
     with tempfile.TemporaryDirectory(prefix="fedveil-nodes-") as made:

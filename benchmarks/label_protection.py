@@ -61,7 +61,7 @@ ANEW = {"max_norm", "marvell, power 16"}
 
 
 def without_held_out(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables without their held-out part. A fifth of the rest is held out instead."""
+    """Remove the held-out rows from the task's tables, and hold out a fifth of the other rows."""
     for table in task["tables"]["files"].values():
         path = Path(table["path"])
         with path.open() as file:
@@ -92,7 +92,7 @@ def drawn_anew() -> Iterator[None]:
 
 
 def measured(task: Mapping[str, Any], name: str, setting: Setting, epochs: int, seeds: int) -> str:
-    """Return a line of the table."""
+    """Attack the labels of `task`, and train it with several seeds. Returns a line of the table."""
     privacy, own = setting
     kind = task["name"]
     task = {**task, kind: {**task[kind], **own}}

@@ -72,7 +72,7 @@ def make_adapted() -> None:
 
 
 def adapters() -> nn.Module:
-    """Return the saved model with adapters of its attention, of which 294,912 numbers train."""
+    """Return the saved model with adapters of its attention layers: 294,912 trained numbers."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -86,7 +86,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 class _Scores(nn.Module):
-    """Returns a language model's scores alone."""
+    """Wraps a language model, and returns only its scores."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

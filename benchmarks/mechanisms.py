@@ -1,11 +1,11 @@
-"""All mechanisms against their floors and their peers, and their cost inside a simulated round.
+"""The speed of all mechanisms and of their peers, and the mechanisms' share of a simulated round.
 
     python benchmarks/mechanisms.py --ldp-python PYTHON --opendp-python PYTHON
 
 The Pythons are those of environments made from requirements-unary.txt and
-requirements-mechanisms.txt. Without them only fedveil is measured. The cost of a protection inside
-a round is the time of the client's half over that of training, both summed over the workers of the
-same run.
+requirements-mechanisms.txt. Without them only fedveil is measured. A protection's share of a round
+is the time of its two halves (the clients' and the server's), divided by this time plus the time of
+training.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ ROUNDS = Path(__file__).parent / "fedveil_rounds.py"
 
 
 def in_a_round() -> Iterator[Figure]:
-    """Yield each protection's share of a LeNet round of 100 clients, both halves included.
+    """Yield each protection's share of the time of a LeNet round of 100 clients.
 
-    Measured with torch's autograd (engine loop), and with native steps, whose rounds are shorter
-    (auto).
+    Clients train with torch's autograd (engine loop), and in native code (auto), which is faster.
     """
     for name in ("dp_encrypt", "signds", "rr", "oue"):
         for engine, at_most in (("loop", 15), ("auto", None)):
@@ -47,7 +46,7 @@ def in_a_round() -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Print every figure. Returns the exit status: 1 if a floor is missed."""
+    """Print every figure. Returns the exit status: 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ldp-python", help="the Python of multi-freq-ldpy and pure-ldp")
     parser.add_argument("--opendp-python", help="the Python of OpenDP")

@@ -1,4 +1,4 @@
-"""EmbeddingDP against its floor, and against plain NumPy in the same run; one core.
+"""The speed of EmbeddingDP, and of plain NumPy in the same run, on one core.
 
     python benchmarks/mechanisms_embedding.py
 

@@ -1,4 +1,4 @@
-"""The discrete Gaussian against its floors, and against OpenDP in the same run.
+"""The speed of the discrete Gaussian, and of OpenDP in the same run.
 
     python benchmarks/mechanisms_gaussian.py --peers-python PYTHON
     python benchmarks/mechanisms_gaussian.py cost
@@ -66,7 +66,11 @@ def peer_result(python: str) -> dict[str, Any]:
 
 
 def print_cost() -> None:
-    """Print a Markdown table: sigma, cost of rounding, error of the clients' mean, bits sent."""
+    """Print a Markdown table of the cost of dp_encrypt at several epsilons and deltas.
+
+    A row has sigma, the share of the norm that rounding keeps, the number of clients for which the
+    noise in their mean is as long as an update, and the bits sent per parameter.
+    """
     print("| ε | δ | parameters | σ | kept by rounding | clients for noise = update | bits |")
     print("|---|---|---|---|---|---|---|")
     for size in (66_521, 1_000_000):
@@ -88,7 +92,7 @@ def print_cost() -> None:
 
 
 def main() -> int:
-    """Print the figures. Returns the exit status: 1 if a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "cost"), default="speed")
     parser.add_argument("--peers-python", help="the Python with the peer")

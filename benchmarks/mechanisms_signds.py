@@ -1,4 +1,4 @@
-"""SignDS against its floors, and against NumPy's selection in the same run.
+"""The speed of SignDS, and of NumPy's selection in the same run.
 
     python benchmarks/mechanisms_signds.py
 

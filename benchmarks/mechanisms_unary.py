@@ -1,4 +1,4 @@
-"""RR and OUE against their floors, and against pure-ldp and multi-freq-ldpy in the same run.
+"""The speed of RR and OUE, and of pure-ldp and multi-freq-ldpy in the same run.
 
     python benchmarks/mechanisms_unary.py --peers-python PYTHON
     python benchmarks/mechanisms_unary.py accuracy
@@ -64,7 +64,7 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
 
 
 def server_figures(encoding: UnaryEncoding, values: Any, entropy: Secure) -> Iterator[Figure]:
-    """Yield the time to turn 500 packed reports into means, and the memory of the folding."""
+    """Yield the time to turn 500 packed reports into means, and the memory of adding them up."""
     reports = [encoding.pack(encoding.perturb(values, entropy)) for _ in range(4)]
 
     def fold(count: int) -> Any:
@@ -132,7 +132,7 @@ def print_accuracy() -> None:
 
 
 def main() -> int:
-    """Print the figures. Returns the exit status: 1 if a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("speed", "accuracy"), default="speed")
     parser.add_argument("--peers-python", help="the Python with the peers")

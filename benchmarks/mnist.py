@@ -38,7 +38,7 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> str:
-    """Return the first round that reaches an accuracy."""
+    """Return the number of the first round that reaches `accuracy`, or "never"."""
     reached = [r["round"] for r in records if r.get("accuracy", 0) >= accuracy]
     return str(reached[0]) if reached else "never"
 

@@ -31,7 +31,7 @@ HEAD = (
 
 
 def job(data: str, epochs: int, *overrides: str) -> VerticalJob:
-    """Return the job of a line."""
+    """Return the job on `data`, with further settings `overrides`."""
     return VerticalJob.load(
         None,
         [
@@ -67,7 +67,7 @@ def unsplit(plain: VerticalJob) -> list[float]:
 
 
 def _everything(task: Task, subset: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return all columns, under their party's name, and the labels."""
+    """Return all columns of `subset`, with names that begin with the party's, and the labels."""
     owned = {party: task.owned(party, subset) for party in (task.leader, *task.followers)}
     columns = {
         f"{party}.{name}": column

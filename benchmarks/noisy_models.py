@@ -60,7 +60,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float) -> float:
-    """Return the model's accuracy on the held-out images after the last round."""
+    """Train a new model under noise. Returns its final accuracy on the held-out images."""
     torch.manual_seed(0)
     part = TrainedPart.of(make())
     train = load("mnist").train

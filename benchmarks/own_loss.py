@@ -2,8 +2,8 @@
 
     python benchmarks/own_loss.py
 
-The task is the same. The first job has `training.engine: auto`, the second `loop`. They take turns
-on one core.
+Two jobs train the same task, one with `training.engine: auto`, the other with `loop`. They take
+turns on one core.
 """
 
 from __future__ import annotations

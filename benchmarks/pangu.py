@@ -96,11 +96,10 @@ def _print_costs(runs: Mapping[str, VerticalRun]) -> None:
 
 
 def _read_back(run: VerticalRun) -> float:
-    """Return the share of held-out tokens that one report reveals to a reader with the tables.
+    """Return the share of held-out tokens that an attacker recovers from one report of each.
 
-    The tables are the leader's.
-
-    The reader chooses the token whose bits agree most often with the report's.
+    The attacker has the leader's tables of word and position vectors, and chooses the token whose
+    vector (or its bits) is nearest to the report.
     """
     part = run.split.by_name["embedding"]
     embedding = part.module

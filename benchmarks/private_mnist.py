@@ -10,10 +10,10 @@ the training images (`private_mnist_study.py`), not here.
 
 `clients`: the claims. `central`: the same with a trusted server. `dropouts`: 10% of the clients
 drop out in every round. `bits`: the precision of the sum with 100 clients, also with 30% dropouts,
-which a trusted server may miss too. `clip`: an adaptive clip that starts at the chosen value or far
-from it, scored on the part of the training images on which settings are chosen. `example`: five
-clients of 12,000 images, with one example as the unit. `curve`: every protection at many epsilons,
-1,000 clients.
+beside a trusted server that misses the same clients. `clip`: an adaptive clip that starts at the
+chosen value or far from it, scored on the part of the training images on which settings are
+chosen. `example`: five clients of 12,000 images, with one example as the unit. `curve`: every
+protection at many epsilons, 1,000 clients.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ on two busy cores, one with examples several. `--bfloat16` is faster on processo
 
 Every client takes part in every round. A unit's update, one step of rate 1 on all its data, is
 clipped to L2 norm `clip`. The sum gets Gaussian noise of z·2·clip. The server applies its mean with
-momentum 0.9 and `rate`. Replace-one, delta 1e-5: `rounds` releases of ratio z are one of ratio z /
-sqrt(rounds), whose curve is exact.
+momentum 0.9 and `rate`. Epsilon is replace-one, at delta 1e-5. `rounds` releases of ratio z compose
+exactly to one release of ratio z / sqrt(rounds).
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ FAINT = 1e-2
 
 @dataclass(frozen=True)
 class Setting:
-    """A federation, its whole run's epsilon, and the settings chosen for it."""
+    """A federation of `units` clients (or examples) with `images` images each, and its settings.
+
+    `epsilon` is that of the whole run.
+    """
 
     units: int
     images: int
@@ -75,7 +78,7 @@ SETTINGS = {
 
 
 def moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return the strength of each filter pair at each position, whatever the phase."""
+    """Return the strength of each filter pair at each position, independent of the phase."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square()).sqrt()
@@ -138,9 +141,9 @@ class Clients:
 def accuracies(
     tried: Sequence[Setting], train: Rows, judged: Rows, seed: int, kind: torch.dtype
 ) -> list[float]:
-    """Return the accuracy of settings that differ only in clip and rate.
+    """Return the accuracy of each setting in `tried`, which differ only in clip and rate.
 
-    `seed` deals the images.
+    `seed` decides which unit gets which images, and the noise.
     """
     one, (judged_rows, judged_labels) = tried[0], judged
     order = torch.from_numpy(np.random.default_rng([SPLIT_SEED, seed]).permutation(len(train[1])))
@@ -160,7 +163,10 @@ def accuracies(
 
 
 def parts(test: bool) -> tuple[Examples, Examples]:
-    """Return the training part and the scoring part."""
+    """Return the images to train on and those to score on: the training set in two parts.
+
+    With `test`, these are the whole training set and the test set.
+    """
     data = datasets.load("mnist")
     if test:
         return data.train, data.test

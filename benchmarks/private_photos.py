@@ -7,8 +7,8 @@
 Runs examples/private_cifar/examples-5.yaml with the real protocol and discrete noise: replace-one,
 whole run, delta 1e-5, against the server itself. `--folder` names a folder of images, as
 `data.name: image_folder` takes it, in place of CIFAR-10's own files. The features of the images are
-computed once, into `--features`, and all runs train on them. The model is the same to the byte for
-`public_patches`. `pretrained_photos` computes features of several images together here, which
+computed once, into `--features`, and all runs train on them. For `public_patches`, this gives the
+same model to the byte. `pretrained_photos` computes features of several images together here, which
 changes their last bits.
 
 `choose` simulates settings: heads trained on 40,000 of the training images and scored on the other
@@ -72,14 +72,14 @@ ROWS = {
 
 
 class Tried(NamedTuple):
-    """A clip of an image's gradient and a server's rate that are tried."""
+    """A setting to try: the clip of an image's gradient, and the server's learning rate."""
 
     clip: float
     rate: float
 
 
 def make_features(model: str, folder: str, file: Path) -> None:
-    """Save the features of all training and test images, once."""
+    """Save the features of all training and test images in `file`, unless it exists."""
     if file.exists():
         return
     data = image_folder.read(folder) if folder else datasets.load("cifar10")

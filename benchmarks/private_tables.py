@@ -126,7 +126,7 @@ class Point(NamedTuple):
 
 
 class Study:
-    """A table's points. Every run's last record is saved in a file."""
+    """Computes the points of a table. Every run's last record is saved in a file."""
 
     def __init__(self, table: str, folder: Path, rounds: int) -> None:
         self._table, self._file = table, folder / f"{table}-{rounds}.json"
@@ -139,7 +139,7 @@ class Study:
         self._job = Job.load(None, [*JOB, *changes, *self._sizes(held_out=False)])
 
     def _sizes(self, held_out: bool) -> list[str]:
-        """Return the job's keys that depend on the number of people. A gradient's clip is 1."""
+        """Return the settings that depend on the number of people. Gradients are clipped to 1."""
         os.environ[CHOOSING] = "1" if held_out else ""
         people = len(globals()[self._table]()[1])
         sites = self._table == "organisations"
@@ -183,7 +183,7 @@ class Study:
         return cell
 
     def _chosen(self, cell: Cell, begin: float) -> float:
-        """Return the rate that is best for people whom it holds out, from `begin` down."""
+        """Return the rate with the best accuracy on held-out training people, from `begin` down."""
         best, most = begin, -1.0
         for rate in RATES[RATES.index(begin) :]:
             found = self._run(cell, rate, 0, held_out=True)["accuracy"]
@@ -194,7 +194,7 @@ class Study:
         return best
 
     def _run(self, cell: Cell, rate: float, seed: int, held_out: bool = False) -> dict[str, Any]:
-        """Return the last record of a run, which is saved."""
+        """Return the last record of a run. It is saved, so that no run is repeated."""
         name = f"{cell.setting.name},rate={rate:g},seed={seed}{',held out' * held_out}"
         if name not in self._saved:
             assert cell.job is not None

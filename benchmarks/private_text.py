@@ -5,7 +5,8 @@
 
 Each of 193 speakers of the plays is a client, and epsilon covers everything that a speaker says:
 replace-one, whole run, delta 1e-5, against the server itself. The model is a table of 128 x 128
-scores: the next letter by the last one. The test part is the last fifth of each speaker's text.
+scores: one for each next letter after each last letter. The test part is the last fifth of each
+speaker's text.
 
 `curve` simulates the noise of the sum in floating point. The counts of a speaker's pairs of letters
 are all that training needs, so a run takes a second. Clip and rate are those with the least
@@ -103,7 +104,7 @@ def curve(seeds: int) -> None:
 
 
 def last_letter() -> nn.Module:
-    """Return the table as a job's model."""
+    """Return a job's model: a table with the scores of the next letter for each last letter."""
     table = nn.Embedding(LETTERS, LETTERS)
     nn.init.zeros_(table.weight)
     return nn.Sequential(table)

@@ -72,7 +72,7 @@ def tested() -> Iterable[Row]:
 
 
 class Tried(NamedTuple):
-    """A clip and a server's rate that are tried."""
+    """A setting to try: a clip, and the server's learning rate."""
 
     clip: float
     rate: float

@@ -7,7 +7,7 @@ fastest of several), its bytes, and the server's memory, both fixed and per clie
 each number of clients: bytes received by the server, cores that fold a round within S seconds, and
 memory. The line of secure aggregation follows from the sizes of its messages;
 benchmarks/secure_aggregation.py measures its parties. With `--simulate` a round of N reports is
-folded for each protection, in ten halves that are then merged.
+folded for each protection, by ten server halves that are then merged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ AGGREGATORS = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one report."""
+    """The cost of a report: seconds to make it and to fold it into the sums, and its bytes.
+
+    The server needs `fixed_bytes` of memory with one report, and `client_bytes` more for each
+    further report.
+    """
 
     make_s: float
     fold_s: float

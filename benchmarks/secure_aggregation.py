@@ -1,14 +1,14 @@
-"""Secure aggregation against its floors, the paper's figures and Flower's SecAgg+ utilities.
+"""The cost of secure aggregation, beside the paper's figures and Flower's SecAgg+ utilities.
 
     python benchmarks/secure_aggregation.py [--peers-python PYTHON] [PART ...]
 
 The parts: client, server, memory, bytes, sparse, simulation, peers; all of them without names.
-``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. What runs on
-one core is measured in CPU seconds; what is measured by the clock needs a machine that does
-nothing else.
+``peers`` needs PYTHON, that of an environment made from ``requirements-peers.txt``. Work on one
+core is measured in CPU seconds. The part ``simulation`` is measured by the clock, so it needs a
+machine that does nothing else.
 
-`Crowd` supplies the server with messages from clients without state machines. Their keys, shares,
-tags and (except for the sparse graph with ten thousand) masks are real. Their boxes are noise,
+`Crowd` makes the messages of many clients for the server, without running the clients. Keys, shares
+and tags are real, and so are the masks in the part ``server``. Noise replaces the encrypted shares,
 which a server only passes on.
 """
 
@@ -60,7 +60,7 @@ def make_terms(clients: int, entries: int, threshold: int, neighbours: int | Non
 
 
 class OneClient:
-    """A real client whose peers have nothing but keys. Plays a whole round and is timed."""
+    """Runs one real client through a whole round, and times it. Its peers only have keys."""
 
     def __init__(self, terms: Terms, clients: int) -> None:
         self.seconds = 0.0
@@ -136,7 +136,7 @@ class Crowd:
         return {"cipher_key": self._cipher[i], "mask_key": self._mask[i].public}
 
     def share(self, i: int, message: Message) -> dict[str, Any]:
-        """Return real shares with real tags, in boxes of noise."""
+        """Deal real shares. Returns their real tags, and noise in place of encrypted shares."""
         members = message["clients"].tolist()  # type: ignore[union-attr]
         secrets = [self._seeds[i], self._mask[i].secret]
         dealt = shamir.split(secrets, self.terms.threshold, len(members), self._entropy)
@@ -149,7 +149,7 @@ class Crowd:
         return {"sealed": sealed.reshape(len(members), SEALED_BYTES), "tags": rows}
 
     def masked(self, i: int, message: Message) -> dict[str, Any]:
-        """Return the masked vector of `plain`, made once, or noise if masks are not real."""
+        """Return the masked vector of client `i`, made once, or noise if masks are not real."""
         if i not in self._vectors:
             lanes = np.frombuffer(self._noise, self._ring.lane)[: self.terms.length].copy()
             if self._true_masks:
@@ -166,12 +166,12 @@ class Crowd:
 
     @cached_property
     def _view(self) -> bytes:
-        """The keys that all clients see: nobody drops out before the boxes are passed on."""
+        """A digest of the keys that all clients see. Nobody drops out before the shares arrive."""
         public = {i: (self._cipher[i], self._mask[i].public) for i in self.ids}
         return vectors_view(self.terms, keys_view(self.terms, public), self.ids, b"")
 
     def plain(self, i: int) -> np.ndarray:
-        """Return a client's vector."""
+        """Return the vector of client `i` without masks."""
         return (np.arange(self.terms.length) * (i + 1)) % (2 * LARGEST + 1) - LARGEST
 
     def unmask(self, i: int, message: Message) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Crowd:
 
 @dataclass
 class Served:
-    """The server's time in a round: all of it, and its last step alone, the unmasking."""
+    """A server after a round, with its CPU seconds: all of them, and those of the unmasking."""
 
     server: Server
     seconds: float = 0.0
@@ -352,7 +352,7 @@ def peer_figures(python: str) -> Iterator[Figure]:
 
 
 def masking_s() -> float:
-    """Return the seconds for 100 neighbours' key agreements and masks, and the client's own."""
+    """Return the CPU seconds of a client's own mask, and of 100 key agreements and their masks."""
     entropy, view = Seeded(0), bytes(32)
     pair = KeyPair.draw(entropy)
     peers = [KeyPair.draw(entropy).public for _ in range(100)]
@@ -392,7 +392,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Print the figures. Returns the exit status: 1 if a floor is missed."""
+    """Print the figures. Returns the exit status: 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, "peers"]))
     parser.add_argument("--peers-python", help="the Python with the peers")

@@ -56,7 +56,7 @@ def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Time every contender on the same work. Returns True if every floor is met."""
+    """Time every contender on the same work. Returns True if every limit is met."""
     met = True
     for model in ("lenet", "dense"):
         best: dict[str, float] = {}
@@ -83,7 +83,7 @@ def compare(options: argparse.Namespace) -> bool:
 
 
 def beside_blazefl(options: argparse.Namespace) -> bool:
-    """Time the work of BlazeFL's own benchmark, in its two modes and here. There is no floor."""
+    """Time the work of BlazeFL's own benchmark, in its two modes and in fedveil. Returns True."""
     if options.blazefl:
         script, best = "peers/blazefl_rounds.py", float("inf")
         for mode in ("processes", "threads"):
@@ -111,7 +111,7 @@ def growth(options: argparse.Namespace) -> bool:
 
 
 def protected(options: argparse.Namespace) -> bool:
-    """Time the round under each protection against the unprotected one. pw_encrypt has no floor."""
+    """Time the round under each protection against the unprotected one. pw_encrypt has no limit."""
     names = ("not_encrypt", "dp_encrypt", "signds", "rr", "oue", "pw_encrypt")
     best = dict.fromkeys(names, float("inf"))
     for _ in range(options.repeats):
@@ -128,7 +128,7 @@ def protected(options: argparse.Namespace) -> bool:
 
 
 def against_kernel(options: argparse.Namespace) -> bool:
-    """Compare the LeNet round with the kernel's on the same work and two threads."""
+    """Compare a LeNet round with the C++ kernel on the same work, both with two threads."""
     if not options.kernel:
         return True
     with tempfile.TemporaryDirectory() as folder:
@@ -178,14 +178,14 @@ def against_loop(options: argparse.Namespace) -> bool:
 
 
 def said(what: str, figure: float, ceiling: float, unit: str) -> bool:
-    """Print a figure and its ceiling. Returns True if the figure is below it."""
+    """Print a figure and its ceiling. Returns True if the figure is at most the ceiling."""
     word = "met" if figure <= ceiling else "MISSED"
     print(f"{what}: {figure:.2f} {unit} (ceiling {ceiling}: {word})", flush=True)
     return figure <= ceiling
 
 
 def main() -> None:
-    """Measure and print. Exits with status 1 if a floor is missed."""
+    """Measure and print. Exits with status 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", help="the peers' Python")
     parser.add_argument("--blazefl", help="a Python with BlazeFL")

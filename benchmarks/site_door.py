@@ -45,7 +45,7 @@ JOB = {
 
 
 def site_with(folder: Path, charges: int) -> tuple[Site, bytes]:
-    """Return a site with that many charges, and the archive of a signed app."""
+    """Return a site with `charges` earlier charges, and the archive of a signed app."""
     app, house = folder / "app", folder / "site"
     write_app(app, deployable(Job(**JOB)))
     ada = make_identity(folder / "ada.pem")

@@ -86,7 +86,7 @@ class Held:
 
 
 def _status(name: str) -> int:
-    """Return a figure of this process's memory, in bytes."""
+    """Return the entry `name` of this process's status file, such as VmRSS, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -153,9 +153,10 @@ def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
 
 
 def reports(position: str, parameters: int) -> tuple[float, float]:
-    """Return the least CPU seconds of a report and of adding it, of two clients without masks.
+    """Return the CPU seconds to make a report and to add it to the sum, without masks.
 
-    As in a simulation, the second report reuses the first one's memory.
+    Both are the least of two clients. As in a simulation, the second report reuses the memory of
+    the first.
     """
     reused_memory.start_reusing()
     protection = make_protection(job_of(position, 10, simulation={"masks": False}), parameters)
@@ -177,7 +178,7 @@ def reports(position: str, parameters: int) -> tuple[float, float]:
 
 
 def show_reports(asked: argparse.Namespace) -> bool:
-    """Print a row for each protection."""
+    """Print the results of `reports`, a row for each protection. Returns True."""
     head("parameters", "position", "client, ns", "adding, ns")
     for parameters in asked.parameters:
         for position in asked.positions:
@@ -207,7 +208,7 @@ def rounds(position: str, model: str, count: int, precision: str, clients: int) 
     """Run whole rounds in this process.
 
     Returns the seconds of the last round by part, its CPU seconds on all cores, and the process's
-    memory.
+    peak memory.
     """
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
@@ -234,7 +235,7 @@ def seconds(record: dict[str, Any]) -> dict[str, float]:
 def peer_rounds(python: str, script: str, model: str, count: int, clients: int) -> dict[str, Any]:
     """Run the rounds of an unprotected peer.
 
-    Returns the median, and its processes' memory in all.
+    Returns its name, the median seconds of a round, and the peak memory of all its processes.
     """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
     of = last_line(
@@ -318,7 +319,7 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
 
 
 def show_halves(asked: argparse.Namespace) -> bool:
-    """Print a row for each protection. Returns True if no half exceeded its limit."""
+    """Print the results of `halves`, a row each. Returns True if no half exceeded its limit."""
     kept = True
     head("parameters", "position", "report, MB", "client, s", "copies", "server, s", "copies")
     for parameters in asked.parameters:
@@ -334,7 +335,7 @@ def show_halves(asked: argparse.Namespace) -> bool:
 
 
 def show_rounds(asked: argparse.Namespace) -> bool:
-    """Print a row for each protection, and one for each peer."""
+    """Print the seconds of `rounds`, a row for each protection and each peer. Returns True."""
     parts_of = ("round, s", "training", "protection", "aggregation", "CPU, s", "memory, MB")
     head("model", "position", *parts_of)
     for model in asked.model:
@@ -351,7 +352,7 @@ def show_rounds(asked: argparse.Namespace) -> bool:
 
 
 def show_deployed(asked: argparse.Namespace) -> bool:
-    """Print a row for each protection."""
+    """Print the results of `deployed`, a row for each protection. Returns True."""
     head("model", "position", "clients", "reports", "round, s", "aggregation", "memory, MB")
     for model in asked.model:
         for position in asked.positions:

@@ -1,13 +1,13 @@
-"""Vertical training between two processes on one machine, against its floors.
+"""The speed of vertical training between processes on one machine, and its bytes on the wire.
 
     python benchmarks/vertical.py [--text FILE] [PART ...]
 
 The parts (default: all): exchange, wire, mnist_halves, pangu. Every link is gRPC on loopback with
 mutual TLS. Wall-clock figures need a machine that does nothing else, and two cores. Two parties
-have one core each, three parties' processes share them. The comparison, every party in one process
-with one thread, has one core. `mnist_halves` uses batches of 256: a batch of 32 in four parts is
-too small to be split on any machine. `pangu` trains on the beginning of FILE, or of the topics that
-come with Python.
+have one core each, and three parties share both cores. They are compared with all parties in one
+process with one thread, on one core. `mnist_halves` uses batches of 256, because a batch of 32 is
+too small to be divided into four parts. `pangu` trains on the beginning of FILE, or of the texts of
+Python's own help.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Scale(nn.Module):
 
 
 class Sum(nn.Module):
-    """The cheapest top."""
+    """A last part with almost no computation: the sum of an example's values."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return values.sum(dim=1, keepdim=True)
@@ -86,7 +86,7 @@ def no_work(width: int) -> SplitModel:
 
 
 def play(party: str, link: Link, width: int, steps: int) -> Iterator[float]:
-    """Yield the seconds of each step of one party."""
+    """Run `steps` steps of one party, and yield the seconds of each."""
     loss = (lambda outputs, labels: outputs.mean()) if party == "leader" else None
     mine = Party(party, no_work(width), loss=loss)
     columns = {} if party == "leader" else {"x": torch.randn(ROWS, width)}
@@ -99,7 +99,7 @@ def play(party: str, link: Link, width: int, steps: int) -> Iterator[float]:
 
 
 def follower(port: int, folder: str, width: int, steps: int) -> None:
-    """Play the steps of `exchange` in the other process, then echo every message."""
+    """Run the follower's steps of `exchange` in another process, then echo every message."""
     pin({FOLLOWERS_CORE})
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -148,7 +148,7 @@ def exchange() -> Iterator[Figure]:
 
 
 def there_and_back(link: Link, data: np.ndarray) -> float:
-    """Return the median seconds of a round trip."""
+    """Return the median seconds in which a message with `data` goes to the peer and back."""
     seconds = []
     for _ in range(100):
         began = time.perf_counter()
@@ -175,7 +175,7 @@ def wire() -> Iterator[Figure]:
 
 
 def on_the_wire(data: np.ndarray, times: int = 8) -> float:
-    """Return the mean bytes for one crossing of `data`, including everything sent back."""
+    """Return the mean bytes on the wire for a message with `data`, in both directions."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_certificates(folder, ["leader", "bank"])
@@ -250,7 +250,7 @@ def parties_of(settings: Sequence[str]) -> tuple[str, ...]:
 
 
 def together(folder: Path, leader: str, settings: Sequence[str]) -> tuple[float, str]:
-    """Return the units per second of all parties in one process on one core, and the unit."""
+    """Run all parties in one process on one core. Returns the speed and its unit (per second)."""
     run = command(["run", "--out", str(folder)], settings, {LEADER_CORE})
     assert run.wait() == 0
     return rate_of(folder / leader)
@@ -263,7 +263,7 @@ def apart(
     settings: Sequence[str],
     cores: Sequence[set[int]],
 ) -> float:
-    """Return the units per second of the parties, each in a process with its own cores."""
+    """Run each party in a process with its own cores. Returns the speed, in units per second."""
     address = f"127.0.0.1:{free_port()}"
     runs = Path(tempfile.mkdtemp(dir=folder))
 
@@ -298,7 +298,7 @@ def command(
 
 
 def rate_of(folder: Path) -> tuple[float, str]:
-    """Return the units per second after the first windows, and the unit."""
+    """Return the speed of the run in `folder` after the first windows, and its unit."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     windows = [record for record in records if "step" in record][WARM:]
     return 1 / statistics.median(r["seconds_per_unit"] for r in windows), windows[0]["unit"]

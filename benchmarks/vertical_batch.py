@@ -3,7 +3,7 @@
     python benchmarks/vertical_batch.py [--preset small]      a minute
 
 Each measurement is a new process with a party's parts and their gradients. It runs one forward and
-one backward pass. `told` is the forecast of `fedveil vertical parts` for a batch alone.
+one backward pass. The forecast is that of `fedveil vertical parts` for only the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def memory_mb() -> float:
 
 
 def passed(preset: str, name: str, rows: int, answer: Connection) -> None:
-    """Send the forecast of a batch's memory, and the growth of this process by its passes."""
+    """Run a forward and a backward pass of the parts of `name`, in this process.
+
+    Sends the forecast of the batch's memory, and the growth of this process, to `answer`, in MiB.
+    """
     import torch
 
     from fedveil.vertical import VerticalJob

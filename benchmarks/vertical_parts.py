@@ -4,8 +4,8 @@
 
 Each party runs in a new process. It makes its parts as on its own machine, takes a step of AdamW
 with gradients of ones, and writes a checkpoint and its model. Another process resumes from the
-checkpoint. `told` is the forecast of `fedveil vertical parts`. Memory is the growth of a process
-since before it made its parts. A batch and its activations come on top.
+checkpoint. The forecast is that of `fedveil vertical parts`. Memory is the growth of a process
+since before it made its parts. It does not include a batch and its activations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def memory_mb() -> float:
 
 
 def made(preset: str, name: str) -> tuple[float, float, Party]:
-    """Return the forecast of a party's memory, its process's memory before, and the party."""
+    """Make a party. Returns its memory forecast, this process's memory before, and the party."""
     import torch
 
     from fedveil.vertical import VerticalJob

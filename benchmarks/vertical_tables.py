@@ -46,7 +46,7 @@ def address_in(log: Path) -> str:
 
 
 def tables(folder: Path, rows: int, parquet: bool) -> Path:
-    """Make the tables, and return the job that trains on them."""
+    """Write the tables to `folder`, and return the path of the job that trains on them."""
     words = [sys.executable, str(EXAMPLE / "criteo_tables.py"), "--rows", str(rows)]
     real = find("criteo", "train.txt")
     words += ["--parquet"] if parquet else []

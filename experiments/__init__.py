@@ -1,6 +1,6 @@
 """The experiments of the sources, which `fedveil reproduce` repeats. They are not in the wheel."""
 
-#: Each class by its module here, imported on use.
+#: An experiment's name -> its module in this package and its class, which are imported on use.
 EXPERIMENTS = {
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",

@@ -23,7 +23,7 @@ Reached = Mapping[str, Sequence[tuple[float, Sequence[float]]]]
 
 
 def judged(reached: Reached) -> Iterator[Verdict]:
-    """Judge all claims."""
+    """Judge the sources' claims by the accuracies of the runs."""
     plain = {name: min(each) for name in BARE for _, each in reached[name]}
     bare = idle(plain, _LABELS)
     yield _lossless(reached, bare)

@@ -1,6 +1,7 @@
 """Accuracy against the epsilon of the whole run, for every protection.
 
-The sources compare protections at each one's own parameters. Here they have equal promises.
+The sources compare protections at their own parameters, so with different guarantees. Here, all
+protections have the same epsilons.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from fedveil.studies.several_runs import ended_run
 
 #: A thousand clients of MNIST (examples/private_mnist).
 _THOUSAND = ("clients.number=1000", "data.name=mnist", "training.batch_size=1000")
-#: The bundled job with a quarter of its rounds, so that all runs take minutes; and the federation
-#: with other clients, for a third of their rounds and for all of them.
+#: Changes of the bundled job. small: a quarter of its rounds, so that all runs take minutes. medium
+#: and full: a thousand clients of MNIST, for a third of their rounds and for all.
 JOBS: Mapping[Scale, Sequence[str]] = {
     "small": ("rounds=5", "simulation.workers=0", "evaluation.every=5"),
     "medium": (*_THOUSAND, "rounds=20", "evaluation.every=20"),
@@ -98,7 +99,7 @@ class Point:
 
     @property
     def position(self) -> str:
-        """The name of its protection."""
+        """The name of the protection."""
         return self.cell.setting.position
 
     @property
@@ -118,7 +119,7 @@ class Point:
 
 
 class AccuracyEpsilon(Experiment):
-    """Every protection at equal promises, each with the server's rate that is best for it there."""
+    """Every protection at the same epsilons, each with its best learning rate of the server."""
 
     name = "accuracy-epsilon"
     what = "Accuracy against the epsilon of the whole run, with a curve for every protection."
@@ -126,11 +127,11 @@ class AccuracyEpsilon(Experiment):
     scales = get_args(Scale)
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate about three runs for a point, two of them to choose its rate."""
+        """Estimate the seconds: about three runs for a point, two of them to choose its rate."""
         return {"small": 1_800, "medium": 5_000, "full": 60_000}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Solve, choose, run and attack. Each point is saved as soon as it is known."""
+        """Find the settings of each point, choose its rate, train and attack. Saves results."""
         study = Study(folder, scale, tell)
         points = study.points()
         write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
@@ -155,12 +156,12 @@ class AccuracyEpsilon(Experiment):
 
 
 def seeds_of(position: str, scale: Scale) -> int:
-    """Return the number of a protection's seeds. Those without noise always have an interval."""
+    """Return a protection's number of seeds. Without noise, they always give an interval."""
     return max(SEEDS[scale], LEAST_SEEDS) if position in BARE else SEEDS[scale]
 
 
 class Study:
-    """The points of an experiment in its folder."""
+    """Computes the points of the experiment, and saves results in `folder`."""
 
     def __init__(self, folder: Path, scale: Scale, tell: Tell) -> None:
         self._folder, self._scale, self._tell = folder, scale, tell
@@ -207,9 +208,9 @@ class Study:
         return cells
 
     def _choose(self, cell: Cell, start: float) -> float:
-        """Return the best rate on the held-out examples, walking down from `start`.
+        """Return the best rate on the held-out examples, from `start` downwards.
 
-        Ties go to the smaller one.
+        Of equally good rates, the smallest is chosen.
         """
         best, rate = start, start
         for step in range(_MOST_STEPS):
@@ -268,7 +269,10 @@ class Study:
 
 
 def attacked(run: Path, folder: Path) -> tuple[Measured, Measured]:
-    """Measure how well the loss, and a first round's report, distinguish members from others."""
+    """Measure membership inference by the final model's loss, and by a report of the first round.
+
+    `folder` caches the results of the run in the folder `run`.
+    """
 
     def measured() -> list[dict[str, Any]]:
         target = Target.of_run(run)
@@ -284,7 +288,10 @@ def attacked(run: Path, folder: Path) -> tuple[Measured, Measured]:
 
 
 def _by_report(target: Target, pool: Pool) -> Measured:
-    """Attack one report each of some clients, with one stranger's example for each of theirs."""
+    """Measure membership inference from single reports of the first round.
+
+    For each attacked report, one example of its client is compared with one that nobody has.
+    """
     members = np.arange(len(target.dataset.train))
     others = np.arange(len(members), len(pool))
     played = play_round(target, members, others, _ASKED, Seeded(0, "attacked"))
@@ -304,7 +311,7 @@ def _by_report(target: Target, pool: Pool) -> Measured:
 
 
 def verdicts(points: Sequence[Point]) -> list[Verdict]:
-    """Judge the sources' claims about epsilons, here at equal promises."""
+    """Judge the sources' claims about epsilon, at equal epsilons of the whole run."""
     reached = {
         name: [
             (p.epsilon, p.accuracies)

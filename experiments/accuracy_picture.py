@@ -14,7 +14,7 @@ from fedveil.pages.colours import PROTECTIONS
 
 @dataclass(frozen=True)
 class Mark:
-    """A point: the test accuracy of each seed, and the area under the best attack's curve."""
+    """A point: a protection's test accuracy for each seed, and the AUC of the best attack on it."""
 
     position: str
     epsilon: float
@@ -23,13 +23,13 @@ class Mark:
 
     @property
     def accuracy(self) -> float:
-        """The mean over the seeds."""
+        """The mean accuracy over the seeds."""
         return sum(self.accuracies) / len(self.accuracies)
 
 
 _DASHES = {"central_gaussian": "--", "oue": "--"}
 _MARKERS = {"distributed_dp": "o", "dp_encrypt": "s", "signds": "D", "rr": "^", "oue": "v"}
-#: The largest epsilon of each word (privacy/promise.py, without delta).
+#: The largest epsilon of each word in privacy/guarantee_strength.py, at delta 0.
 _WORDS = (("strong", math.log(3)), ("meaningful", math.log(19)), ("weak", math.log(999)))
 #: Least distance of names, in accuracy.
 _APART = 0.055
@@ -84,7 +84,7 @@ def draw(marks: Sequence[Mark]) -> bytes:
 
 
 def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
-    """Draw the words for epsilon as bands, darker where less is promised."""
+    """Draw a band for each word (such as "strong"), darker for larger epsilons."""
     start = left
     for shade, (word, end) in enumerate((*_WORDS, ("next to none", right))):
         axes.axvspan(start, end, color="black", alpha=0.025 * shade, lw=0)

@@ -1,4 +1,4 @@
-"""The runs of an experiment, and the figures that are read off them."""
+"""The runs of an experiment, and the metrics that are read from them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Runs = Mapping[str, ReadRun]
 
 @dataclass(frozen=True)
 class Arm:
-    """A run of an experiment. `name` is that of its folder and of its curve."""
+    """A run of an experiment. Its folder and its curve are called `name`."""
 
     name: str
     job: Job
 
 
 def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
-    """Return every arm's finished run, by the arm's name.
+    """Finish the run of every arm in `folder`, and return the runs by the arms' names.
 
-    If another experiment beside `folder` has finished a run of the same job, that run is copied.
+    If another experiment's folder beside `folder` has a finished run of the same job, that run is
+    copied.
     """
     runs = {}
     for number, arm in enumerate(arms, 1):
@@ -112,8 +113,10 @@ def listed(values: Sequence[float], places: int = 3) -> str:
 
 
 def settings(source: Mapping[str, object], job: Job) -> Table:
-    """Return a table of the source's settings that differ from the job's. Its caption names the
-    others."""
+    """Return a table of the source's settings that differ from the job's.
+
+    The caption names the settings that are equal.
+    """
     data = job.model_dump()
     same, rows = [], []
     for key, value in source.items():

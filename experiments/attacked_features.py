@@ -22,7 +22,7 @@ from fedveil.vertical.task import initial
 
 
 def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
-    """Return the accuracy on held-out images after the last epoch, and their number."""
+    """Train the job. Returns the final accuracy on held-out images, and the images' number."""
     if (folder / JOB).exists():
         refuse_changed(folder, job.changes(VerticalJob.load(folder / JOB)))
     run = together(job, folder)
@@ -34,11 +34,12 @@ def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
 def attacked(
     job: VerticalJob, effort: Effort, informed: Sequence[str], blind: str
 ) -> tuple[dict[str, float], float, dict[str, Float64s]]:
-    """Return the median SSIM by attacker, that of the mean public image, and the reconstructions.
+    """Reconstruct images from one report of each.
 
-    One report of every image is seen. `informed` are attackers of `features.Aim`. `blind` knows
-    only the block's architecture, and is tried if no bit is false. The true images are included as
-    `truth`.
+    `informed` names attackers of `features.Aim`. The attacker `blind` knows only the architecture
+    of the network's block, and is tried if no bit is flipped. Returns the median SSIM by attacker,
+    the SSIM of the mean public image, and the reconstructions by attacker. The true images are
+    included as `truth`.
     """
     with threads(job.threads):
         target = SplitTarget.of(job)
@@ -55,7 +56,7 @@ def attacked(
 
 
 def _unsplit(job: VerticalJob, evidence: Evidence, effort: Effort) -> torch.Tensor:
-    """Attack as `Aim` does, but from blocks that were never trained."""
+    """Reconstruct images by UnSplit, which knows only the architecture of the network's block."""
     task = make_task(job)
     assert isinstance(task, image_cut.ImageCut)
     images = task.images

@@ -44,9 +44,10 @@ COUNTED: Mapping[str, tuple[Sequence[object], str, Callable[..., int]]] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """A round: the numbers of clients, entries, and clients that drop out before they send theirs.
+    """A round: its numbers of clients and of a vector's entries, and its masking graph.
 
-    `threshold` is that of a neighbourhood, more than half of it by default.
+    `dropped` clients drop out before they send their vectors. `neighbours` is None in the complete
+    graph. `threshold` is that of a neighbourhood, more than half of it by default.
     """
 
     clients: int
@@ -72,7 +73,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a round: the mean of the clients that stay to its end, and the server's."""
+    """The cost of a round, for the server, and for the mean of the clients that stay to its end.
+
+    `up`, `down` and `in` are bytes of messages, `held` is bytes of stored state, and `does`
+    counts the operations `COUNTED`.
+    """
 
     client_up: float
     client_down: float
@@ -100,7 +105,10 @@ def message_bytes(setup: Setup) -> int:
 
 
 def played(setup: Setup, *, counted: bool) -> Cost:
-    """Play a round from its opening to its sum, and check the sum. Counting makes it slower."""
+    """Run a round, check its sum, and return its cost.
+
+    If `counted` is True, operations and memory are measured too, which makes the round slower.
+    """
     carrier = _Counting(setup, counted)
     outcome = drive(carrier.server, carrier, carrier.opening(), TRAINS)
     if outcome.void is not None:
@@ -113,7 +121,7 @@ def played(setup: Setup, *, counted: bool) -> Cost:
 
 @contextmanager
 def counting(done: Counter[str]) -> Iterator[None]:
-    """Add to `done` every operation of `COUNTED` that is performed meanwhile."""
+    """Add every operation of `COUNTED` that is performed in the `with` block to `done`."""
 
     def counted(name: str, function: Callable[..., T]) -> Callable[..., T]:
         def call(*given: Any, **named: Any) -> T:
@@ -131,7 +139,7 @@ def counting(done: Counter[str]) -> Iterator[None]:
 
 
 class _Watch:
-    """Measures the CPU seconds of the calls made through it, and counts what they do if asked."""
+    """Measures the CPU seconds of calls, and with `counts` also counts their operations."""
 
     def __init__(self, counts: bool) -> None:
         self.seconds = 0.0
@@ -199,11 +207,11 @@ class _Counting(Carrier):
         return dict.fromkeys(self._clients, self.server.inner.opening())
 
     def vector(self, client: int) -> Int64s:
-        """Return whole numbers that differ from client to client."""
+        """Return the vector of `client`: whole numbers that differ from client to client."""
         return (self._ramp * (client + 1)) % (2 * LARGEST + 1) - LARGEST
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers. The first clients drop out before they send vectors."""
+        """Yield the clients' answers. The first `dropped` clients end before they send vectors."""
         late = PHASES.index(phase) >= PHASES.index(TRAINS)
         for client, message in messages.items():
             if late and client < self._setup.dropped:
@@ -237,7 +245,7 @@ class _Counting(Carrier):
     def _at(self, client: int) -> _Watch:
         """Return the watch of a client.
 
-        Clients that drop out do less and are measured separately.
+        Clients that drop out have a watch of their own, because they do less.
         """
         return self._elsewhere if client < self._setup.dropped else self._at_clients
 
@@ -251,7 +259,7 @@ def _mean(values: Mapping[int, int], of: Sequence[int]) -> float:
 
 
 def held_bytes(thing: object, seen: set[int] | None = None) -> int:
-    """Return the bytes of arrays, texts and numbers in one of our objects, counting each once."""
+    """Return the bytes of arrays, texts and numbers in an object of fedveil, counting each once."""
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return 0

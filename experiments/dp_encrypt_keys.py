@@ -41,7 +41,7 @@ _NOISY, _PLAIN = "protection.name=dp_encrypt", "protection.name=not_encrypt"
 
 
 def tenth_of_mnist() -> tuple[Array, Array, Array, Array]:
-    """Return every tenth image of MNIST, so that 100 clients have as many as 1,000 of all."""
+    """Return a tenth of MNIST: 100 clients then have as many images each as 1,000 of all MNIST."""
     data = load("mnist")
     train, test = (part.of(np.arange(0, len(part), 10)) for part in (data.train, data.test))
     return train.x, train.y, test.x, test.y
@@ -96,7 +96,7 @@ class DPEncryptKeys(Experiment):
     scales = ("small", "full")
 
     def base(self, scale: Scale) -> Job:
-        """Return the job with the values that the source advises: an epsilon of 50."""
+        """Return the job with the values that the source advises, such as an epsilon of 50."""
         clients = _CLIENTS[scale]
         return Job.read(
             {
@@ -120,11 +120,11 @@ class DPEncryptKeys(Experiment):
         )
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate all runs."""
+        """Estimate the seconds of all runs."""
         return _SECONDS[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Train all sweeps."""
+        """Train the runs of all sweeps, and judge the source's statements."""
         base = self.base(scale)
         runs = swept(folder, base, _sweeps(scale), tell)
         number = _CLIENTS[scale]
@@ -145,16 +145,17 @@ class DPEncryptKeys(Experiment):
 
 
 def lost(runs: Mapping[str, Swept], models: str, share: float) -> list[float]:
-    """Return the accuracy that noise costs each seed, for a share of clients in a round.
+    """Return the accuracy that noise costs, for each seed, with a `share` of clients in a round.
 
-    `models` ends the names of both sweeps: empty for LeNet.
+    The sweeps with and without noise are called "noisy" and "plain", followed by `models`, which is
+    empty for LeNet.
     """
     noisy, plain = (reached(runs[f"{kind}{models}"][share]) for kind in ("noisy", "plain"))
     return [b - a for a, b in zip(noisy, plain, strict=True)]
 
 
 def judged(runs: Mapping[str, Swept], number: int) -> Iterator[Verdict]:
-    """Judge the sources' sentences about the noise."""
+    """Judge the sources' statements about the noise. `number` is the number of clients."""
     costs = {share: lost(runs, "", share) for share in SHARES}
     told = "; ".join(f"{share * number:,.0f}: {with_interval(costs[share])}" for share in SHARES)
     _, unsure = decided(costs[1.0])

@@ -1,5 +1,8 @@
-"""Evidence from runs: runs at chance level are none, several seeds give an interval, and one seed
-decides only about large differences."""
+"""Decides claims by the runs of an experiment.
+
+Runs at chance level decide nothing. Several seeds give a confidence interval. One seed decides only
+about large differences.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def learnt(accuracy: float, labels: int) -> bool:
 
 
 def idle(accuracies: Mapping[str, float], labels: int) -> str:
-    """Name the runs at chance level in a sentence, empty if there are none."""
+    """Return a sentence that names the runs at chance level, or "" if there are none."""
     found = [f"{name} ({a:.3f})" for name, a in accuracies.items() if not learnt(a, labels)]
     if not found:
         return ""
@@ -38,9 +41,9 @@ def idle(accuracies: Mapping[str, float], labels: int) -> str:
 
 @dataclass(frozen=True)
 class Lost:
-    """Accuracies of runs, ordered from most to least noise, beside those without protection.
+    """Accuracies of noisy runs, ordered from most to least noise, and the accuracies without noise.
 
-    `plain` has one accuracy for each run.
+    `plain` has one accuracy for each noisy run.
     """
 
     plain: Sequence[float]
@@ -60,12 +63,12 @@ class Lost:
 
     @property
     def without(self) -> str:
-        """A sentence that the run without protection learnt nothing, or ""."""
+        """A sentence which says that a run without protection learnt nothing, or ""."""
         return idle({"without protection": min(self.plain)}, self.labels)
 
     @property
     def trend(self) -> list[float]:
-        """The rates from the first run that learnt something. Idle runs after it count."""
+        """The rates from the first run that learnt something on. Later idle runs are included."""
         first = next((i for i, each in enumerate(self.learnt) if each), len(self.noisy))
         return self.rates[first:]
 
@@ -93,12 +96,11 @@ def with_interval(values: Sequence[float], places: int = 3) -> str:
 
 
 def decided(apart: Sequence[float], slack: float = SLACK) -> tuple[bool, str]:
-    """Decide whether a difference is above 0, by the seeds' values `apart` of it.
+    """Decide whether a difference is above 0. `apart` has its value for each seed.
 
-    Returns True if it is, otherwise False with the reason why the seeds cannot decide, or with ""
-    if they can. The interval of several seeds decides if it lies above 0 or ends at `slack` at
-    most. Fewer than `LEAST_SEEDS` have no interval: they decide if their mean is more than `slack`
-    away from 0.
+    Returns (True, "") if it is above 0, (False, "") if it is not, and (False, reason) if the seeds
+    cannot decide. The interval of at least `LEAST_SEEDS` seeds decides if it lies above 0, or ends
+    at `slack` at most. Fewer seeds decide if their mean is more than `slack` away from 0.
     """
     if len(apart) < LEAST_SEEDS:
         middle, seeds = mean(apart), f"{len(apart)} seed{'s' if len(apart) > 1 else ''}"
@@ -111,10 +113,10 @@ def decided(apart: Sequence[float], slack: float = SLACK) -> tuple[bool, str]:
 
 
 def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
-    """Decide whether a difference is between -`bound` and `bound`, with an answer like `decided`.
+    """Decide whether a difference is between -`bound` and `bound`. Returns a pair like `decided`.
 
-    The interval of the seeds' values `apart` decides if it lies inside or outside. Too few seeds to
-    have an interval cannot decide.
+    `apart` has the difference for each seed. Its interval decides if it lies inside or outside of
+    these bounds. Too few seeds for an interval cannot decide.
     """
     if len(apart) < LEAST_SEEDS:
         return False, f"fewer than {LEAST_SEEDS} seeds have no interval"
@@ -126,7 +128,7 @@ def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
 
 
 def falls(values: Sequence[float], rise: float) -> tuple[bool, str]:
-    """Decide whether the values of one seed's runs fall, with an answer like `decided`.
+    """Decide whether the values of one seed's runs fall. Returns a pair like `decided`.
 
     They do not fall if a single step rises by more than `rise`. Otherwise the difference of the
     first value and the last decides.

@@ -17,7 +17,7 @@ from fedveil.studies.checkout import Scale as Scale
 class NewPart(str):
     """A line about a part of an experiment that is computed now, such as a run that is trained.
 
-    The time of an experiment that was finished before grows only after such a line.
+    From such a line on, time is added to the experiment's duration even if it was finished before.
     """
 
     __slots__ = ()

@@ -3,13 +3,13 @@
     block:  edge    <- data.image    a convolution and a stage of residual blocks, trained before
     rest:   leader  <- block         the other stages, which are trained here
 
-The block was trained on public images, and is not trained further. The edge has it, and so does
-every attacker. Of CIFAR-10, one half of the training images is the parties', and of the other half
-the first five classes are public. The cut lies before the block's last ReLU, with which `rest`
-begins: the network is unchanged, and so are the bits, 1 where a value is above 0.
+The block was trained on public images, and is not trained further. The edge has it, and so do most
+attackers. One half of CIFAR-10's training images belongs to the parties. Of the other half, the
+first five classes are public. The cut lies before the block's last ReLU, with which `rest` begins.
+This changes neither the network nor the bits, which are 1 where a value is above 0.
 
-There is no batch normalisation, whose answer to one image depends on others: groups of channels
-are normalised within an image.
+Groups of channels are normalised within an image. There is no batch normalisation, because its
+output for one image would depend on other images.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BLOCKS: dict[Images, dict[str, torch.Tensor]] = {}
 
 @dataclass(frozen=True)
 class Network:
-    """Channels of each stage, the first before the cut, and residual blocks in each."""
+    """The channels of each stage (the first is before the cut), and residual blocks per stage."""
 
     widths: tuple[int, ...]
     blocks: int
@@ -64,7 +64,7 @@ TINY = Network((4, 8), 1)
 
 @dataclass(frozen=True)
 class Images:
-    """The images, their largest number, and the epochs in which the block was trained."""
+    """The data set, the network, the most images, and the epochs in which the block is trained."""
 
     data: str
     network: Network
@@ -169,7 +169,7 @@ def _public_and_own(data: str) -> tuple[Examples, Dataset]:
 
 @lru_cache(maxsize=1)
 def loaded(data: str) -> Dataset:
-    """Return the data set, from the JPEG files of CIFAR-10 too."""
+    """Return the data set `data`, which may also be `JPEG`: CIFAR-10 from JPEG files."""
     if data != JPEG:
         return load(data)
     train = find(cifar10.FOLDER, image_folder.TRAIN)
@@ -211,7 +211,7 @@ def _train_block(images: Images) -> dict[str, torch.Tensor]:
 
 
 def task_of(name: str, seed: int = 0) -> ImageCut:
-    """Return the task of that name here."""
+    """Return the task called `name` in `TASKS`."""
     return ImageCut(TASKS[name], seed)
 
 

@@ -25,7 +25,7 @@ _REPEATS = 3
 
 
 class Aggregation(Experiment):
-    """Estimates the mean of unary reports at once, and report by report."""
+    """Times two ways to estimate the mean of unary reports: all at once, and report by report."""
 
     name = "ldp-aggregation"
     what = "The server's time for one estimate of all reports, and for an estimate of each."
@@ -33,11 +33,11 @@ class Aggregation(Experiment):
     scales = ("small", "full")
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate all repetitions."""
+        """Estimate the seconds of all measurements."""
         return {"small": 10.0, "full": 140.0}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Measure both for every size, alternating."""
+        """Time both ways for models of every size, in turns."""
         count = _REPORTS[scale]
         found: list[dict[str, float]] = []
         for size in SIZES[scale]:
@@ -64,7 +64,10 @@ class Aggregation(Experiment):
 
 
 def measured(size: int, count: int) -> dict[str, float]:
-    """Return the median seconds of both ways, and the largest difference between their results."""
+    """Return the median seconds of both ways, and the largest difference of their results.
+
+    There are `count` reports of `size` parameters each.
+    """
     unary = UnaryEncoding("oue", _EPS, _CELLS, report="bits")
     entropy = Seeded(0, "aggregation")
     values = np.linspace(-0.5, 0.5, size)
@@ -94,7 +97,7 @@ def _one_by_one(unary: UnaryEncoding, reports: Sequence[Any]) -> Any:
 
 
 def judged(found: Sequence[Mapping[str, float]]) -> list[Verdict]:
-    """Judge whether one estimate is faster, and saves more time in a larger model."""
+    """Judge whether one estimate of all reports is faster, and saves more time in larger models."""
     ratios = [each["one_by_one"] / each["at_once"] for each in found]
     saved = [each["one_by_one"] - each["at_once"] for each in found]
     return [

@@ -1,4 +1,4 @@
-"""The claims of 002 about its figures, each judged by the runs' figures."""
+"""The claims of source 002 about its figures, each judged by the metrics of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _unsure(slack: float = SLACK) -> str:
 
 
 def _more(difference: str, seeds: int, slack: float = SLACK) -> str:
-    """Return the criterion of `decided` for a difference, of which there are `seeds` values."""
+    """Return the criterion of `decided` in words, for a `difference` with `seeds` values."""
     if seeds < LEAST_SEEDS:
         return f"{difference} is more than {slack:g}; {_unsure(slack)}"
     return (
@@ -43,7 +43,7 @@ def _more(difference: str, seeds: int, slack: float = SLACK) -> str:
 
 
 def _falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Verdict:
-    """Judge whether loss rates fall all the way from the first run that learnt something."""
+    """Judge whether accuracy-loss rates fall steadily from the first run that learnt something."""
     agrees, nothing = (False, lost.nothing) if lost.nothing else falls(lost.trend, rise)
     return Verdict.of(
         agrees, what, "falls", listed(lost.rates),
@@ -54,7 +54,7 @@ def _falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Ve
 
 
 def converges(runs: Runs, kind: str) -> Verdict:
-    """Judge whether a larger epsilon converges faster."""
+    """Judge whether runs under the mechanism `kind` converge faster with a larger epsilon."""
     noisy = [runs[f"{kind}-{eps:g}"] for eps in LARGE]
     plain = [accuracy(runs["plain"])] * len(LARGE)
     lost = Lost(plain, [accuracy(run) for run in noisy], 10)
@@ -73,7 +73,7 @@ def converges(runs: Runs, kind: str) -> Verdict:
 
 
 def cells_help(series: tuple[str, float], lost: Lost) -> Verdict:
-    """Judge whether the loss falls all the way to the most cells."""
+    """Judge whether the accuracy loss falls steadily with the number of cells."""
     split, eps = series
     best = min(zip(lost.rates, CELLS, strict=True))[1]
     return _falling(
@@ -87,7 +87,7 @@ def cells_help(series: tuple[str, float], lost: Lost) -> Verdict:
 
 
 def baselines_reached(scale: Scale, runs: Runs, tasks: Sequence[Task]) -> Iterator[Verdict]:
-    """Judge the accuracies without protection. The source has none of Location-30."""
+    """Judge the accuracies without protection. The source states none for Location-30."""
     for task in tasks:
         if task == LOCATION:
             continue
@@ -102,7 +102,7 @@ def baselines_reached(scale: Scale, runs: Runs, tasks: Sequence[Task]) -> Iterat
 
 
 def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
-    """Judge the trends of the source's text by these loss rates."""
+    """Judge the trends that the source's text states, by accuracy-loss rates."""
     nothing, unusable, alike = 0.05, 0.5, 0.1
     for (task, kind), lost in rates.items():
         yield _falling(
@@ -149,8 +149,8 @@ def leakage_within(
 ) -> Iterator[Verdict]:
     """Judge whether the leakage rates lie on the axis of the source's figure.
 
-    `leaks` has the rate without protection, then one for each run of `rates`. An attack that
-    guesses even without protection measures nothing, nor does one on a model at chance level.
+    `leaks` has the rate without protection, then one for each run of `rates`. Nothing can be judged
+    from an attack that only guesses even without protection, or from a model at chance level.
     """
     low, high = 0.45, 0.75
     for task, measured in leaks.items():
@@ -178,7 +178,7 @@ def leakage_within(
 
 
 def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
-    """Judge whether the loss falls with the number of clients."""
+    """Judge whether the accuracy loss falls with the number of clients."""
     return _falling(
         lost, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
         same="with more reports, the variance of their sum rises, as the source says, but that of "
@@ -188,7 +188,7 @@ def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
 
 
 def few_labels_cost_without(runs: Runs) -> Iterator[Verdict]:
-    """Judge whether both baselines are the source's, and whether non-IID is below IID."""
+    """Judge accuracies without protection: if they are the source's, and if non-IID is lower."""
     theirs = [BASELINES["lenet-mnist", split] for split in SPLITS]
     iid, shards = ([accuracy(run) for run in of_seeds(runs, split)] for split in SPLITS)
     ours = [mean(iid), mean(shards)]
@@ -215,7 +215,7 @@ def few_labels_cost_without(runs: Runs) -> Iterator[Verdict]:
 
 
 def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
-    """Judge whether non-IID loses more at every epsilon at which both learn."""
+    """Judge whether non-IID loses more accuracy than IID at every epsilon at which both learn."""
     pairs = [*zip(iid.rates, shards.rates, strict=True)]
     both = [a and b for a, b in zip(iid.learnt, shards.learnt, strict=True)]
     compared = [pair for pair, ok in zip(pairs, both, strict=True) if ok]
@@ -234,7 +234,7 @@ def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
 
 @dataclass(frozen=True)
 class _Adapted:
-    """The runs with an adaptive epsilon and those beside them. Each method judges one claim."""
+    """Runs with an adaptive and with a fixed epsilon. Each public method judges one claim."""
 
     scale: Scale
     runs: Runs
@@ -312,7 +312,7 @@ class _Adapted:
 def adapting_helps(
     scale: Scale, runs: Runs, spent: Mapping[str, float], tasks: Sequence[Task]
 ) -> Iterator[Verdict]:
-    """Judge the source's claims about the strategy. `spent` has the total budget of each run."""
+    """Judge the claims about an adaptive epsilon. `spent` has the total budget of each run."""
     adapted = _Adapted(scale, runs)
     for task in tasks:
         yield adapted.is_faster(task)

@@ -1,4 +1,4 @@
-"""The figures of 002: a table of runs each, and plots beside the source's claims."""
+"""The figures of source 002. Each has a table of runs, plots, and verdicts on claims."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ More = Mapping[str, Mapping[str, Any]]
 
 
 def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
-    """Return the accuracies of `names` beside that of `plain`, on data with `of` labels."""
+    """Return the accuracies of the runs `names` and of the run `plain`. There are `of` labels."""
     noisy = [accuracy(runs[name]) for name in names]
     return Lost([accuracy(runs[plain])] * len(noisy), noisy, of)
 
@@ -54,7 +54,7 @@ def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
 def _rates(
     name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Lost]
 ) -> Plot:
-    """Plot loss rates, a curve for each series. A series without the name of a mechanism is RR."""
+    """Plot loss rates, a curve for each series. Series without a mechanism's name belong to RR."""
     at = [*map(float, points)]
     curves = [
         Curve(
@@ -75,7 +75,7 @@ class Convergence(LDPFigure):
     share = 0.8
 
     def table(self, scale: Scale) -> More:
-        """Return a run without protection, and each mechanism at each epsilon."""
+        """Return a run without protection, and a run of each mechanism at each epsilon."""
         return {
             "plain": {},
             **{f"{kind}-{eps:g}": {"protection": kind, "eps": eps}
@@ -117,7 +117,7 @@ class Cells(LDPFigure):
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
     def table(self, scale: Scale) -> More:
-        """Return a run without protection for each split, and the series."""
+        """Return a run without protection for each split, and the runs of all series."""
         plain = {split: {"split": split} for split in SPLITS}
         return plain | {
             f"{split}-{eps:g}-{cells}": {
@@ -162,7 +162,7 @@ class Epsilons(LDPFigure):
     }
 
     def table(self, scale: Scale) -> More:
-        """Return, for each task, a run without protection, and each mechanism at each epsilon."""
+        """Return each task's runs: without protection, and of each mechanism at each epsilon."""
         tasks = self.tasks(scale)
         return {
             **{task: {"task": task} for task in tasks},
@@ -243,7 +243,7 @@ class Clients(LDPFigure):
         }
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
-        """Compute the loss rate of both, against equally many clients without protection."""
+        """Compute the loss rates of both mechanisms, against as many clients without protection."""
         numbers = self.numbers[scale]
         reached = {
             kind: [accuracy(runs[f"{kind}-{n}"]) for n in numbers]
@@ -272,7 +272,7 @@ class NonIID(LDPFigure):
     source = "002, figures 2 to 4"
 
     def table(self, scale: Scale) -> More:
-        """Return, for each split, runs without protection, and RR at each epsilon."""
+        """Return each split's runs: without protection, and under RR at each epsilon."""
         plain = {
             seeded(split, seed): {"split": split, "seed": seed}
             for split in SPLITS
@@ -321,7 +321,7 @@ class Adaptive(LDPFigure):
     }
 
     def table(self, scale: Scale) -> More:
-        """Return runs of each task: without protection, fixed epsilon, and adaptive from it."""
+        """Return each task's runs: without protection, at a fixed, and at an adaptive epsilon."""
         kinds: More = {
             "plain": {"protection": "not_encrypt"},
             "fixed": {"protection": "rr"},
@@ -337,13 +337,13 @@ class Adaptive(LDPFigure):
         }  # fmt: skip
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the arms, and one more for each adaptive one: at an equal total."""
+        """Estimate the seconds of all runs. Each adaptive run has another one of equal total."""
         jobs = {arm.name: arm.job for arm in self.arms(scale)}
         again = [jobs[name] for name in jobs if "adaptive" in name]
         return estimate_s(scale, [*jobs.values(), *again])
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
-        """Run each task with a fixed epsilon at the adaptive one's total too, and compare."""
+        """Compare with further runs: a fixed epsilon that spends as much as the adaptive one."""
         tasks = self.tasks(scale)
         spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
         more = [

@@ -1,4 +1,4 @@
-"""The jobs of 002: its settings, and smaller ones that show its trends in minutes."""
+"""The jobs of source 002: with its settings, and smaller jobs that show its trends in minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 #: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
-#: The public data set of the same benchmarks whose rows are real and small enough to be at hand.
+#: A public data set of the same benchmarks, whose rows are real and fit in a small file.
 LOCATION: Task = "dnn-location30"
 MECHANISMS = ("rr", "oue")
 #: Epsilon of a bit: 0.075 * 2^x.
@@ -136,9 +136,9 @@ def job(
     seed: int = 0,
     **unary: Any,
 ) -> Job:
-    """Return a run of the task under a protection. `unary` are settings of rr and oue.
+    """Return a job for the task under a protection. `unary` are settings of rr and oue.
 
-    Its name follows from its settings, so that equal runs of two experiments are equal jobs.
+    The job's name follows from its settings, so that equal runs of two experiments are equal jobs.
     """
     small = not _own_size(scale, task)
     clients = clients or (SMALL_CLIENTS if small else 1000)
@@ -166,17 +166,17 @@ def job(
 
 
 def seeded(name: str, seed: int) -> str:
-    """Return the name of a run with this seed. `name` is that of seed 0."""
+    """Return the name of a run with this seed. `name` is its name with seed 0."""
     return f"{name}-seed-{seed}" if seed else name
 
 
 def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
-    """Return what is found for the run `name` and its other seeds, in the order of the seeds."""
+    """Return the entries of `found` for all seeds of the run `name`, in the order of the seeds."""
     return [found[each] for seed in SEEDS for each in [seeded(name, seed)] if each in found]
 
 
 def _own_size(scale: Scale, task: Task) -> bool:
-    """Return True if model, data and clients are the source's own: at scale medium only LeNet's."""
+    """Return True if the task has the source's model, data and clients, as LeNet has at medium."""
     return scale == "full" or (scale == "medium" and task == "lenet-mnist")
 
 
@@ -216,7 +216,7 @@ def labels(scale: Scale, task: Task) -> int:
 
 
 def tasks_of(scale: Scale) -> tuple[Task, ...]:
-    """Return LeNet, the dense net of Purchase-100, and that of Location-30 if its file is here."""
+    """Return the tasks of a scale: Location-30 is one of them if its file is on this machine."""
     real = scale == "full" and _purchase_is_here()
     purchase: Task = "dnn-purchase100" if real else "dnn-purchase100-synthetic"
     here = find(location30.FOLDER, location30.FILE) is not None
@@ -224,7 +224,7 @@ def tasks_of(scale: Scale) -> tuple[Task, ...]:
 
 
 class LDPFigure(Experiment):
-    """A figure of 002: a table of runs, and what the source claims of them."""
+    """A figure of source 002: a table of runs, and the claims of the source about them."""
 
     #: True if the figure has the dense nets beside LeNet.
     dense: ClassVar[bool] = False
@@ -244,20 +244,20 @@ class LDPFigure(Experiment):
         """Judge the source's claims by the runs in `folder`."""
 
     def arm(self, scale: Scale, name: str, task: Task = "lenet-mnist", **more: Any) -> Arm:
-        """Return the run of that name, with the arguments `more` of `job`."""
+        """Return the run called `name`. `more` are arguments of the function `job`."""
         part = scale == "medium" and not _own_size(scale, task)
         return Arm(name, job(scale, task, rounds=self.medium_rounds if part else None, **more))
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """Return the runs that are known before the first."""
+        """Return the runs that do not depend on the results of others."""
         return [self.arm(scale, name, **more) for name, more in self.table(scale).items()]
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds from the rounds of all arms."""
+        """Estimate the seconds from the rounds of all runs."""
         return estimate_s(scale, [arm.job for arm in self.arms(scale)])
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run all arms, and judge them."""
+        """Finish all runs, and judge the source's claims by them."""
         runs = trained(folder, self.arms(scale), tell)
         found = self.judged(scale, runs, folder, tell)
         return replace(found, ran=_told(scale, self.tasks(scale), found.ran, self.medium_rounds))

@@ -59,7 +59,7 @@ class LeakageByRound(Experiment):
         return Job.read(found.model_dump(), changes)
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate all runs."""
+        """Estimate the seconds of all runs."""
         return _SECONDS[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
@@ -91,14 +91,14 @@ Leaks = Mapping[float, Sequence[Measured]]
 
 
 def attacked(sweep: Swept) -> Leaks:
-    """Attack the models of all rounds and seeds."""
+    """Return the leakage rates of the models, by the number of rounds and then by seed."""
     return {rounds: [leakage(run.folder) for run in runs] for rounds, runs in sweep.items()}
 
 
 def judged(leaks: Mapping[str, Leaks]) -> Iterator[Verdict]:
     """Judge whether the leakage after the last round is above that after the first few.
 
-    An attack that only guesses without protection says nothing.
+    If the attack only guesses even without protection, the verdict says nothing.
     """
     for name, by_round in leaks.items():
         early, *_, late = _values(by_round)

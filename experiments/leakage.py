@@ -1,4 +1,4 @@
-"""The leakage rate of 002: the accuracy of a membership attack on a run's model."""
+"""The leakage rate of source 002: the accuracy of a membership attack on a run's model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
 from fedveil.privacy.finding import Measured
 
-#: The most examples of each kind that are asked about.
+#: The most members that are attacked, and the most other examples.
 _MOST = 10_000
 
 
 def leakage(folder: Path) -> Measured:
-    """Return the balanced accuracy of the loss threshold. The attacker guesses example by example.
+    """Return the balanced accuracy of a membership attack on the model of the run in `folder`.
 
-    Members are the training examples, others the test examples. The attacker knows the membership
-    of every second one and takes the best threshold there. It is measured on the rest.
+    Members are the training examples, others the test examples. The attacker calls an example a
+    member if the model's loss on it is below a threshold. The threshold is the best one for every
+    second example, whose membership the attacker knows. The accuracy is that on all other examples.
     """
     target = Target.of_run(folder)
     members, others = (

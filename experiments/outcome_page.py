@@ -93,7 +93,7 @@ def _copied(folder: Path) -> str:
 
 
 def _source(named: str) -> str:
-    """Return a source's place, with the title that belongs to its number."""
+    """Add the source's title to `named`, a place in a source such as "002, figure 1"."""
     number, _, place = named.partition(",")
     title = SOURCES.get(number)
     return f"{number} ({title}),{place}" if title else named
@@ -111,7 +111,7 @@ def _seeds(seeds: int) -> str:
 
 
 def tally(outcome: Outcome) -> str:
-    """Say how many of the source paper's numbers and trends were reproduced."""
+    """Return a sentence that says how many results of the source were reproduced."""
     answers = [verdict.answer for verdict in outcome.verdicts]
     agree, silent = answers.count("agrees"), answers.count("says nothing")
     said = f"; {silent} say{'s' if silent == 1 else ''} nothing" if silent else ""
@@ -126,7 +126,7 @@ def verdicts(outcome: Outcome) -> Table:
 
 
 def _row(verdict: Verdict, said: set[str]) -> tuple[str, ...]:
-    """Format a verdict as a table row, without a reason that an earlier row has (`said`)."""
+    """Format a verdict as a table row. A reason in `said`, of an earlier row, is not repeated."""
     why = "as above" if verdict.why in said else verdict.why
     said.add(verdict.why)
     ours = (verdict.source, verdict.ours, verdict.held_to, verdict.answer)

@@ -39,7 +39,7 @@ PAPER_KEPT = (0.5, 0.62)
 PAPER_RECOGNISED = 0.3
 #: Our limit, in points, for the paper's "similar" accuracy without noise and centralised.
 SIMILAR_POINTS = 2.0
-#: The attackers: with the block; with public images too, the strongest; with neither's weights.
+#: The attackers: with the block's weights, with public images too, and with only its architecture.
 KNOWN, PUBLIC, ARCHITECTURE = "known bottom", "both", "unsplit"
 _WHO = {
     PUBLIC: "the block and public images", KNOWN: "the block", ARCHITECTURE: "its architecture",
@@ -90,7 +90,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Figure:
-    """One protection: accuracy on held-out images, and SSIM by attacker, medians of images."""
+    """The results of a protection: accuracy on held-out images, and median SSIM by attacker."""
 
     accuracy: float
     held_out: int
@@ -111,9 +111,9 @@ class ProtectedFeatures(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate 0.09 s per image and step of ResNet-18 on a core; an attack (quick) as 4,000.
+        """Estimate the seconds: 0.09 for each training image of ResNet-18 on a core.
 
-        Testing takes a third of that per image, and the block 3 epochs of up to 12,500 images.
+        A test image takes a third of this. An attack (quick) counts as 4,000 images.
         """
         return {
             "small": 600.0,
@@ -268,7 +268,7 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
 
 
 def _falls(ssim: Sequence[float], floor: float) -> tuple[bool, str]:
-    """Decide whether each step falls or ends at the mean image's `floor`, like `decided`."""
+    """Decide, like `decided`, whether SSIM falls steadily down to `floor`, the mean image's."""
     steps = [before - later for before, later in pairwise(ssim) if later > floor + SLACK]
     return decided([min(steps)]) if steps else (True, "")
 
@@ -323,12 +323,12 @@ def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
 
 
 def _margin(accuracy: float, images: int) -> float:
-    """Return two standard deviations of the difference of two accuracies on as many images."""
+    """Return two standard deviations of the difference of two accuracies on `images` images."""
     return 2 * math.sqrt(2 * accuracy * (1 - accuracy) / images)
 
 
 def _ours(of: float | str) -> str:
-    """Return our name of one of the paper's results."""
+    """Return our name of the paper's result `of`, its epsilon or a protection's name."""
     return of if isinstance(of, str) else f"eps-{2 * of:g}"
 
 

@@ -64,7 +64,7 @@ class Settings:
     steps: int = _EVERY * _POINTS
 
     def job(self, embedding_dp: object, text: Path, windows: int = 0) -> VerticalJob:
-        """Return one run's job, with the epochs that the steps need with `windows` windows."""
+        """Return a run's job, with enough epochs of `windows` windows (0: one epoch)."""
         epochs = math.ceil(self.steps * self.batch_size / windows) if windows else 1
         return VerticalJob.model_validate(
             {
@@ -92,7 +92,7 @@ SMALL = Settings({"preset": "small", "context": 128})
 
 @dataclass(frozen=True)
 class Run:
-    """One run: every step's loss, digests of the parties' models, bytes per step and seconds."""
+    """A run: the loss of each step, digests of the parties' models, bytes per step, and seconds."""
 
     losses: Sequence[float]
     models: Mapping[str, str]
@@ -118,7 +118,7 @@ class ProtectedLanguage(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate four runs, at about 40 · 10^9 operations per second on one core."""
+        """Estimate the seconds of four runs, at about 40 · 10^9 operations per second."""
         return {"small": 4 * 150.0, "full": 4 * 100 * 115.0}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
@@ -137,7 +137,10 @@ class ProtectedLanguage(Experiment):
 
 
 def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Write enough text for the steps to `text.txt`, and measure the next tokens' frequencies."""
+    """Write enough text for the steps to `text.txt`. Returns facts about the text.
+
+    `frequencies` is the loss of a model that only knows how frequent each token is.
+    """
     from fedveil.language import text
     from fedveil.vertical.job_split import make_task
 
@@ -225,7 +228,7 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
 
 
 def gap(one: Sequence[float], other: Sequence[float], plain: Sequence[float]) -> float:
-    """Return how far `one` lies above `other` on average, as a share of the fall of `plain`."""
+    """Return the mean of `one` minus `other`, as a share of the fall from first to last `plain`."""
     above, fall = mean(a - b for a, b in zip(one, other, strict=True)), plain[0] - plain[-1]
     return above / fall if fall else math.inf
 
@@ -236,7 +239,7 @@ def apart_by(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
-    """Compare the source's logs with ours. `frequencies` is the loss of word frequencies only."""
+    """Compare the source's logs with ours. `frequencies` is as in `_text`."""
     ours = {name: run.tens for name, run in runs.items()}
     for name in (PLAIN, PROTECTED, APART):
         theirs, mine = SOURCE[name], ours[name]

@@ -25,7 +25,7 @@ BEGUN = "experiment.json"
 def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
     """Repeat the experiment `name`. Returns the path of its page, and its outcome.
 
-    An experiment that was interrupted in the folder is resumed: its finished parts are read.
+    If an earlier call with this folder was interrupted, its finished parts are read from there.
     """
     experiment = find(name)
     experiment.check(scale)
@@ -59,7 +59,10 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
 
 
 def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
-    """Return the seconds already spent in this folder. Raises an error for any other content."""
+    """Return the seconds already spent in this folder.
+
+    Raises `RunFolderError` if the folder has other content than this experiment.
+    """
     file = folder.path / BEGUN
     if not file.exists():
         if any(not entry.name.startswith(".") for entry in folder.path.iterdir()):

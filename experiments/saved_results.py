@@ -16,7 +16,7 @@ from fedveil.record.sealed_message import intact
 
 
 def kept(folder: Path, name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of `make`, saved as `name`.json, or the saved one."""
+    """Return the saved result `name`. If there is none, call `make` and save its result."""
     file = folder / f"{name}.json"
     if not file.exists():
         write_whole(file, json.dumps(make(), indent=1).encode())

@@ -31,7 +31,10 @@ _SHOWN = ("masks", "key agreements")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds that are counted and timed. With `dropped`, an eighth of the clients drops out."""
+    """Numbers of clients in counted rounds (an eighth drops out), and in timed rounds.
+
+    Each timed round is run with every share of dropouts in `percents`.
+    """
 
     clients: Sequence[int]
     timed: Sequence[int]
@@ -43,7 +46,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Figures:
-    """The costs: counted in the complete graph and the sparse one, by clients; timed, by both."""
+    """Costs by number of clients: counted in the complete and in the sparse graph, and timed.
+
+    Timed costs are by number of clients and percentage of dropouts.
+    """
 
     sizes: Sizes
     complete: Mapping[int, Cost] = field(default_factory=dict)
@@ -69,7 +75,7 @@ class SecaggCost(Experiment):
         self._sizes = sizes
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the time, mostly of the clients' masks: n² for the timed rounds."""
+        """Estimate the seconds, mostly for masks: about n² masks in a round of n clients."""
         sizes = self.SCALES[scale]
         timed = sum(n * n for n in sizes.timed) * len(sizes.percents)
         return 3.2e-4 * timed + 7e-4 * sum(n * n for n in sizes.clients)
@@ -128,7 +134,7 @@ def vector_bytes(setup: Setup) -> int:
 
 
 def growth(costs: Mapping[int, float]) -> float:
-    """Return the exponent of n between the two largest numbers of clients."""
+    """Return p, for a growth of n^p between the two largest numbers n of clients."""
     (n, less), (more_n, more) = sorted(costs.items())[-2:]
     return math.log(more / less) / math.log(more_n / n)
 
@@ -151,7 +157,7 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def _orders(figures: Figures) -> Iterator[Verdict]:
-    """Judge the 2017 paper's table of costs, n clients with m entries."""
+    """Judge the 2017 paper's table of costs, for n clients with m entries each."""
     for what, order, power, values in (
         ("client: bytes besides the vector", "O(n + m)", 1, _beside(figures)),
         ("client: storage", "O(n + m)", 1, _each(figures, "client_held")),
@@ -171,7 +177,7 @@ def _orders(figures: Figures) -> Iterator[Verdict]:
 
 
 def _sparse_verdicts(figures: Figures) -> Iterator[Verdict]:
-    """Judge the 2020 paper: a graph of logarithmic degree in place of the complete one."""
+    """Judge the claims of the 2020 paper, whose graph has a logarithmic degree."""
     degrees = {n: _degree(n) for n in (10**4, BILLION)}
     few, many = degrees.values()
     ratio, allowed = many / few, math.log(BILLION) / math.log(10**4)
@@ -236,13 +242,13 @@ def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def unmasked(clients: int, percent: int) -> int:
-    """Return how many masks the server removes: each survivor's own, and one for each dropout."""
+    """Return how many masks the server removes: for each survivor, 1 + the number of dropouts."""
     dropped = clients * percent // 100
     return (clients - dropped) * (1 + dropped)
 
 
 def _degree(clients: int) -> int:
-    """Return the fewest neighbours over all thresholds."""
+    """Return the fewest neighbours that `clients` clients need, over several thresholds."""
     degrees = (masking_graph.automatic(clients, t) for t in range(40, 200, 10))
     return min(degree for degree in degrees if degree is not None)
 

@@ -69,12 +69,12 @@ SWEEPS: Mapping[str, Sweep] = {
 
 
 def few_tests() -> dict[str, Any]:
-    """Return the writers of scale medium, with every fifth test image."""
+    """Return the data of the writers of scale medium, with every fifth test image."""
     return _fewer(writers.mnist_name("medium"))
 
 
 def few_tests_small() -> dict[str, Any]:
-    """Return the writers of scale small, with every fifth test image."""
+    """Return the data of the writers of scale small, with every fifth test image."""
     return _fewer(writers.mnist_name("small"))
 
 
@@ -121,11 +121,11 @@ class SignDSKeys(Experiment):
         )
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate a run for each value and seed."""
+        """Estimate the seconds of a run for each value and seed."""
         return SEEDS * sum(len(sweep.values) for sweep in SWEEPS.values()) * _RUN_S[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Train all sweeps, and one run for each seed whose step is read as it goes."""
+        """Train the runs of all sweeps, and a run per seed whose step is read after some rounds."""
         base = self.base(scale)
         runs = swept(folder, base, SWEEPS, tell)
         steps = [estimates(folder, base, seed, tell) for seed in range(SEEDS)]
@@ -149,7 +149,7 @@ def _rates(runs: Mapping[str, Swept], name: str) -> Swept:
 
 
 def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
-    """Return r_est after every few rounds of the base run, from its checkpoints."""
+    """Return r_est, the server's estimate of the step, after every few rounds of the base run."""
     tell(f"the estimate of the step by round, seed {seed}")
 
     def read(rounds: int) -> float:
@@ -168,8 +168,10 @@ def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
 
 
 def plans(name: str) -> list[tuple[float, int, float]]:
-    """Return the values of a sweep, each with a report's dimensions and their expected share of
-    top-k dimensions."""
+    """Return (value, dimensions of a report, expected share of top-k dimensions in it).
+
+    The list has such a triple for each value of the sweep `name`.
+    """
     rows, base = [], SignDSKeys().base("small")
     for value in SWEEPS[name].values:
         keys = SWEEPS[name].job(base, value, seed=0).model_dump()["protection"]["signds"]
@@ -246,7 +248,7 @@ def judged(runs: Mapping[str, Swept]) -> Iterator[Verdict]:
 
 
 def _rate(whole: Swept, quarter: Swept) -> Iterator[Verdict]:
-    """Judge whether a larger step is faster, sways, and is needed by more clients."""
+    """Judge whether a larger step converges faster, fluctuates, and is needed for more clients."""
     faster = [
         mean_accuracy(b) - mean_accuracy(a) for a, b in zip(whole[0.25], whole[1], strict=True)
     ]
@@ -308,7 +310,8 @@ def _sway(run: ReadRun) -> float:
 def step_shrinks(steps: Sequence[Sequence[float]], base: Sequence[ReadRun]) -> Verdict:
     """Judge whether the estimate of the step is smaller at the end than at its largest.
 
-    `base` are the runs whose estimates these are, one for each seed.
+    `steps` has the estimates during a run, for each seed. `base` has runs of the same job, which
+    show if anything was learnt.
     """
     ends = "; ".join(f"{max(each):.2g} to {each[-1]:.2g}" for each in steps)
     return Verdict.of(

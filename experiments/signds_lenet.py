@@ -1,4 +1,4 @@
-"""The LeNet experiment of 000: loss and AUC under SignDS, and its small upload."""
+"""The LeNet experiment of source 000: loss, AUC and the small upload under SignDS."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SignDSLeNet(Experiment):
     scales = get_args(Scale)
 
     def arms(self, scale: Scale) -> list[Arm]:
-        """Return runs without protection, with the source's step, an estimated one, and k 0.01."""
+        """Return a run without protection, and three of SignDS: two kinds of steps, and k 0.01."""
         fixed: dict[str, Any] = {"magnitude": "fixed"}
         return [
             Arm("not_encrypt", _job(scale, "not_encrypt", "not_encrypt")),
@@ -72,11 +72,11 @@ class SignDSLeNet(Experiment):
         ]
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate four runs."""
+        """Estimate the seconds of all runs."""
         return sum(arm.job.rounds for arm in self.arms(scale)) * _ROUND_S[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run all of them on one set of writers."""
+        """Train all runs on the same writers, and judge the source's results."""
         arms = self.arms(scale)
         runs = trained(folder, arms, tell)
         plots = [
@@ -150,7 +150,7 @@ def _hands(data: str) -> str:
 
 
 def judged(runs: Runs) -> Iterator[Verdict]:
-    """Compare the source's results with these runs'."""
+    """Compare the source's results with those of `runs`."""
     up = {name: runs[name].last["bytes_up_per_client"] for name in UPLOADS}
     yield Verdict.of(
         abs(up["not_encrypt"] / UPLOADS["not_encrypt"] - 1) <= 0.01,
@@ -211,7 +211,7 @@ def _convergence(name: str, plain: ReadRun, noisy: ReadRun, other: str) -> Itera
 
 
 def _ends(run: ReadRun, key: str) -> tuple[float, float]:
-    """Return a figure at the beginning and at the end, each the mean of equally many tests."""
+    """Return the metric `key` at the beginning and at the end, each the mean of several tests."""
     values = run.figures(key)[1]
     return mean(values[:LAST]), mean(values[-LAST:])
 

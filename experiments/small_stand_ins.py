@@ -19,7 +19,10 @@ CLASSES, _FEATURES, _EXAMPLES = 20, 300, 15_000
 
 @cache  # loaded once for several runs
 def pooled_mnist() -> tuple[Array, Array, Array, Array]:
-    """Return every fifteenth image of MNIST, in 7x7 pixels, each the mean of 4x4 original ones."""
+    """Return MNIST in 7x7 pixels, each the mean of 4x4 original ones.
+
+    The training part has every fifteenth image.
+    """
     data = load("mnist")
     train, test = data.train, data.test
     return _pooled(train.x[::15]), train.y[::15], _pooled(test.x), test.y

@@ -49,7 +49,7 @@ _SCALE = re.compile(r"\*\* Scale: (\w+)\.$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts of an experiment's page by their measures, its scale and its command."""
+    """The content of an experiment's page: the verdicts by measure, the scale and the command."""
 
     answers: Mapping[str, str]
     scale: str
@@ -67,7 +67,7 @@ class Judged:
         return cls(answers, scale[1], command[1])
 
     def of_measures(self, verdicts: list[str]) -> list[str]:
-        """Return the answers of all verdicts whose measure has one of these beginnings."""
+        """Return the answers of all verdicts whose measure begins with a text in `verdicts`."""
         found = []
         for begins in verdicts:
             mine = [answer for what, answer in self.answers.items() if what.startswith(begins)]
@@ -119,7 +119,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page in Markdown."""
     found = [*rows()]
     count = Counter(row[3] for row in found)
     tally = ", ".join(f"{count[key]} {key}" for key in STATUSES)

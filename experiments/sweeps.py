@@ -36,7 +36,7 @@ class Sweep:
 
 
 def arms(base: Job, sweeps: Mapping[str, Sweep]) -> Mapping[tuple[str, float, int], Arm]:
-    """Return the run of every sweep's name, value and seed. Equal jobs share a run."""
+    """Return the run for each (name of a sweep, value, seed). Equal jobs share a run."""
     by_job: dict[str, Arm] = {}
     found = {}
     for name, sweep in sweeps.items():
@@ -77,7 +77,8 @@ def compared(
 ) -> Verdict:  # fmt: skip
     """Judge whether accuracy is lower at the value `worse` of the key than at `better`.
 
-    Seeds are compared pairwise. A model that learnt nothing at `better` says nothing.
+    Runs with the same seed are compared. If a run at `better` learnt nothing, the verdict says
+    nothing.
     """
     low, high = reached(sweep[worse]), reached(sweep[better])
     apart = [b - a for a, b in zip(low, high, strict=True)]

@@ -37,10 +37,10 @@ def together(job: VerticalJob, folder: Path) -> VerticalRun:
 
 
 def apart(job: Path, leader: str, followers: Sequence[str], folder: Path) -> None:
-    """Run every party of the job in `job` in its own process, its run in `folder`/PARTY.
+    """Run every party of the job file `job` in its own process, with the run folder `folder`/PARTY.
 
-    The first weights are those of one process, so that the results can be compared with it. Returns
-    when all have ended. Resumes existing runs.
+    The initial weights are those of a run in one process, so that the results can be compared.
+    Returns when all processes have ended. Resumes existing runs.
     """
     parties = [leader, *followers]
     if all((folder / party / party / MODEL).exists() for party in parties):

@@ -23,7 +23,7 @@ _SLANT, _SIZE = 0.4, 0.2
 
 
 def femnist_is_here() -> bool:
-    """Return True if its files are on this machine."""
+    """Return True if FEMNIST's files are on this machine."""
     return all(find(femnist.FOLDER, part) is not None for part in ("train", "test"))
 
 
@@ -43,7 +43,7 @@ def femnist_100() -> dict[str, Any]:
 
 
 def mnist_name(scale: str) -> str:
-    """Return the function here that has the data of a scale: MNIST's writers if they are known."""
+    """Return the name of the data function for a scale. Its writers are real if they are known."""
     kind = "written" if mnist.writers_are_here() else "synthetic"
     return f"mnist_{kind}" if scale == "full" else f"mnist_{kind}_{scale}"
 
@@ -64,7 +64,7 @@ def mnist_written_small() -> dict[str, Any]:
 
 
 def _written_by(writers: int, images: int | None) -> dict[str, Any]:
-    """Return real writers' first images, at most `images` each. Others wrote the test images."""
+    """Return up to `images` images of each real writer. Other people wrote the test images."""
     data = load("mnist", writers=True)
     assert data.owners is not None
     rows = np.concatenate([np.flatnonzero(data.owners == w)[:images] for w in range(writers)])
@@ -94,7 +94,7 @@ def mnist_synthetic_small() -> dict[str, Any]:
 
 
 def _simulated(writers: int, images: int) -> dict[str, Any]:
-    """Deal MNIST to writers, each of whom slants and stretches all of their images equally.
+    """Deal MNIST to simulated writers, who slant and stretch all of their images in their own way.
 
     The test images are dealt to equally many writers, in turn.
     """
@@ -113,7 +113,7 @@ def _simulated(writers: int, images: int) -> dict[str, Any]:
 
 
 def _written(images: Array, owners: Array, writers: int) -> Array:
-    """Draw every image in its writer's hand."""
+    """Slant and stretch every image as its simulated writer does."""
     out = np.empty_like(images)
     middle = (np.array(images.shape[2:]) - 1) / 2
     for writer in range(writers):

@@ -18,7 +18,7 @@ training_s = 0.0
 
 
 def outer_clock(message: Message, context: Context, call_next: Call) -> Message:
-    """Record the time that a message takes besides training."""
+    """Write the training time of a message, and the rest of its time, to the file `clocks`."""
     began = time.perf_counter()
     reply = call_next(message, context)
     seconds = time.perf_counter() - began
@@ -29,7 +29,7 @@ def outer_clock(message: Message, context: Context, call_next: Call) -> Message:
 
 
 def inner_clock(message: Message, context: Context, call_next: Call) -> Message:
-    """Record the time of the app itself."""
+    """Measure the time of the app itself, for `outer_clock`."""
     global training_s
     began = time.perf_counter()
     reply = call_next(message, context)
@@ -38,7 +38,7 @@ def inner_clock(message: Message, context: Context, call_next: Call) -> Message:
 
 
 def choose(message: Message, context: Context, call_next: Call) -> Message:
-    """Use `ProtectMod`, or nothing for the plain run."""
+    """Apply `ProtectMod`, except in the run without protection."""
     if context.run_config["how"] == "plain":
         return call_next(message, context)
     return protect(message, context, call_next)

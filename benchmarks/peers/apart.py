@@ -1,4 +1,4 @@
-"""A benchmark in a process of its own, which can be stopped whatever Ray is doing."""
+"""Runs a benchmark in its own process, so that it can be stopped whatever Ray is doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 
 
 def run_apart(script: str, limit: float) -> int:
-    """Run `script` again with `--inner FOLDER` added, for at most `limit` seconds."""
+    """Run `script` again with `--inner FOLDER` added, for at most `limit` seconds.
+
+    Returns its exit status, or 1 if it is stopped.
+    """
     with tempfile.TemporaryDirectory(prefix="fl-", ignore_cleanup_errors=True) as folder:
         # Flower keeps a home; fedveil's counts of reports lie in the user's run-time folder.
         own = {"FLWR_HOME": str(Path(folder, "flwr")), "XDG_RUNTIME_DIR": folder}

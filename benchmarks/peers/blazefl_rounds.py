@@ -45,7 +45,7 @@ class Images:
         return TensorDataset(self._x[mine], self._y[mine])
 
     def set_dataset(self, type_: str, cid: int | None, dataset: Dataset[Any]) -> None:
-        """Nothing changes in a client's examples."""
+        """Do nothing, because a client's examples never change."""
 
     def get_dataloader(
         self, type_: str, cid: int | None, batch_size: int | None, generator: Any = None
@@ -56,7 +56,7 @@ class Images:
 
 
 def trainer(options: argparse.Namespace, data: Images, folder: Path) -> Any:
-    """BlazeFL's own, for threads or for processes."""
+    """Return BlazeFL's own trainer, for threads or for processes."""
     common = {
         "model_selector": Models(),
         "model_name": options.model,

@@ -124,7 +124,7 @@ class TimedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Address the round's cohort."""
+        """Yield a message with the model for each client in the round's cohort."""
         if not self.stamps:
             while len(list(grid.get_node_ids())) < self._clients:
                 time.sleep(0.1)

@@ -31,7 +31,7 @@ MODULUS = 1 << 32  # the workflow's own default
 
 
 def best_s(work: Callable[[], Any], repeats: int) -> float:
-    """CPU seconds of the fastest run."""
+    """Return the CPU seconds of the fastest of `repeats` runs of `work`."""
     seconds = []
     for _ in range(repeats):
         began = time.process_time()

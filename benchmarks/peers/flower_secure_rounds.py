@@ -4,10 +4,10 @@ Stand-alone: run it with the Python of an environment made from ``requirements-p
 ``--how fedveil`` that environment has fedveil too. The last line of standard output is one JSON
 object.
 
-A client adds small noise to what it receives in place of training, nobody drops out, and every
-client shares its secrets with all others in both. ``bytes_up_per_parameter`` counts the content
-of every reply of a round, as Flower's own records measure it. ``worst_error`` is the distance of
-the last round's average from the true one.
+Instead of training, a client adds small noise to the weights that it receives. Nobody drops out.
+Every client shares its secrets with all others. ``bytes_up_per_parameter`` counts the content of
+every reply of a round, as Flower's own records measure it. ``worst_error`` is the distance of the
+last round's average from the true one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Wire:
 
 
 def wait_for(grid: Grid, clients: int) -> None:
-    """Until the engine has started all of its nodes."""
+    """Wait until the engine has started `clients` nodes."""
     while len(list(grid.get_node_ids())) < clients:
         time.sleep(0.1)
 
@@ -109,7 +109,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def protected_app() -> ClientApp:
-    """An app in two lines."""
+    """Return a client app whose replies fedveil protects."""
     from fedveil.flower import ProtectMod
 
     app = ClientApp(mods=[ProtectMod()])
@@ -118,7 +118,7 @@ def protected_app() -> ClientApp:
 
 
 def serve_protected(options: argparse.Namespace, grid: Grid, stamp: Callable[[], None]) -> float:
-    """Play the rounds; how far the last average is from the true one."""
+    """Run the rounds with fedveil. Returns the largest error of the last round's average."""
     from fedveil.flower import ProtectedStrategy
 
     strategy = ProtectedStrategy(
@@ -146,7 +146,7 @@ def serve_protected(options: argparse.Namespace, grid: Grid, stamp: Callable[[],
 
 
 def legacy_app() -> ClientApp:
-    """The app of SecAgg+'s example."""
+    """Return the client app of SecAgg+'s example."""
     from flwr.client import NumPyClient
     from flwr.client.mod import secaggplus_mod
 
@@ -161,7 +161,7 @@ def legacy_app() -> ClientApp:
 
 
 def serve_legacy(options: argparse.Namespace, grid: Grid, context: Context, stamp: Any) -> float:
-    """Play the rounds; how far the last average is from the true one."""
+    """Run the rounds with SecAgg+. Returns the largest error of the last round's average."""
     history = [np.zeros(PARAMETERS, np.float32)]
 
     class Strategy(LegacyFedAvg):
@@ -190,12 +190,12 @@ def serve_legacy(options: argparse.Namespace, grid: Grid, context: Context, stam
 
 
 def threshold(options: argparse.Namespace) -> int:
-    """More than two thirds of the clients."""
+    """Return the threshold of secret sharing: more than two thirds of the clients."""
     return 2 * options.clients // 3 + 1
 
 
 def error_of(moved: np.ndarray, nodes: list[int]) -> float:
-    """The largest distance between the average and the clients' true one."""
+    """Return the largest error of the average `moved`, over all entries."""
     return float(np.abs(moved - np.mean([update_of(node) for node in nodes], axis=0)).max())
 
 

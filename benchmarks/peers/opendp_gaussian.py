@@ -1,8 +1,8 @@
 """Time OpenDP's discrete Gaussian on a vector of whole numbers.
 
 Stand-alone: run it with the Python of an environment made from ``requirements-mechanisms.txt``.
-The last line of standard output is one JSON object: nanoseconds per value of one call on a vector
-of ``--values`` zeros, noise added, of standard deviation ``--scale``.
+The last line of standard output is one JSON object: the nanoseconds per value of a call that adds
+noise of standard deviation ``--scale`` to a vector of ``--values`` zeros.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ PARAMETERS = {
 def synthetic(
     model: str, clients: int, examples: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the model takes and what it is to say, the first axis of each being the client.
+    """Return random inputs and targets for `model`. The first axis of both is the client.
 
-    A language model takes tokens, and is to say the token that follows each.
+    The inputs of a language model are tokens, and the target of a token is the next one.
     """
     generator = np.random.default_rng(seed)
     size = (clients, examples)
@@ -43,7 +43,7 @@ def synthetic(
 
 
 def build(model: str) -> nn.Module:
-    """Return a new network."""
+    """Return a new network of the kind `model`, and check its number of trained weights."""
     network = _network(model)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert trained == PARAMETERS[model]
@@ -51,13 +51,13 @@ def build(model: str) -> nn.Module:
 
 
 def sent(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what a client sends of a network: all but the weights that it does not train."""
+    """Return the tensors of a network that a client sends: all except weights not trained."""
     fixed = {name for name, value in network.named_parameters() if not value.requires_grad}
     return {name: value for name, value in network.state_dict().items() if name not in fixed}
 
 
 def loss(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over all that is to be said."""
+    """Return the mean cross-entropy over all targets `y`."""
     scores = network(x)
     return nn.functional.cross_entropy(scores.flatten(0, -2), y.flatten())
 

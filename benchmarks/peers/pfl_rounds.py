@@ -4,10 +4,11 @@ Stand-alone: run it with the Python of an environment made from ``requirements-p
 last line of standard output is one JSON object.
 
 With ``--workers`` above one the script uses pfl's own multi-process mode: one process per rank,
-each with one thread, found through ``PFL_WORKER_ADDRESSES`` and ``PFL_WORKER_RANK``, the sums
-reduced by ``torch.distributed`` (gloo). Every rank holds the whole synthetic data set, because
-pfl decides anew each round which rank trains which client. ``peak_rss_mb`` is the sum of the
-ranks' own peaks, so pages shared between them count once for each.
+each with one thread. The processes find each other through ``PFL_WORKER_ADDRESSES`` and
+``PFL_WORKER_RANK``, and add up sums by ``torch.distributed`` (gloo). Every rank holds the whole
+synthetic data set, because pfl decides anew each round which rank trains which client.
+``peak_rss_mb`` is the sum of the ranks' own peaks, so pages shared between them count once for
+each.
 """
 
 from __future__ import annotations

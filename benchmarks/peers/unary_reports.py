@@ -4,8 +4,8 @@ Stand-alone: run it with the Python of an environment made from ``requirements-u
 last line of standard output is one JSON object: nanoseconds per parameter of one client's report,
 every parameter a one-hot code of ``--states`` bits, as each package's own client makes it.
 
-Both packages call eps the loss of a whole code, p = e^(eps/2) / (e^(eps/2) + 1): they get twice
-the eps of one bit. Both take one value a call; a report of d parameters is d calls.
+In both packages, eps is the loss of a whole code, with p = e^(eps/2) / (e^(eps/2) + 1). So they get
+twice the eps of one bit. A call takes one value, so a report of d parameters is d calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pure_ldp.frequency_oracles.unary_encoding import UEClient
 
 
 def best_ns(report: Callable[[int], Any], states: list[int], repeats: int) -> float:
-    """Nanoseconds per parameter of the fastest of several reports; the first warms up."""
+    """Return the nanoseconds per parameter of the fastest report. The first report warms up."""
     seconds = []
     for _ in range(repeats + 1):
         began = time.perf_counter()

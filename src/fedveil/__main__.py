@@ -17,7 +17,7 @@ def main() -> None:
         from fedveil.cli import main as cli
     except KeyboardInterrupt:  # Ctrl-C before `fedveil.cli.exits` is imported
         sys.stderr.write("interrupted\n")
-        exec("")  # noqa: S102 - as there
+        exec("")  # noqa: S102 - as in `fedveil.cli.exits`
         raise SystemExit(130) from None
 
     gc.freeze()

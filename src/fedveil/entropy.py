@@ -294,7 +294,7 @@ def seed_libraries(seed: int) -> None:
 
 @contextmanager
 def libraries_restored() -> Iterator[None]:
-    """A context that restores the states of these two generators at its end."""
+    """A context that restores NumPy's and Python's global generators at its end."""
     states = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield

@@ -218,8 +218,8 @@ def _print_line(console: Console, name: str, value: str) -> None:
 def wrapped(text: str, width: int) -> list[str]:
     """Break `text` into lines of at most `width` characters, but never inside a command.
 
-    A command is in backticks. If it is longer than `width`, so is its line: a user who copies a
-    part of a command runs another command.
+    A command is in backticks. A command longer than `width` gets a longer line, because a user who
+    copies only a part of a command would run a different command.
     """
     lines = list[str]()
     for piece in _UNBROKEN.findall(text):

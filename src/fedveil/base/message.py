@@ -123,7 +123,7 @@ def text_in(message: Message, name: str) -> str | None:
 
 
 def quoted(value: object) -> str:
-    """Return a value from an untrusted message as it may stand in an error or a log.
+    """Format a value from an untrusted message for an error or a log.
 
     The result is short, on one line, and has no control characters.
     """

@@ -63,7 +63,7 @@ class _Chain:
         self.value = operation.y
 
     def end(self, scores_of: Sequence[str]) -> None:
-        """Raise `NotServedError` if the last output, the scores, has none of these forms."""
+        """Raise `NotServedError` if the scores (the last output) have no form in `scores_of`."""
         asked = " or ".join(scores_of)
         fits = self.value.form in scores_of
         need(fits, f"the scores have the form {self.value.form}, the loss needs {asked}")

@@ -243,9 +243,9 @@ class CompiledTrainer:
         return self._models[shape]
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. Called again if the client's training is repeated.
+        """Do nothing. A subclass can prepare each attempt to train `client` here.
 
-        Training is repeated if deferred steps, which are added up only at the end, are not finite.
+        If the sum of deferred SGD steps is not finite, a second attempt defers no steps.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

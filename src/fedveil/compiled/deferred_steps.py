@@ -24,8 +24,8 @@ from fedveil.compiled.operation import LINE, Memory, Row
 from fedveil.compiled.product import LISTED, LISTS, VALUES, room_for_few
 from fedveil.compiled.row_passes import are_finite, fill, has_zeros
 
-#: The length of a row of x and of y. Memory for the two factors, a product with one of them, and
-#: zeros.
+#: The number of inputs and of outputs. Memory for the stored rows X and D, for products of one of
+#: them with the batch, and for zeros.
 (INPUTS, OUTPUTS, HELD_X, HELD_DY, MET, ZEROS) = f.own(6, VALUES + 1)
 #: The least number of entries for deferring. A smaller weight fits in a fast cache.
 LARGE = 1 << 18
@@ -146,7 +146,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
     and D' is D transposed. `op` is the layer's row of the operation table. `m` and `w` are the
     float and the integer memory. If the sum is not finite, the function sets column HELD of `op` to
-    -1, by which `take_held` notices it.
+    -1, which `take_held` checks.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

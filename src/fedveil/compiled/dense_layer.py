@@ -38,7 +38,7 @@ from fedveil.compiled.product import LISTS, VALUES, room_for_few
 from fedveil.compiled.row_passes import add_rows, has_zeros
 
 #: The number of rows of x in an example, a flag for a weight stored as inputs by outputs, and the
-#: number of entries of a weight's row that take part in products: whole vectors. A row of zeros.
+#: length of a weight's row in products, a multiple of the vector length. Memory for a row of zeros.
 (TIMES, ACROSS, COLUMNS, NOTHING) = f.own(4, ZEROS + 1)
 
 

@@ -4,9 +4,9 @@ The native code of an operation calls its row `op`, and the float memory `m`. An
 input x and writes its output y. Let n be an example, c a channel, i a row and j a column of the
 input. The input is in the float memory at X + n XS + i XR + j XC + c XF, where X, XS, XR, XC and XF
 are columns of the table. Its gradient is at the same offset from DX, which is -1 if no operation
-needs the gradient. The output, of OC channels, OH rows and OW columns, is likewise at Y, and its
-gradient at DY. A plain vector is one channel with one row. In a sequence, each token is a channel
-with one row.
+needs the gradient. The output has OC channels, OH rows and OW columns. Its positions are computed
+in the same way from Y, YS, YR, YC and YF, and those of its gradient with DY in place of Y. A plain
+vector is one channel with one row. In a sequence, each token is a channel with one row.
 
 Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """

@@ -93,6 +93,6 @@ def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
 #:     m        the float memory, with all inputs, outputs, weights and gradients
 #:     w        the integer memory, with positions that an operation saves
 #:     op       the layer's row of the operation table, whose columns `fields` explains
-#:     setting  an epsilon or a probability, for the layers that have one
+#:     setting  the eps of a normalisation, or the probability of a dropout
 #:     draws    random numbers in [0, 1) for dropout
 OPERATION = "FILdF"

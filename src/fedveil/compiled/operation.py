@@ -126,7 +126,7 @@ class Operation:
     products: ClassVar[Sequence[int]] = ()
     #: Positions of the weight and the bias in the float memory.
     weight = bias = 0
-    #: An epsilon or a probability.
+    #: The eps of a normalisation, or the probability of a dropout.
     setting = 0.0
     #: Random numbers that an example needs.
     draws = 0

@@ -41,9 +41,9 @@ class Program:
     """
 
     ops: Int64s
-    #: An epsilon or a probability for each operation.
+    #: For each operation: the eps of a normalisation, the probability of a dropout, or 0.
     settings: Float64s
-    #: The geometry of the input and of the scores.
+    #: Two rows with the columns of `ops`: where the input is in memory, and where the scores are.
     ends: Int64s
     #: Random numbers that one example needs.
     draws: int

@@ -55,13 +55,12 @@ def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) ->
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Begin the gradient of a residual connection's input, in the backward pass of `join`.
+    """Run the backward pass of `join`: copy the sum's gradient to the connection's input gradient.
 
-    `join` added this input to the output of the layers within the connection. So the gradient of
-    their sum is one part of the input's gradient, and this function copies it there. `branch_back`
-    later adds the other part, which comes through the layers. `op`, the layer's row of the
-    operation table, says where the values are in the float memory `m`. `w`, `setting` and `draws`
-    are not used.
+    The sum is the connection's input plus the output of the layers within the connection.
+    `branch_back` later adds the gradient that comes through these layers. `op`, the layer's row of
+    the operation table, says where the values are in the float memory `m`. `w`, `setting` and
+    `draws` are not used.
     """
     _add(m, op, True, False)
 

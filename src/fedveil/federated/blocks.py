@@ -326,7 +326,8 @@ class JobFields(CheckedJob):
         """The number of clients that a round draws: round(fraction * number), at least 1.
 
         Under `clients.sampling: poisson` it is the expected number. If clients decide in secret
-        whether to take part, it is the number of all clients.
+        whether to take part, it is the number of all clients. Raises `InvalidValue` if the number
+        of all clients is not known yet.
         """
         if self.clients.number is None:
             raise InvalidValue(
@@ -338,9 +339,10 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The numbers of all clients and of a round's clients, both including the audit's canaries.
+        """The numbers of all clients and of a round's clients, and the most clients on one node.
 
-        Both numbers are None if the number of clients is unknown.
+        The first two numbers include the audit's canaries. They are None if the number of clients
+        is unknown.
         """
         number, more = self.clients.number, self.audit.canaries
         if number is None:

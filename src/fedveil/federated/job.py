@@ -90,7 +90,11 @@ class Job(JobFields):
         return Job(**data)
 
     def with_rounds(self, number: int) -> Job:
-        """Return this job with `number` rounds. Raises `JobError` if the job already has more."""
+        """Return this job with `number` rounds.
+
+        Raises `JobError` if the job already has more rounds, or if its noise was computed for the
+        number of rounds that it has.
+        """
         if number < self.rounds:
             raise JobError(
                 [

@@ -53,9 +53,9 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each block of parameters that the default protection ignores.
+        """Yield a warning for each block that the job sets, but its protection does not use.
 
-        Yields nothing if `protection.name` is set.
+        Yields nothing if the job also sets `protection.name`.
         """
         if "name" in self.model_fields_set:
             return

@@ -120,7 +120,10 @@ class TrainingSettings(Block):
     )
 
     def planned_rate(self, round: int) -> float | None:
-        """Return the learning rate in `round`, from 1. None if a function of the user plans it."""
+        """Return the learning rate in round `round` (the first is 1).
+
+        Returns None if a function of the user computes the rate.
+        """
         past = (round - 1) / self.lr_rounds
         if self.lr_schedule == "step":
             return self.lr * self.lr_factor ** math.floor(past)

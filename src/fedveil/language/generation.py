@@ -103,7 +103,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The text that follows a prompt, in bytes, and what the leader sent to generate it.
+    """The text that follows a prompt, in bytes, and a count of the vectors sent to generate it.
 
     `stopped` is a sentence if `privacy.max_epsilon` ended the text early, else "".
     """
@@ -198,7 +198,7 @@ def write(
 
     `tell` is called with the bytes of every new token. `most` is the largest epsilon of the whole
     text (None: no limit), and `sent` has the vectors that earlier attempts sent. The text ends if
-    another vector would exceed the limit. Raises `LimitReached` if the prompt alone exceeds it.
+    another vector would exceed the limit. Raises `LimitReached` if no vector at all could be sent.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell, sent))
 

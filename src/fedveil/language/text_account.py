@@ -16,8 +16,8 @@ from fedveil.vertical.split import Crossing, SplitModel
 class SentVectors:
     """Counts the vectors that were sent for one text, over all attempts to continue it.
 
-    If the link breaks or the other party restarts, the leader begins the text again, and sends its
-    vectors with other noise. `vectors` is the number of vectors sent in all attempts. A token's
+    If the link breaks or the other party restarts, the leader begins the text again, and sends the
+    vectors again with new noise. `vectors` is the number of vectors sent in all attempts. A token's
     vector was sent at most `times` times.
     """
 

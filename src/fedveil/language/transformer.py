@@ -198,10 +198,10 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention. The queries `asked` are those of the last positions.
+    """Apply causal attention.
 
-    `keys` and `values` are those of all positions. All arguments are (examples, heads, positions,
-    head size).
+    The queries `asked` belong to the last positions, `keys` and `values` to all positions. All
+    arguments are (examples, heads, positions, head size).
     """
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:

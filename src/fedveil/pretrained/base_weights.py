@@ -16,7 +16,10 @@ _MARK = "_fedveil_base"
 
 
 def mark_base(model: nn.Module, digest: str = "") -> None:
-    """Mark all tensors but the trainable parameters as base weights. `digest` is their digest."""
+    """Mark all tensors except the trainable parameters as base weights.
+
+    `digest` is a digest of the base weights.
+    """
     fixed = [name for name, p in model.named_parameters() if not p.requires_grad]
     buffers = [name for name, _ in model.named_buffers()]
     setattr(model, _MARK, (frozenset([*fixed, *buffers]), digest))

@@ -10,9 +10,10 @@ from fedveil.pretrained.token_rows import TokenRows
 
 @torch.no_grad()
 def continued(model: nn.Module, rows: TokenRows, prompt: str, tokens: int) -> str:
-    """Return the text with which the model continues `prompt`: at most `tokens` tokens.
+    """Return the text that `model` appends to `prompt`: up to `tokens` tokens.
 
-    The text ends earlier if the model outputs an end token. `rows` has the model's tokeniser.
+    Each token is the most likely one. The text ends early at an end token. `rows` has the model's
+    tokeniser.
     """
     was_training = model.training
     model.eval()

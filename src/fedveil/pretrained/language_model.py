@@ -93,9 +93,11 @@ class LanguageModel(nn.Module):
 
 
 def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: int) -> nn.Module:
-    """Return the folder's model, of which only `part` is trained.
+    """Return the model in `folder`. `part` says which of its weights are trained.
 
-    Examples have `length` tokens with numbers below `tokens`. New weights are drawn from `seed`.
+    Examples have `length` tokens, which are numbers below `tokens`. New weights are drawn from
+    `seed`. Raises `ModelInvalid` if the model or its adapter cannot be built, or if the model does
+    not support such examples.
     """
     key = json.dumps(folder.own_config, sort_keys=True) if folder.own_config else ""
     base, digest = _base(folder.path, folder.stamp, key, part.classes, seed)

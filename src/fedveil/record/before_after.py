@@ -17,7 +17,8 @@ BEFORE_AFTER = "before-after.jsonl"
 class BeforeAfter:
     """A result before and after training: the value of a metric, or the continuation of a prompt.
 
-    `what` is the metric's name or the prompt.
+    `kind` is "figure" for a metric, and "prompt" for a prompt. `what` is the metric's name, or the
+    prompt.
     """
 
     kind: str

@@ -48,7 +48,7 @@ class EventLog:
         return self._count, self._head
 
     def append(self, line: str) -> None:
-        """Append a line and its digest, or neither if they do not both fit on the disk."""
+        """Append `line` and its digest. If the disk is too full for both, append neither."""
         data = line.encode()
         with restored_on_failure(self._log), restored_on_failure(self._chain):
             write_all(self._log, data + b"\n")

@@ -18,7 +18,10 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a finding to the folder's file. An incomplete last line is removed first."""
+    """Append a finding to the file `FINDINGS` in `folder`, unless the file already contains it.
+
+    An incomplete last line of the file is removed.
+    """
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -51,7 +54,10 @@ def raise_if_refuted(findings: Sequence[Finding]) -> None:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Return the findings in the run's folder `path`, or an empty list if no attack was run."""
+    """Return the findings in the run's folder `path`, or an empty list if no attack was run.
+
+    Raises `MessageInvalid` if a line of the file is not a finding.
+    """
     file = path / FINDINGS
     if not file.exists():
         return []

@@ -15,9 +15,9 @@ from fedveil.errors import FedveilError, LimitReached, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began" if `done` is 0, else such as "went on after round 3".
+    """Return a phrase for the log: "began", or one such as "went on after round 3".
 
-    `unit` names what is counted, such as "round".
+    In this example, `unit` is "round" and `done` is 3. If `done` is 0, the phrase is "began".
     """
     return f"went on after {unit} {done}" if done else "began"
 

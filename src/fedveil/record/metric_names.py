@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Better = Literal["higher", "lower"]
-#: The key of a record with its metrics. A record without this key has classification's.
+#: The key of a record that lists its metrics. Without this key, a record has the metrics `USUAL`.
 MEASURES = "measures"
 USUAL: Mapping[str, Better] = {"accuracy": "higher", "auc": "higher"}
 LOSS = "loss"
@@ -38,7 +38,10 @@ def figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the highest or lowest of `figures`, as `better` says. NaN only if all are NaN."""
+    """Return the highest or the lowest of `figures`, as `better` says.
+
+    Ignores NaN, unless all `figures` are NaN.
+    """
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 

@@ -21,7 +21,7 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 def write_model(folder: RunFolder, model: nn.Module) -> None:
     """Write every tensor of the model's state dict, except a pretrained model's base weights.
 
-    A tensor with several names is written once. The file's metadata lists its other names.
+    A tensor with several names is written once. The file's metadata lists the other names.
     """
     tied, base, target = tied_names(model), base_names(model), folder.path / MODEL
     tensors = {

@@ -175,7 +175,10 @@ def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
 
 
 def read_line(line: str) -> Any:
-    """Return the value in a line of JSON. Raises ValueError if it is not valid Unicode."""
+    """Return the value in a line of JSON.
+
+    Raises ValueError if the line is not valid JSON, or a text in it is not valid Unicode.
+    """
     found = json.loads(line)
     if "\\u" in line:
         json.dumps(found, ensure_ascii=False).encode()

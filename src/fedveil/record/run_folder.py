@@ -63,20 +63,29 @@ class RunFolder:
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
-        """Open the folder that holds the folders of several runs. Creates it if it is missing."""
+        """Open and lock a folder that contains the folders of several runs.
+
+        Creates the folder if it is missing.
+        """
         make_folder(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of an earlier run. Raises `RunFolderError` if `path` is not one."""
+        """Open and lock the folder of an earlier run.
+
+        Raises `RunFolderError` if `path` has no job file, so that it is no run's folder.
+        """
         job_of(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return the subfolder `name`, which this folder's lock protects too. Do not close it."""
+        """Return the subfolder `name`. Creates it if it is missing.
+
+        The subfolder shares this folder's lock. Closing the subfolder would release the lock.
+        """
         path = self.path / name
         with explained(path):
             make_inner_folder(path)

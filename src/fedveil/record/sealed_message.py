@@ -28,7 +28,7 @@ def sealed_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
-    """Decode what `sealed` returned. Raises `MessageInvalid` if any bit has changed."""
+    """Decode a result of `sealed`. Raises `MessageInvalid` if any bit has changed."""
     data, digest = memoryview(raw)[:-_DIGEST_BYTES], bytes(raw[-_DIGEST_BYTES:])
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")

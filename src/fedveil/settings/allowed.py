@@ -62,7 +62,7 @@ class TextRule:
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return `value`. Raises ValueError if it is none of `words` and no match of `pattern`."""
+        """Return `value`. Raises ValueError unless it is one of `words` or matches `pattern`."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -70,7 +70,11 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field. A value is allowed if at least one attribute allows it."""
+    """The allowed values of one field, as words for error messages and the reference page.
+
+    `words`, `text`, `number` (in `interval`), `flag` (true or false) and `null` each describe a
+    kind of values. A value of any of these kinds is allowed.
+    """
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -135,7 +139,7 @@ def allowed(field: FieldInfo) -> Allowed:
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that holds a block of keys (or null), else None."""
+    """Return the settings class of `field` if it is a block of keys (or null), else None."""
     either = get_origin(field.annotation) in _EITHER
     members = get_args(field.annotation) if either else (field.annotation,)
     kind, *others = [member for member in members if member is not type(None)]
@@ -143,7 +147,10 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the block class of a field that maps a user's own keys to blocks, else None."""
+    """Return the class of the blocks to which `field` maps names that a user chooses.
+
+    Returns None if `field` is not such a mapping.
+    """
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -179,7 +186,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
     """Return the error sentence about the unknown key at `path`, which has the value `value`.
 
-    The key is in `block`, a class inside the job class `root`.
+    `block` is the settings class that has no such key, and `root` the class of the whole job.
     """
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
@@ -208,7 +215,7 @@ def dotted(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a user's text. It is escaped if it contains line breaks or control characters."""
+    """Return a user's text, escaped if it contains line breaks or control characters."""
     return text if text.isprintable() else repr(text)
 
 

@@ -16,7 +16,10 @@ from fedveil.settings.settings import Settings
 
 
 class CheckedJob(Settings):
-    """Typed settings of a job. Raises JobError with all problems of values and of combinations."""
+    """Typed settings of a job.
+
+    Creating a job raises JobError with all wrong values and all wrong combinations of values.
+    """
 
     def __init__(self, /, **data: Any) -> None:
         wrong: dict[allowed.Path, str] = {}

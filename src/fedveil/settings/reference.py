@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-#: The table rows printed so far, without their keys -> the block that has them.
+#: A key's name and its table row without the key, for all rows so far -> the block's path.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: At least this many rows that already occur in an earlier block are replaced by a reference.
 _ALIKE = 3

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._most_values = most_values
         self.problems: list[str] = []
-        #: Number of values so far, counting aliased ones each time; and those of each block.
+        #: The number of values so far, the number that aliases repeat, and the number in each node.
         self._values = 0
         self._aliased = 0
         self._values_in: dict[yaml.Node, int] = {}
@@ -182,7 +182,7 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE` without `=`: VALUE was then taken as `path`."""
+    """Raise JobError if a user wrote `--set KEY VALUE` without `=`, so that VALUE became `path`."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -296,7 +296,10 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without a value above it that is no mapping."""
+    """Copy `data` without the value at `path`.
+
+    If `path` leads through a value that is no mapping, this value is left out.
+    """
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

@@ -20,7 +20,10 @@ ATTACKED_JOBS = {
 
 
 class Template(NamedTuple):
-    """A template of `fedveil init`: its files with their sources, and the command that runs it."""
+    """A template of `fedveil init`. The command `run` runs it.
+
+    `files` maps the name of each file to the name of its source in this package.
+    """
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"
