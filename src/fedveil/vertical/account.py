@@ -57,11 +57,12 @@ _SPECIAL = ',"\r\n'
 
 
 class Releases:
-    """Counts how often each example was sent.
+    """Counts how often a party has sent each of its examples to other parties.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations, each of which sends every held-out example. If `fresh` is True, randomness does not
-    come from a seed, and every count is saved to disk before its examples are sent.
+    evaluations, each of which sends every held-out example. `order` has the examples of each step,
+    in `epochs` epochs. If `fresh` is True, randomness does not come from a seed, and every count is
+    saved in `folder` before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -95,7 +96,7 @@ class Releases:
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
         """Return a CSV file that says how often each example was sent.
 
-        `ids` has the examples' ids. If a subset has no ids, its examples are numbered.
+        `ids` has the ids of the "train" and the "test" examples. Examples without ids are numbered.
         """
         held_out = np.full(len(ids["test"]), self.looks)
         text = ["subset,id,times"]
@@ -151,7 +152,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Save the last begun step and the number of begun evaluations, to survive a crash."""
+        """Save the last begun step and the number of begun evaluations, in case of a crash."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -199,7 +200,7 @@ def _fields(names: Iterable[str | int]) -> list[str]:
 
 
 def looks_begun(run: Path) -> int:
-    """Return the number of evaluations that were begun with fresh randomness in the run's folder.
+    """Return the number of evaluations that the run in the folder `run` has begun.
 
     Returns 0 if `run` is no run's folder, or if the run's randomness comes from a seed.
     """
@@ -211,7 +212,10 @@ def looks_begun(run: Path) -> int:
 
 
 def _begun(path: Path) -> tuple[int, int]:
-    """Read the file `path`: the last step that was begun, and the number of evaluations begun."""
+    """Read from the file `path` the last begun step, and the number of begun evaluations.
+
+    Raises MessageInvalid if the file's digest does not match.
+    """
     noted = read_bytes(path, MOST_KEY_BYTES)
     step, looks = np.frombuffer(noted[:16], "<i8").tolist()
     if noted != _noted(step, looks):
@@ -274,8 +278,9 @@ def figures(
     - The party's examples can train a part on whose output EmbeddingDP's bits depend. An example
       then influences the bits that are later sent for other examples. The line for this influence
       has an infinite epsilon.
-    - The last line states, at `delta`, the largest epsilon of any example, for its own reports and
-      its label. It is missing if the party sends nothing that is computed from its own data.
+    - The last line states, at `delta`, the largest epsilon of any example: for its own outputs,
+      sent as often as `releases` counts, and its label. This line is missing if the party sends
+      nothing that is computed from its own data.
     """
     found = []
     parts = private_parts(split, party)
@@ -309,7 +314,10 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, which say how each output that it sends is protected."""
+    """Return the first lines of a party's log.
+
+    They say how the outputs and gradients that the party computes from its own data are protected.
+    """
     found: dict[str, list[str]] = {}
     for part, privacy in private_parts(split, party):
         bits = "one bit for each value and no noise"

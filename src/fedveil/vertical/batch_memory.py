@@ -43,7 +43,7 @@ def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: i
                 kept.add(output)
             else:
                 output = torch.empty(rows, *part.output, dtype=DTYPES[part.dtype])
-            # A tensor from another party is a copy of its own here, with a gradient.
+            # A tensor from another party is a separate copy here, with its own gradient.
             crosses = any(c.part == part.name for c in split.crossings)
             values[part.name] = output.detach().requires_grad_() if crosses else output
         labels, outputs = columns.get("labels"), values[split.last.name]
@@ -62,7 +62,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """While active, counts what fused attention saves: its inputs and its output."""
+    """While active, adds to `kept` the tensors that fused attention saves: inputs and output."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Kept:
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._own:
-            self._kept[storage._cdata] = storage  # so that no other gets its address
+            self._kept[storage._cdata] = storage  # so that no other storage gets its address
         return tensor
 
     @property

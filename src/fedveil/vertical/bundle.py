@@ -61,7 +61,10 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Contents(Settings):
-    """A party's own files with their SHA-256, and the required columns of rows to score."""
+    """The data of contents.json: a bundle's files with their SHA-256, and the columns to score.
+
+    `step` is the last training step. `columns` has the kind of each column that rows to score need.
+    """
 
     format: Literal[1] = 1
     party: str
@@ -91,7 +94,7 @@ class Manifest(Settings):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checked bundle: its files have the digests in its manifest.
+    """A party's model bundle (its files for scoring new rows), after a check of all digests.
 
     `name` is the manifest's SHA-256, which is equal in all parties' bundles of a model.
     """
@@ -104,7 +107,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Read and check a bundle.
+        """Read and check the model bundle in the folder `path`.
 
         Raises BundleInvalid if a file is missing, was edited or was added.
         """
@@ -137,7 +140,7 @@ def write_contents(
     keep_job(folder, job, own_functions(job))
     write_model(folder, modules)
     files = {**files, SENT: sent}
-    for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # of an earlier end of this run
+    for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # files of an earlier end of this run
         folder.remove(name)
     for name, data in files.items():
         folder.write_atomically(name, data)
@@ -193,8 +196,9 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
     """Encode the number of times that each example was sent. Ids are replaced by their digests.
 
-    Each argument has one entry per subset, such as "train". `times` has the number for each of the
-    `ids`. `labelled` is True for training examples, whose labels are charged too.
+    Each argument has one entry per subset, such as "train". An entry of `times` has the number of
+    times for each of the subset's ids. `labelled` is True for training examples, whose labels are
+    charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]
@@ -216,9 +220,10 @@ def id_digests(ids: Ids) -> np.ndarray:
 
 
 def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
-    """Read the digests of the ids that the bundle at `path` has scored, and how often each was.
+    """Read how often the bundle at `path` has scored each id.
 
-    The digests are in ascending order. An incomplete digest at the end of the file is ignored.
+    Returns the digests of the scored ids in ascending order, and each id's number of times. Ignores
+    an incomplete digest at the end of the file.
     """
     file, raw = path / STATE / SCORED, b""
     if file.exists():

@@ -19,7 +19,7 @@ _LARGEST = 1000.0
 
 
 def usable(outputs: Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows whose outputs are all finite. Other rows are left out."""
+    """Return a mask of the rows of `outputs` that contain no NaN or infinity."""
     return np.asarray(np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))), np.bool_)
 
 

@@ -20,10 +20,12 @@ CALIBRATOR = "calibrator.json"
 
 
 class Calibrator(Stored):
-    """The factor of all scores, the shift of each class's scores, and the decision threshold.
+    """Fitted numbers that turn a model's logits into probabilities and predicted classes.
 
-    With two classes, the second is predicted if its probability is at least `threshold`. With more
-    classes there is no threshold: the most probable class is predicted.
+    The probabilities are softmax(`factor` * logits + `shifts`), with one shift for each class. With
+    two classes, the second is predicted if its probability is at least `threshold`, which maximises
+    the metric `criterion` on the fitted examples. With more classes there is no threshold: the most
+    probable class is predicted. `examples` is the number of fitted examples.
     """
 
     what = "a calibrator"

@@ -90,7 +90,7 @@ class Errors:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the rounding errors of the examples at `positions`, or 0 before their first step.
+        """Return the last rounding errors of the examples at `positions`, or 0 if there are none.
 
         `place` is a pair: a part's name, and True for its gradient or False for its output. `like`
         has the shape of the result.
@@ -125,7 +125,10 @@ class Errors:
         }
 
     def restore(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Restore the rounding errors from `state`: tensors by part, then by direction."""
+        """Restore the rounding errors from `state`.
+
+        `state` has tensors by part, and then by direction: "forward" or "backward".
+        """
         self._held = {
             (part, direction == "backward"): held.numpy().copy()
             for part, directions in state.items()

@@ -42,7 +42,7 @@ def tensor_message(
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as an array to send, with a bfloat16 as a 16-bit integer."""
+    """Return a tensor's values as an array to send. A bfloat16 becomes a 16-bit integer."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -51,7 +51,7 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Return the message fields of an unprotected tensor, compressed if its `transfer` says so."""
+    """Return message fields with an unprotected tensor, compressed if its crossing demands it."""
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}

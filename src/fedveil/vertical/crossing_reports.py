@@ -33,9 +33,10 @@ _KEY_BYTES = 8
 class Reports:
     """Applies EmbeddingDP to a part's output before the output is sent.
 
-    Each report has its own random stream from `entropy`. For a part with `reuse`, each example's
-    first report is saved in `folder` (in memory if None) and returned again later. If `remember` is
-    False, every report is drawn anew. `note` receives log sentences that no other party may see.
+    The resulting bits of an example are its report. The reports of a part for one micro-batch have
+    their own random stream from `entropy`. For a part with `reuse`, each example's first report is
+    saved in `folder` (in memory if None) and returned again later. If `remember` is False, every
+    report is drawn anew. `note` receives log sentences that no other party may see.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class Reports:
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
         """Return `values`, with all values of an example set to 0 if one of them is NaN.
 
-        `crossing` names the part that computed them, for the log. A malicious peer can make a part
-        output NaN for chosen examples. Without reports of these examples, no noise would hide which
-        examples it chose.
+        `crossing` names the part that computed the values, for the log. A malicious peer can make a
+        part output NaN for chosen examples. If these examples had no reports, the missing reports
+        would reveal them without any noise.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -86,7 +87,7 @@ class Reports:
     def require(self, crossing: Crossing, examples: int) -> None:
         """Raise RunFolderError if fewer than `examples` training examples have a saved report.
 
-        `crossing` says of which part's output the reports are.
+        `crossing` names the part whose reports are counted.
         """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"

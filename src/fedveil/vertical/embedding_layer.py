@@ -15,8 +15,8 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 class EmbeddingDPLayer(nn.Module):
     """Replaces its input by EmbeddingDP bits, 0 or 1, of the same shape and dtype.
 
-    The layer protects in training and in evaluation. It caches no report, so each forward pass of
-    an example costs `loss` again. By default, `entropy` is the operating system's randomness.
+    The layer protects in training and in evaluation. It caches no bits, so each forward pass of an
+    example costs `loss` again. By default, `entropy` is the operating system's randomness.
 
     `gradient` controls the backward pass:
 

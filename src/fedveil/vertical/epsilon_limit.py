@@ -14,9 +14,10 @@ from fedveil.vertical.split import SplitModel
 class Limit:
     """Checks, before an example is sent, that its cost will not exceed `epsilon` at `delta`.
 
-    An example is charged for its values each time they are sent and, if it is a training example,
-    once for its label. Labels without LabelDP have no limit. Unprotected values have an infinite
-    epsilon, so no limit permits sending them.
+    An example is charged for its values each time they are sent, except repetitions under `reuse`.
+    A training example is also charged once for its label, if `label` has the label's loss under
+    LabelDP. Labels without LabelDP have no limit. Unprotected values have an infinite epsilon, so
+    no limit permits sending them. If `epsilon` is None, everything is permitted.
     """
 
     def __init__(

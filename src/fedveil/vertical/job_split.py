@@ -23,7 +23,7 @@ from fedveil.vertical.task import Task, build, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
-    """Return the job's task.
+    """Return the job's task. Raises JobError if the task's labels do not fit the job's settings.
 
     `folder` is the folder of a resumed run, from which the task reads its own files, or None.
     `own_seed` is the party's own seed for initial weights. None means the job's seed.
@@ -57,7 +57,7 @@ def make_split(
 
     Modules that the job names, or that depend on a party's data, are built only for the parties in
     `here` (None: all parties). `own_seed` is the seed for initial weights. None means the job's
-    seed.
+    seed. Raises JobError if the changes do not fit the task.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)

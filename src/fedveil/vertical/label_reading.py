@@ -94,8 +94,8 @@ def by_known(
     Each of the `windows` has the gradients that the attacker received in a few consecutive steps.
     `known` are the indices of the examples whose `labels` the attacker knows. A class's centre
     starts as the mean of the gradients of its known examples. Then it moves to the mean of all
-    gradients that are nearer to it than to other centres. A class without a known example never has
-    the best score.
+    gradients that are nearer to it than to other centres. A class without a known example never
+    scores above another class.
     """
     first = windows[0]
     label_of = np.full(examples, -1)

@@ -30,7 +30,8 @@ from fedveil.vertical.returned_gradients import rows_of
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
-#: The number of measured steps at each end of the run, and of examples and values in them.
+#: The number of measured steps at each end of the run, and the largest numbers of examples and of
+#: values that are measured in these steps.
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
 #: The number of attacked tokens, if the examples are sequences.
 _TOKENS = 4096
@@ -239,7 +240,7 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class, with an interval of the given `confidence`.
 
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
-    examples that have it. The chance level is an upper bound on the false-positive rate.
+    examples that have it. The result's chance level is an upper bound on the false-positive rate.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
@@ -260,9 +261,9 @@ def _shown(measured: Measured) -> str:
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
-    The attacker knows every second label. For each other example, it guesses the label of the known
-    example with the most similar gradient. `looks` has one array of gradients for each part.
-    `where` begins the sentence.
+    The attacker knows every second token. It guesses each unknown token as the known token with the
+    most similar gradient. `looks` has one array of gradients for each part. `where` begins the
+    sentence.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]

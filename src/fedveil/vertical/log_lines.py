@@ -8,7 +8,10 @@ from fedveil.record.recorder import Record
 
 
 def line(record: Record) -> str:
-    """Format a record, such as `epoch 0 step 10/43391 loss: 10.653997`, with speed and bytes."""
+    """Format a record of training steps, of an evaluation or of a calibration as a log line.
+
+    A line about training steps begins with, for example, `epoch 0 step 10/43391 loss: 10.653997`.
+    """
     if "calibration" in record:
         return f"epoch {record['epoch']} calibrated on {record['examples']:,} training examples"
     if "look" in record:

@@ -17,7 +17,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.rows import Rows
 
-#: The file in the leader's folder that contains them.
+#: The file in the leader's folder with the randomised labels.
 LABELS = "labels"
 
 

@@ -49,7 +49,7 @@ _SEEDED = (
 
 @dataclass(frozen=True)
 class VerticalRun:
-    """A finished run: each party's records and ledger, and the model with all parts."""
+    """A finished run: the model, and each party's records, epsilons (`figures`) and ledger."""
 
     job: VerticalJob
     split: SplitModel
@@ -75,7 +75,7 @@ class VerticalRun:
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """Evaluate the run in `folder` on held-out examples, protected as in training.
 
-    Returns the metrics, and the epsilons of each party, by its name.
+    Returns the metrics, and each party's epsilons by the party's name.
     """
     with ExitStack() as stack:
         parties = reopened(folder, stack)
@@ -131,7 +131,11 @@ def reopened(
 
 
 class Parties:
-    """All parties of a job, connected in one process. Nothing is written before `enter`."""
+    """All parties of a job, connected in one process. Nothing is written before `enter`.
+
+    `old` is the folder of a resumed run, or None. If `encoded` is True, messages are encoded as
+    between machines.
+    """
 
     def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
         self._began = time.perf_counter()
@@ -235,7 +239,7 @@ class Parties:
             return self._together(how)[self.split.leader]
         finally:
             for run in self.runs.values():
-                if not isinstance(run.setting.entropy, Seeded):  # a seed's reports are the same
+                if not isinstance(run.setting.entropy, Seeded):  # seeded reports are only repeated
                     run.keep_account()
 
     def figures(self) -> dict[str, list[Line]]:

@@ -1,4 +1,4 @@
-"""Finds where a party's own data reach in a split model: computed, sent and learned."""
+"""Finds the parts of a split model that compute with, send or learn from a party's own data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the names of the parts whose output is computed from columns of the part's owner.
 
     A part is included if it reads such columns, or the output of an included part of the same
-    owner. Reading another party's output is no reason, even if that was computed from the owner's
-    data.
+    owner. A part that reads only other parties' outputs is not included, even if these outputs
+    depend on the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -39,7 +39,10 @@ class PartOptimizers:
             made.step(number)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the optimisers' state, named `<part>//<parameter>/<name>`."""
+        """Return the optimisers' state as tensors with the names `<part>//<parameter>/<name>`.
+
+        `<parameter>` is the parameter's index in its part.
+        """
         tensors = {}
         for made in self._made:
             for place, held in made.optimizer.state_dict()["state"].items():
@@ -60,7 +63,7 @@ class PartOptimizers:
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Restore the optimiser states in `held`, by part. A learning rate schedule continues."""
+        """Restore the optimiser states of the parts in `held`. Learning rate schedules continue."""
         self._made = list(_make(self._split, self._party))
         for made in self._made:
             groups = made.optimizer.state_dict()["param_groups"]
@@ -76,7 +79,8 @@ class PartOptimizers:
 class _Made:
     """The torch optimiser of one part, or of several parts with equal `Optimizer` settings.
 
-    `own` has each part's parameters.
+    `own` has each part's trained parameters. `rule` has the settings or, if the task makes its own
+    optimiser, the task's function.
     """
 
     rule: Any
@@ -104,7 +108,7 @@ class _Made:
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if `values` are a valid optimiser state for a parameter of this shape.
+        """Return True if `values` are a valid optimiser state for a parameter of shape `shape`.
 
         `shape` is None if the part has no such parameter. The result is then False.
         """

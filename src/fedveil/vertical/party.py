@@ -58,10 +58,11 @@ class Party:
     weighted by its share of the batch. With a single micro-batch, the results are bit-identical to
     those of the joined model. No gradient is stale.
 
-    `loss` returns a batch's mean loss, and only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. `report`, if given, is a function that perturbs outputs
-    instead of EmbeddingDP. `returned`, if given, is a function that is applied to the gradients
-    that the leader returns.
+    `loss` returns a batch's mean loss, and only the leader has it. If `tell_loss` is True, the
+    leader sends this loss to the followers. `entropy` is the randomness of EmbeddingDP, and `seed`
+    that of dropout. `report`, if given, replaces the function that turns outputs into EmbeddingDP's
+    bits. `returned`, if given, is a function that is applied to the gradients that the leader
+    returns.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Party:
         """Run only the forward pass on a batch, under the protection of training.
 
         Returns the last part's outputs at the leader, and None at a follower. `number` is the
-        batch's number, and `occasion` the number of the evaluation. Reports that differ in one of
-        them get independent noise. The batch's positions refer to the examples of `subset`.
+        batch's number, and `occasion` the number of the evaluation. EmbeddingDP's noise is
+        independent for different numbers. The batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -271,7 +272,7 @@ class Party:
         return step
 
     def _torch_seed(self, number: int) -> int:
-        """Return the seed of step `number`, equal on every machine and after a resumption."""
+        """Return the seed of torch's random numbers in step `number`, also for a resumed run."""
         block, place = divmod(number, _SEEDS)
         if block != self._seeds[0]:
             self._seeds = block, Seeded(self._seed, "torch", self.name, block).words(_SEEDS)

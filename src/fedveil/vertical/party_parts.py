@@ -64,7 +64,7 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Build one party's objects for a run. Notes about its protected messages go to `log`."""
+    """Build one party's objects for a run. Warnings about the party's outputs go to `log`."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)
@@ -136,7 +136,9 @@ def _check_one_label(setting: Setting, key: str) -> None:
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     """Return the leader's rows with the labels to train on, and a label's privacy loss.
 
-    The loss is that of LabelDP. Without LabelDP, the labels are the true ones and the loss is None.
+    Without LabelDP, the labels are the true ones and the loss is None. Under LabelDP, a new run
+    draws the labels and saves them, and a resumed run loads them. Raises JobError if an example has
+    several labels, and RunFolderError if the saved labels are missing or damaged.
     """
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:

@@ -87,9 +87,9 @@ class PartyRun:
         """The most messages that an honest peer sends before it learns that the run has ended.
 
         A peer waits for a message in every training step, but not in an evaluation or calibration.
-        So it is ahead by at most one batch of training, and all batches of these two. In a batch,
-        it sends at most one message per crossing and micro-batch, and one word. An abort comes
-        last.
+        So it is ahead by at most one batch of training, and all batches of an evaluation and a
+        calibration. In a batch, it sends at most one message per crossing and micro-batch, and one
+        word (`ready` or `commit`). An abort comes last.
         """
         job, order, held_out = self.setting.job, self._parts.order, self._parts.rows["test"].count
         batches = 1 + -(-held_out // order.batch_size) + -(-order.aside // order.batch_size)
@@ -103,7 +103,7 @@ class PartyRun:
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` without changing the folder.
 
-        Raises RunFolderError if it is damaged, or belongs to another job, model or data.
+        Raises RunFolderError if the checkpoint is damaged, or is of another job, model or data.
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
@@ -128,7 +128,7 @@ class PartyRun:
     def settle(self) -> None:
         """Remove from the run folder everything that was saved after the loaded step."""
         forget_after(self.setting.folder, self.done)
-        if self.done < self.total:  # a calibrator is of the last step
+        if self.done < self.total:  # a calibrator is fitted only after the last step
             self.setting.folder.remove(CALIBRATOR)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)
@@ -137,7 +137,7 @@ class PartyRun:
         """Run all remaining steps, and write the final files of the run.
 
         A step or an evaluation that would bring an example above its party's `privacy.max_epsilon`
-        ends the run early, without an error.
+        ends the run early. Raises LimitReached or PeerAtLimit only if no step was done before.
         """
         self.stopped = None
         try:
@@ -163,7 +163,7 @@ class PartyRun:
     def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
         """Run `exchange`. If a part fails, save the traceback in the run's folder.
 
-        If this file exists, other parties have learned of the failure.
+        Later, `figures` takes this file as a sign that other parties have learned of the failure.
         """
         try:
             return (yield from exchange)
@@ -171,7 +171,7 @@ class PartyRun:
             whole = "".join(traceback.format_exception(failure.__cause__))
             self.setting.folder.write_atomically(TRACEBACK, whole.encode())
             note = f"the traceback is in {self.setting.folder.path / TRACEBACK}"
-            if note not in getattr(failure, "__notes__", ()):  # an evaluation is in a training
+            if note not in getattr(failure, "__notes__", ()):  # evaluate may have added it
                 failure.add_note(note)
             raise
 
@@ -289,9 +289,9 @@ class PartyRun:
         parts.limit.check(what, looks, labelled=False, scored=scored)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Fit the leader's calibrator to the true labels, not to LabelDP's randomised labels.
+        """Run the model on the examples set aside, and fit the leader's calibrator to their labels.
 
-        This is safe because the calibrator stays with the leader.
+        The true labels are used even under LabelDP, because the calibrator stays with the leader.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside

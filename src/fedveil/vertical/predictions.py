@@ -77,7 +77,7 @@ def new_file(path: Path, *endings: str) -> Path:
     """Return `path` if a new file can be created there.
 
     Raises InvalidValue if the path has an ending that is not in `endings`. Raises RunFolderError if
-    the file exists or cannot be created, so that nothing is charged in vain.
+    the file exists or cannot be created. Call this before any example is sent and charged.
     """
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
@@ -100,7 +100,7 @@ def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[st
 def told_classes(
     outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return table columns: each example's predicted class, and the probabilities of all classes.
+    """Return table columns: each example's most likely class, and all classes' probabilities.
 
     `outputs` are logits [examples, classes]. The probabilities are calibrated on the held-out
     `labels`. Without `names`, classes are named by their numbers.
@@ -113,8 +113,8 @@ def told_scores(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's chosen class, and the probabilities of all classes.
 
-    `chosen` has the number of each example's class, and `shares` the probabilities [examples,
-    classes]. Without `names`, classes are named by their numbers.
+    `chosen` has the number of each example's chosen class, and `shares` the probabilities
+    [examples, classes]. Without `names`, classes are named by their numbers.
     """
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]

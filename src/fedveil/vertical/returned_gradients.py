@@ -83,10 +83,10 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what the gradients it gets can reveal about the labels.
 
-    `settings` are the job's `privacy.label_protection`. `rare_share` is the share of the rarer of
-    two classes, and `epochs` the number of epochs. The noise `marvell` bounds the AUC of an attack
-    on all gradients that a follower receives for an example in one step, if the gradients of a
-    class are equal or Gaussian.
+    `settings` are the job's `privacy.label_protection`. `rare_share` is the share of class 1 if
+    there are two classes, and `epochs` the number of epochs. The noise `marvell` bounds the AUC of
+    an attack on all gradients that a follower receives for an example in one step, if the gradients
+    of a class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -123,8 +123,8 @@ def drawn_key(entropy: Entropy) -> bytes:
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     """Return the noise key in a leader's folder. In a new run, draws and saves one.
 
-    Raises `RunFolderError` if a started run has lost its key. With noise of several keys, the mean
-    over the epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a started run has lost its key. With a new key, an example would get
+    new noise, and the mean of its gradients over the epochs would reveal more.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

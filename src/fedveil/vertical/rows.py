@@ -20,7 +20,7 @@ from fedveil.vertical.task import Columns
 #: The number of rows read from disk at a time.
 _AT_ONCE = 1 << 16
 
-#: A warning is due if fewer than 1 in this many of a party's own ids are common.
+#: A warning is given if fewer than 1 in `LITTLE` of a party's own ids are common.
 LITTLE = 10
 
 Positions = npt.NDArray[np.int64]
@@ -31,7 +31,8 @@ def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """Return the positions of the common examples in each party's data, in the leader's order.
 
     `ids` has each party's ids. A party without ids has no data, and its parts run on all common
-    examples. If the leader has no ids, the first party with ids determines the order.
+    examples. If the leader has no ids, the first party with ids determines the order. Raises
+    FewCommon if no example is common, and DataInvalid if no party has ids or their types differ.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -72,7 +73,10 @@ class Rows:
 
     @classmethod
     def aligned(cls, owned: Columns, wanted: tuple[str, ...], positions: Positions) -> Rows:
-        """Return the rows of `owned` at `positions`, with only the columns `wanted`."""
+        """Return the rows of `owned` at `positions`, with only the columns `wanted`.
+
+        Raises DataInvalid if `owned` does not have a wanted column.
+        """
         missing = [name for name in wanted if name not in owned.columns]
         if missing:
             known = ", ".join(owned.columns) or "none"
@@ -125,9 +129,9 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    The seed chooses `aside` examples that are in no step. Each epoch uses all others once, in its
-    own order, which the seed determines. The last step of an epoch has the remaining examples.
-    Steps are numbered from 1, epochs from 0.
+    The seed chooses `aside` of the `count` examples, which are in no step. Each epoch uses all
+    other examples once. The seed determines each epoch's order. The last step of an epoch has the
+    remaining examples. Steps are numbered from 1, epochs from 0.
     """
 
     seed: int

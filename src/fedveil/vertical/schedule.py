@@ -130,7 +130,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     def start(stage: _Stage) -> int | None:
         """Return the simulated time at which the next micro-batch of `stage` can start.
 
-        Returns None if a pass that must end earlier has no time yet.
+        Returns None if a pass that must end before it is not scheduled yet.
         """
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
@@ -193,9 +193,10 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return two sets: the parts whose forward, and whose backward pass another party waits for.
+    """Return two sets of parts, for whose forward or backward passes another party waits.
 
-    Each set also has the parts of the same owner that must run before one of these parts.
+    The first set is for forward passes, the second for backward passes. Each also has the parts of
+    the same owner that must run before one of these parts.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -236,7 +237,11 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return `sent[party]` with a `ReceiveTensor` inserted for each tensor from another party."""
+    """Add a `ReceiveTensor` for each tensor from another party to the operations of `party`.
+
+    It comes before the first operation that needs the tensor. `sent` has every party's operations
+    and sends in order. Returns the resulting instructions.
+    """
     due = {
         peer: deque(
             step.transfer

@@ -18,7 +18,7 @@ from fedveil.errors import BundleInvalid, CertificateError, PeerRefused
 from fedveil.link.certificate_chain import ascent, described, is_root, load_chain
 from fedveil.link.tls import Credentials
 
-#: A signature for one purpose is not valid for another.
+#: The beginning of the signed bytes, so that no signature for another purpose is valid here.
 _DOMAIN = b"fedveil: model bundle\0"
 #: PEM allows comments in any encoding between its certificates.
 _ANY_BYTES = "surrogateescape"

@@ -156,7 +156,7 @@ class Crossing:
 
 
 class SplitModel:
-    """A checked list of parts. Raises SplitInvalid if the parts do not fit together."""
+    """A network, split into parts in order. Raises SplitInvalid if they do not fit together."""
 
     def __init__(self, parts: Sequence[Part], *, leader: str) -> None:
         self.parts = tuple(parts)
@@ -296,9 +296,9 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `consumer`, of another party, may not return a gradient to `source`.
+    """Return True if `consumer` must not return a gradient to `source`.
 
-    The privacy settings of `source` forbid it if their `gradient` is "none".
+    This holds if another party owns `consumer`, and `source.privacy.gradient` is "none".
     """
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"

@@ -60,10 +60,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """The micro-batch for which a tensor is sent.
+    """Identifies the micro-batch for which a tensor is sent.
 
-    `number` identifies the evaluation, and `step` the training step or the evaluation's batch. Each
-    part has an independent stream of random numbers for each occasion.
+    `step` is the training step or the evaluation's batch. `number` identifies the evaluation (0 in
+    training). Each part has an independent stream of random numbers for each occasion.
     """
 
     subset: str
@@ -188,9 +188,9 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if `peer`'s message for the program's instruction `place` has it.
+        """Save the loss if the instruction with the index `place` receives it from `peer`.
 
-        Returns all other fields of the message.
+        Returns the message without the loss. Raises ExchangeError if the loss is not finite.
         """
         if place not in self._tells or peer != self.context.split.leader:
             return message
@@ -241,8 +241,8 @@ class Step:
     def _input(self, source: str, micro: int) -> torch.Tensor:
         """Return the tensor that parts read as `source`, a column or the name of another part.
 
-        This party's parts that read the same output share one tensor, which adds up its gradients.
-        `micro` is the number of the micro-batch.
+        This party's parts that read the same output share one tensor, so that autograd adds up
+        their gradients in it. `micro` is the number of the micro-batch.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]

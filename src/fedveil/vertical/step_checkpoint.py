@@ -29,8 +29,9 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
-    sums of loss, bytes and time over the steps since the last line of that file.
+    `fingerprint` identifies the job, the model and the data. `metrics_bytes` and `metrics_digest`
+    identify the metrics file at that step. `window` has sums over the steps since the last training
+    record in that file, such as the loss and the bytes sent.
     """
 
     step: int
@@ -41,9 +42,9 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
     def write(self, folder: RunFolder) -> None:
-        """Save this checkpoint, and delete those from which no party can resume any more.
+        """Save this checkpoint in `folder`, and delete all but the last two checkpoints.
 
-        Later checkpoints must already be deleted (`forget_after`).
+        Checkpoints of later steps must already be deleted (`forget_after`).
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
@@ -93,7 +94,7 @@ def check_begins(folder: RunFolder) -> None:
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
     """Return the last step that all parties of the run in `path` have saved.
 
-    Raises RunFolderError if there is no such step.
+    `folders` has each party's folder. Raises RunFolderError if there is no such step.
     """
     steps = {name: set(held(folder)) for name, folder in folders.items()}
     common = set.intersection(*steps.values())

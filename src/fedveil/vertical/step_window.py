@@ -11,7 +11,10 @@ from fedveil.vertical.party import Party
 
 
 class StepWindow:
-    """Sums over the steps since the previous record: loss, bytes, seconds, examples."""
+    """Sums over the steps since the previous record: loss, bytes, seconds, examples.
+
+    `kept` has the sums from a checkpoint. If it is None, all sums start at 0.
+    """
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party

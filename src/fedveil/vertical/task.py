@@ -34,7 +34,7 @@ SUBSETS: tuple[Subset, ...] = ("train", "test")
 #: How parties find their common examples.
 AlignBy: TypeAlias = Literal["intersection", "digests"]
 Unit: TypeAlias = Literal["examples", "tokens"]
-#: Runs a follower's side of an exchange with the trained model. The entropy is for its reports.
+#: Runs a follower's side of an exchange with the trained model. The entropy is for EmbeddingDP.
 Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
 
 
@@ -251,7 +251,7 @@ class Measured:
 
 
 def aligned_by(wanted: AlignBy | None, task: Task) -> AlignBy:
-    """Return the method to find common ids: `wanted` or, if that is None, the task's default.
+    """Return the method to find common ids: `wanted` or, if it is None, the task's default.
 
     The default is "digests" if the task has `numbered` ids, else "intersection".
     """

@@ -40,13 +40,13 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 def application(follower: str, attempt: int) -> Exchange[Message]:
     """Return the follower's message of the kind "apply" that answers attempt `attempt`.
 
-    Skips messages that it sent in earlier attempts. Raises Unfit if there was no earlier attempt,
-    or if the follower answers another attempt that is not earlier.
+    Attempts are numbered from 1. Skips messages that are left over from earlier attempts. Raises
+    Unfit for any other message.
     """
     while True:
         message = yield from received(follower)
         kind, answered = text_in(message, "kind"), message.get("attempt")
-        # `type`, because a truth value is no number, though Python counts it as one.
+        # Not isinstance, which accepts True as a number.
         number = answered if type(answered) is int and kind in ("apply", "raised") else 0
         if kind == "apply" and number == attempt:
             return message
@@ -61,7 +61,8 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
     """Find the common examples of all parties by `held`, the digests of each party's ids.
 
     Returns the positions of the common examples in each party's data, and a sentence on each
-    follower whose examples differ from the leader's. The sentences name the `subset`.
+    follower whose examples differ from the leader's. The sentences name the `subset`. Raises
+    FewCommon if no example is common.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
@@ -77,11 +78,12 @@ def align_found(
 
     `found[follower]` has the position of each of the leader's ids among the follower's examples, or
     -1 for an id that the follower does not have. `sizes` has each party's number of examples. A
-    party with 0 examples has no data, and its parts run on all common examples. If the leader has 0
-    examples, at most one follower may have examples.
+    party with 0 examples has no data, and its parts run on all common examples.
 
     Returns the positions of the common examples in each party's data, and a sentence on each
-    follower whose examples differ from the leader's. The sentences name the `subset`.
+    follower whose examples differ from the leader's. The sentences name the `subset`. Raises
+    FewCommon if no example is common. Raises DataInvalid if no party has examples, or if only
+    followers have examples and there are several of them.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

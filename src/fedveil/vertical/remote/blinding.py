@@ -38,7 +38,10 @@ class Blinding:
         self._exponent: bytes = group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
 
     def blinded(self, ids: Ids, subset: str) -> Points:
-        """Return H(x)^k for every id x, in order. Each `subset` of examples has its own H."""
+        """Return H(x)^k for every id x in `ids`, with the secret exponent k.
+
+        H maps an id to a point of the group. Each `subset` of examples has its own H.
+        """
         domain = _DOMAIN % subset.encode()
         joined = b"".join(hashlib.sha512(domain + text).digest() for text in texts(ids))
         hashes = np.frombuffer(joined, np.uint8).reshape(-1, HASH_BYTES)

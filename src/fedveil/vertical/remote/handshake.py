@@ -122,7 +122,10 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `begin` is the leader's first message, if known."""
+    """Run a follower's side of the handshake. Raises ExchangeError for a message that it rejects.
+
+    `begin` is the leader's first message, if it was already received.
+    """
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -265,7 +268,7 @@ def _aligned(
                 fields |= found.proof(subset, follower, aligned[subset][0][follower])
         return aligned, proofs
     except FewCommon as error:
-        # The hint reveals numbers of own ids, so it is not sent.
+        # The hint reveals something about this party's ids, so it is not sent.
         raise ExchangeError(with_hint(str(error), own.id_hint), told=str(error)) from None
     except DataInvalid as error:
         raise ExchangeError(str(error)) from None
@@ -351,7 +354,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence per peer: the number of ids, perhaps guesses, that it has sent."""
+    """Yield a log sentence on how many ids, which may be guesses, each other party has sent."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

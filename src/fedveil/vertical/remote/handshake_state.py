@@ -19,11 +19,11 @@ class Standing:
 
     `run` is empty for a new run. `examples` are the saved common examples, if any. An id from
     another party may be a guess, so at most `most_ids` are accepted from a party in all attempts
-    together. `brought` has each party's number of ids so far, and `keep_brought` saves these
-    numbers before this party answers. An intersection with fewer than `least_common` examples is
-    rejected. With `least_common` = 0, a leader without ids can use all examples. If few ids are
-    common, this party's own errors, but no messages to others, contain the advice `id_hint`.
-    `check` raises an error if the leader may not begin a session of a purpose.
+    together. `brought` has the number of ids that each other party has sent so far, and
+    `keep_brought` saves these numbers before this party answers. An intersection with fewer than
+    `least_common` examples is rejected. With `least_common` = 0, a leader without ids can use all
+    examples. If few ids are common, this party's own errors, but no messages to others, contain the
+    advice `id_hint`.
     """
 
     party: str
@@ -39,7 +39,7 @@ class Standing:
     keep_brought: Callable[[], None] = lambda: None
     least_common: int = 1
     id_hint: str = ""
-    #: Raises PeerRefused if the leader may not begin a session of a purpose.
+    #: Raises an error if the leader may not begin a session with the given purpose.
     check: Callable[[str], None] = lambda purpose: None
 
     @property

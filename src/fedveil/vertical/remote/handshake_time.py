@@ -12,7 +12,7 @@ from fedveil.base.message import Value
 from fedveil.link.deadline import NO_DEADLINE, Deadline
 from fedveil.link.link import Link
 
-#: The slowest rate at which parties that work compare ids.
+#: The slowest rate at which working parties compare ids.
 _IDS_PER_SECOND = 1000
 
 
@@ -40,7 +40,7 @@ class InHandshake:
         self._deadline = NO_DEADLINE
 
     def start(self) -> None:
-        """Start the time, unless it has started."""
+        """Start the time limit of the handshake. Does nothing if it has already started."""
         if self._deadline is NO_DEADLINE:
             end = time.monotonic() + self._limit_s
             self._deadline = Deadline(end, f"ended the handshake in {self._limit_s:,.0f} seconds")

@@ -39,7 +39,7 @@ from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.ristretto.point_batches import POINT_BYTES, Points
 from fedveil.vertical.rows import Ids, Positions
 
-#: The number of ids in a message. Meanwhile each side raises as many.
+#: The number of ids in a message. Both sides can process a batch of this size at the same time.
 BATCH = 1 << 12
 
 #: The name of a set of examples: a subset of the task, or the rows to score.
@@ -233,7 +233,10 @@ class _Table:
 
 
 def _found(points: Points, among: Points) -> tuple[Positions, bool]:
-    """Return each point's position in `among`, or -1, and True if `among` has some point twice."""
+    """Return each point's position in `among`, or -1 if it is not there.
+
+    The second result is True if `among` has some point twice.
+    """
     for keys_of in (_beginnings, row_values):
         keys = keys_of(among)
         order = np.argsort(keys, kind="stable")

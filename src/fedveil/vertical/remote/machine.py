@@ -63,7 +63,7 @@ _MULTIPLE = 4
 FINISHED = "finished"
 _MOST_LOG_LINES = 1 << 40
 
-#: The exchange that every party runs, by the purpose of a session. These exist for every task.
+#: The exchange that every party runs, by the purpose of a session. Every task has these purposes.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
     TRAIN: PartyRun.train,
     "evaluate": PartyRun.evaluate,
@@ -82,8 +82,9 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    The function `here` returns this party's name in the task. The party's initial weights come from
-    a secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
+    The function `here` returns this party's name in the task. `old` is the folder of a resumed run.
+    The party's initial weights come from a secret seed, so nobody can compute them from the job.
+    Pass `own_seed` only for simulation. `stack` closes the run's files.
     """
 
     root: RunFolder
@@ -269,7 +270,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now, so that this party has it even if all others are killed."""
+        """Save the run's identity, so that this party has it even if all others are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -317,7 +318,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. Then log the last hash of peers' logs.
+        """Wait until all parties have written their files. Log the last hash of each peer's log.
 
         A party that restarts before it has written its files still needs this party.
         """

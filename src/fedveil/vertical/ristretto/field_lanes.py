@@ -36,7 +36,7 @@ def has_products() -> bool:
 
 
 class Lanes:
-    """Generates vector instructions. A number is a list of five vectors, one for each limb."""
+    """Generates instructions for eight numbers at once: a list of five vectors, one per limb."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -53,7 +53,7 @@ class Lanes:
             self.builder.store(value, place, align=_ALIGN)
 
     def product(self, high: bool, total: Any, a: Any, b: Any) -> Any:
-        """Return `total` plus the low (with `high`, the high) 52 bits of the product of a and b."""
+        """Return `total` plus the low 52 bits of a * b or, if `high` is True, the high 52 bits."""
         name = f"llvm.x86.avx512.vpmadd52{'h' if high else 'l'}.uq.512"
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         function = _cgutils.get_or_insert_function(self.builder.module, kind, name)

@@ -183,7 +183,10 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points that add up to Σ weights[i] points[i], or None if a point is invalid."""
+    """Return eight points that add up to Σ weights[i] points[i].
+
+    Returns None if a point is invalid or the identity element.
+    """
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
@@ -193,7 +196,7 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as 64-bit words, padded with identity elements to a multiple of eight."""
+    """Return the rows as 64-bit words. Rows of zeros are added up to a multiple of eight rows."""
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")

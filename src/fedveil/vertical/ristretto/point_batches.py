@@ -1,8 +1,9 @@
 """Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
 
-libsodium computes small batches, and native code large ones. Both give the same bytes, in constant
-time. The native code never sees a scalar, only masks that say which value each digit has. No
-instruction branches on a mask, and no address depends on one.
+libsodium computes small batches, and native code large ones. Both give the same multiples, and
+points with the same sum. The time does not depend on a secret scalar. The native code never sees
+such a scalar, only masks that say which value each digit has. No instruction branches on a mask,
+and no address depends on one.
 """
 
 from __future__ import annotations

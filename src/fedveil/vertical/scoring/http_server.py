@@ -169,7 +169,7 @@ class HttpServer:
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
                     head = event
-                    if _head_bytes(event) > MOST_HEADER_BYTES:  # h11 checks incomplete ones alone
+                    if _head_bytes(event) > MOST_HEADER_BYTES:  # h11 checks only incomplete ones
                         return Answer(
                             431, {"error": f"a header has at most {MOST_HEADER_BYTES:,} B"}
                         )

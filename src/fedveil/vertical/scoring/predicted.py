@@ -47,7 +47,7 @@ class Decision:
 
     @property
     def note(self) -> str | None:
-        """A sentence on how the probabilities were calibrated, or None without probabilities."""
+        """A sentence on whether and how probabilities are calibrated, or None for a regression."""
         if self._task.classes is None:
             return None
         if self.calibrator is None:

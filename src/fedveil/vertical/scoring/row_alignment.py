@@ -162,7 +162,10 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Count `many` more ids from `party`. Raises MessageInvalid above `scorer.most_ids` ids."""
+    """Add `many` to the saved number of ids that `party` has sent for this file.
+
+    Raises MessageInvalid if the number is then above `scorer.most_ids`.
+    """
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

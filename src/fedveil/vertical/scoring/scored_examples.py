@@ -47,7 +47,7 @@ class ScoredExamples:
         self._known, self._counts = scored_times(bundle.path)
         self._path = state.path / SCORED
         self._file = open_to_append(self._path)
-        self._file.truncate(int(self._counts.sum()) * DIGEST_BYTES)  # the last may be incomplete
+        self._file.truncate(int(self._counts.sum()) * DIGEST_BYTES)  # cuts an incomplete digest off
         self._own = row_values(np.zeros((0, DIGEST_BYTES), np.uint8))
         self._scored = np.zeros(0, np.int64)
 

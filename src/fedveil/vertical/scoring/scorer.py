@@ -60,7 +60,12 @@ class Scores:
 
 
 class Scorer:
-    """Scores the rows of a file with a party's bundle, which one process at a time can use."""
+    """Scores the rows of the file `data` with a party's model bundle in the folder `path`.
+
+    Only one process at a time can use a bundle. With credentials `own`, the signatures of the
+    bundle are checked against a trusted authority. `say` receives sentences for the user. At most
+    `most_ids` ids are accepted from another party (None: the job's `alignment.most_ids`).
+    """
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Set the rows to score by their `positions` in the file, in the order all parties use."""
+        """Choose the rows to score. `positions` in the file are in the order all parties use."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)
@@ -137,7 +142,10 @@ class Scorer:
         return lines
 
     def ask(self, positions: Positions) -> Exchange[Scores]:
-        """Run the leader's side of one request, for distinct `positions` among the common rows."""
+        """Score rows as the leader, with all followers. Returns the outputs for the allowed rows.
+
+        `positions` are distinct positions among the common rows.
+        """
         self._check(positions)
         self._request += 1
         request = {"request": self._request}
