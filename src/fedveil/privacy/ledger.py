@@ -258,7 +258,7 @@ class Ledger:
                 del groups[kind]
             held = self._kinds[kind]
             joined.append(((*held, *charges) if another else _merged(charges, held), both))
-        # Only now, because a new kind may be that of a group that the loop had still to read.
+        # Not in the loop: a new kind may equal that of a group that the loop has yet to read.
         for kind_of_both, both in joined:
             self._put(groups, kind_of_both, both)
         if len(members):
