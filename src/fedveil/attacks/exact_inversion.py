@@ -82,7 +82,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Directions that a search found, as the columns of an array, and a score for each."""
+    """Directions (`_Factors`) that a search found, as columns, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -231,7 +231,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions of `parts` and remove repetitions. The largest scores come first."""
+    """Merge the directions of `parts`: the best scores, in falling order, without repetitions."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -331,7 +331,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Return the number of `originals` that equal one of the recovered `examples`."""
+    """Return the number of `originals` that a recovered example matches to within `EXACT`."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)

@@ -91,7 +91,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Add `count` releases of `loss` to a report of `client` in `round`, which must be open."""
+        """Charge `client` for `count` releases of `loss` in its report of the open `round`."""
         self._record([(loss, count)], round, [client], another=False)
 
     def record_many(

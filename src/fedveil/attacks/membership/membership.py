@@ -94,7 +94,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def _of_pieces(target: Target) -> str:
-    """Return a note on texts with pieces among both members and non-members, or "" without any."""
+    """Return a note if pieces of one text may be members and others non-members, else ""."""
     if target.trained or target.job.task != "next_token":
         return ""
     return (
@@ -179,7 +179,7 @@ class Case:
         return found
 
     def _quality(self, given: Answers) -> list[Measured]:
-        """Return the accuracy on members and on others. If targets are tokens: the median loss."""
+        """Return the accuracy on members and on others, or median losses if targets are tokens."""
         sides = (("members", self.members), ("others", ~self.members))
         if self.pool.of_tokens:
             return [median(f"median loss on {name}", -given.truth[side]) for name, side in sides]

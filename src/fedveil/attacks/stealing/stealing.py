@@ -79,7 +79,7 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return a maximum matching of originals and candidates with a PSNR above `decibels`.
+    """Return a maximum matching of originals and candidates with PSNRs of at least `decibels`.
 
     The result, [pairs, 2], has an index into `originals` and one into `offered` for each pair.
     """
