@@ -30,7 +30,7 @@ from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.protections.reading import Reading
 
-#: Share of a client's examples of one class, if the client is to hold mostly that class.
+#: A client that is to hold mostly one class has this share of its examples in that class.
 _PREVAILS = 0.75
 _PROBES = 256
 
@@ -43,10 +43,10 @@ class Observer:
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield the attacker's estimate of each update, from its report or a sum of reports.
+        """Yield the attacker's estimate of each update, from the update's report if possible.
 
-        A sum is used if single reports reveal nothing. The sum includes the report of the update,
-        whose client takes part in its round.
+        If single reports reveal nothing, the estimate comes from the sum of this report and reports
+        of the job's own clients. Raises `AttackImpossible` if the job has too few clients for that.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -143,9 +143,9 @@ class Classes:
     ) -> tuple[list[Float64s], list[Float64s]]:
         """Return scores of the attacker's own simulated clients, and of the attacked clients.
 
-        Each of the two results is a pair of arrays: the scores of clients that hold mostly the
-        class `wanted`, and the scores of other clients. The arrays in the first result have
-        `shadows` scores, those in the second `cases`.
+        A larger score means that a client is likelier to hold mostly the class `wanted`. Each of
+        the two results is a pair of arrays: the scores of clients that do, and of clients that do
+        not. The arrays in the first result have `shadows` scores, those in the second `cases`.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]

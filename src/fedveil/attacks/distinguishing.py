@@ -157,7 +157,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics: lower bounds on epsilon, and the share of right guesses."""
+        """Yield lower bounds on epsilon, their gap to the claim, and the share of right guesses."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -172,13 +172,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that computes the charges of `rounds` reports at another cost, or None.
+    """Return a function that maps a factor to the charges of `rounds` reports, or None.
 
-    A charge is a privacy loss and the number of times that it was spent. The returned function
-    takes a factor. At factor 1, it returns the charges of `protection`. At a larger factor, the
-    parameter that decides the cost, such as an epsilon, is changed so that the charges are larger.
-    The result is None if there is no such parameter, or if the cost of a round depends on earlier
-    rounds.
+    A charge is a privacy loss and its number of releases. At factor 1, the charges are those of
+    `protection`. At a larger factor they are larger, as if the parameter that decides the cost,
+    such as an epsilon, had another value. The result is None if there is no such parameter, or if
+    the cost of a round depends on earlier rounds.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -239,11 +238,12 @@ def distinguished(
     sums: bool = False,
     watch: Watch | None = None,
 ) -> list[Distinguished]:
-    """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
+    """Measure how well an attacker distinguishes the two updates of each pair.
 
-    `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
-    Each update of a pair is simulated in `trials` runs. If `sums` is True, the attacker sees only
-    the sum of all reports. Returns two results for each pair (one if `rounds` is 1). `watch`, if
+    The attacker sees a single report, and then all reports of a run of `rounds` rounds. So there
+    are two results for each pair (one if `rounds` is 1). `promised` returns the ledger's epsilon
+    for a client that reports in a given number of rounds. Each update of a pair is simulated in
+    `trials` runs. If `sums` is True, the attacker sees only the sum of all reports. `watch`, if
     given, reports the progress.
     """
     found, done = [], 0
@@ -308,7 +308,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def real_pair(target: Target) -> Pair:
-    """Return the updates of the job's first two clients."""
+    """Return the updates of the job's first two clients.
+
+    Raises `AttackImpossible` if there is only one, or if the job's epsilon covers single examples.
+    """
     target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:
         raise AttackImpossible("the job has one client: there is no other to take it for")

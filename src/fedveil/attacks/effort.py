@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-#: As in `privacy.finding.EFFORTS`. On two cores: some minutes, an hour, without a limit.
+#: The values of `privacy.finding.EFFORTS`. On two cores, an attack takes some minutes at
+#: "quick", about an hour at "standard", and possibly much longer at "full".
 Effort: TypeAlias = Literal["quick", "standard", "full"]
 T = TypeVar("T")
 

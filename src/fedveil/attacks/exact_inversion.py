@@ -31,21 +31,21 @@ from fedveil.protections.reading import Reading
 LARGEST_BATCH = 32
 #: The mean squared error below which an example counts as recovered, values in about [-1, 1].
 EXACT = 1e-4
-#: Singular value beyond the rank over the least within it: about 1e-5 in float32, and up to some
-#: hundredths if products were rounded to 16 bits. Above this, zeros cannot be recognised.
+#: Largest singular value beyond the rank over the least one within it: about 1e-5 in float32, some
+#: hundredths if products were rounded to 16 bits. Above `_NOISY`, zeros cannot be recognised.
 _NOISY = 0.1
-#: The share of the layer's activations that each example must explain to be accepted. It is
-#: enough for all together if `_LONGER` times as many further starts find nothing better.
+#: The search ends once each example explains this share of the activations. If only their mean
+#: does, it continues until it has made `_LONGER` times as many starts.
 _EXPLAINED, _LONGER = 0.98, 8
 #: If the examples explain a larger share than this, `_chosen` exchanges directions.
 _PROMISING = 0.8
 _AT_ONCE = 64
-#: The response that counts as small, relative to a neuron's row: at first (up to `_WIDEST` times
-#: more) and after `_STEPS` steps. Then the number of further steps down to `zero`.
+#: Responses below a limit count as small, relative to a neuron's row. The limit falls from `_WIDE`
+#: (or up to `_WIDEST` times more) to `_NARROW` in `_STEPS` steps, and to `zero` in `_LAST` more.
 _WIDE, _WIDEST, _NARROW, _STEPS, _LAST = 0.02, 10, 1e-3, 40, 6
-#: In this many of the steps rows of different lengths have different weights.
+#: In this many first steps, rows of different lengths have different weights.
 _UNEVEN = 16
-#: Starts are zero on neurons among the share r² with the shortest rows. r is at least this.
+#: A start is zero on neurons from the share r² with the shortest rows. r is random, at least this.
 _SHORTEST = 0.4
 #: Directions with at least this share of the best one's zeros may be columns of D.
 _LIKELY = 0.75
@@ -82,7 +82,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Directions that a search found, as the columns of an array, and a score for each."""
+    """Directions (`_Factors`) that a search found, as columns, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -90,10 +90,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], each computed with the help of one vector.
+    """Candidate examples [examples, features], and how well each agrees with its direction.
 
-    The vector predicts which neurons the example activates. `shares[i]` is the share of neurons for
-    which the prediction for example i is right.
+    An example's direction q predicts that it activates the neurons on which q is not zero
+    (`_Factors`). `shares[i]` is the share of neurons for which this is right for example i.
     """
 
     examples: Float64s
@@ -107,9 +107,7 @@ class _Explanation:
 def invert(
     gradient: DenseGradient, starts: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
-    """Return the batch [examples, features] whose mean loss has this gradient, or None.
-
-    None means that the search found no batch.
+    """Return the batch [examples, features] whose mean loss has this gradient, or None on failure.
 
     `batch` is the number of examples, by default the rank of the weight gradient. The search draws
     at most `starts` random starts with `rng`. Most or all of the returned examples are right.
@@ -216,8 +214,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from the neurons on which it is zero, and score it.
 
     A direction q is zero on neuron i if entry i of `factors.left` @ q is almost 0. The score is the
-    number of these neurons. It is halved if another direction is zero on all of them, or on all but
-    one.
+    number of these neurons, halved if another direction is zero on all, or all but one, of them.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -234,7 +231,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions of `parts` and remove repetitions. The largest scores come first."""
+    """Merge the directions of `parts`: the best scores, in falling order, without repetitions."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -249,9 +246,9 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose a column of `directions` for each example, to predict which neurons are active.
+    """Return the examples of the `directions` that best predict which neurons are active.
 
-    Returns the resulting examples, or no examples if too few columns are independent.
+    One column is chosen for each example. The result is empty if too few are independent.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -334,7 +331,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Return the number of `originals` that equal one of the recovered `examples`."""
+    """Return the number of `originals` that a recovered example matches to within `EXACT`."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)
@@ -372,7 +369,10 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def recovered_of_batches(
     target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
-    """Attack `cases` batches of `size` examples. Returns the share recovered, and a PNG or None."""
+    """Attack up to `cases` batches of `size` examples, with `starts` random starts each.
+
+    Returns the share of examples recovered, and a PNG of a recovered batch of images or None.
+    """
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     parts = [target.rows(i) for i in range(len(readings))]

@@ -36,7 +36,8 @@ from fedveil.privacy.intervals import area, median, share
 BEGINNING, SECRET = 5, 4
 #: The numbers of copies that a client has of its phrase.
 COPIES = (1, 4)
-#: A phrase with more exposure, in bits, is guessed to be a client's. Any other passes with 1/4.
+#: A phrase with more exposure, in bits, is guessed to be a client's. The guess is wrong for 1/4 of
+#: the phrases that no client has.
 _SUSPICIOUS = 2.0
 _AT_ONCE = 256
 
@@ -127,7 +128,8 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset
     that the job's seed draws in some round get phrases first. Raises `AttackImpossible` if there
     are too few clients with enough examples.
     """
-    # The run distributes the examples anew. Some are missing if clients hold out a part of them.
+    # The run splits the examples among clients again. The split is not `target.partition` if the
+    # target's data lack some of the job's examples, such as those that clients hold out.
     train, split = target.dataset.train, make_partition(target.job, target.dataset)
     x, y = train.x.copy(), train.y.copy()
     cohorts, owners = Cohorts(target.job), np.full(len(phrases.rows), -1)
@@ -154,7 +156,10 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset
 
 
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
-    """Return each phrase's exposure in bits, ranking its secret among `candidates` random ones."""
+    """Return each phrase's exposure in bits: log2(candidates + 1) - log2(rank of its secret).
+
+    The secret and `candidates` random ones are ranked by the model's loss, the smallest first.
+    """
     found = []
     for i, phrase in enumerate(phrases.rows):
         generator = entropy.stream("candidates", i).generator()
@@ -169,7 +174,10 @@ def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entr
 
 @torch.no_grad()
 def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
-    """Return, for each row of tokens, the sum of the model's losses on the tokens of the secret."""
+    """Return, for each row of tokens, the sum of the model's losses on the tokens of the secret.
+
+    Raises `AttackImpossible` if a loss is not finite.
+    """
     model.eval()
     size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
     parts: list[Array] = []

@@ -26,9 +26,9 @@ def psnr(original: Float64s, other: Float64s) -> float:
 
 
 def ssim(original: Float64s, other: Float64s) -> float:
-    """Return the structural similarity of two images [channels, height, width] in [0, 1].
+    """Return the structural similarity of two images, which is 1 if they are equal.
 
-    Equal images give 1. Source: Wang et al. 2004.
+    The images are [channels, height, width] with values in [0, 1]. Source: Wang et al. 2004.
     """
     side = min(original.shape[1:])
     window = min(7, side - 1 + side % 2)

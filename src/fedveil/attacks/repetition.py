@@ -207,8 +207,9 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Attack the job's first two clients. Each client reports its own update up to 100 times.
+    """Estimate the updates of the job's first two clients from up to 100 reports of each update.
 
+    The attacker averages its estimates, and also guesses which of the two updates was reported.
     `effort` sets how long the attack runs, and `watch` reports its progress.
 
     >>> from fedveil import Job

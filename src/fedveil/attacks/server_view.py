@@ -37,7 +37,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything. Their mean may still do so."""
+        """Return True if no single report reveals anything. The aggregate may still do so."""
         return all(reading.empty for reading in self.readings)
 
     @property
@@ -48,9 +48,9 @@ class Seen:
 
     @property
     def total(self) -> Reading:
-        """Return the sum of the updates in the aggregate, as an estimate of the first one.
+        """Return the sum of all reported updates, as an estimate of the first client's update.
 
-        It says nothing if the first client was not asked for its update.
+        The result is `Reading.nothing` if the first client was not asked for its update.
         """
         if 0 in self.silent:
             return Reading.nothing(len(self.aggregate))

@@ -141,7 +141,7 @@ class Target:
     took_part: Clients | None = None
     #: The number of rounds of the run, or None if it is not known.
     played: int | None = None
-    #: What the run's ledger states, if the run is adaptive (`claim_of`).
+    #: The ledger's guarantee if the run is adaptive (`claim_of`), otherwise None.
     claim: Figure | None = None
 
     @classmethod
@@ -149,6 +149,8 @@ class Target:
         """Create a target from a job before its first round.
 
         The target has only the training examples that a run trains on, without invalid records.
+        Raises `AttackImpossible` if there are none, if clients keep state between rounds, or if
+        they do not train by fedavg.
         """
         if job.keeps_state or job.training.algorithm != "fedavg":
             raise AttackImpossible(
@@ -237,7 +239,7 @@ class Target:
         own = own if own.clients.number or number is None else own.with_clients(number)
         known, now = _played(path, own), target.job
         if (own.protection, own.privacy.delta) != (now.protection, now.privacy.delta):
-            known["claim"] = None  # `overrides` change it
+            known["claim"] = None  # `overrides` change the guarantee
         return replace(target, trained=True, **known)
 
     def under(self, protection: str) -> Target:
@@ -270,8 +272,8 @@ class Target:
         reports.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
-        # A protection of one phase has no masks between the server and a report. One of several
-        # phases has, even if a simulation leaves them out.
+        # Only a protection with several phases hides reports from the server by masks, which a
+        # simulation may leave out.
         if trusted and len(self.protection.phases) == 1:
             return Figure(math.inf, 0.0)
         if self.claim is not None and rounds == self.rounds:
@@ -290,7 +292,7 @@ class Target:
         """Return an attack's result: its metrics beside the epsilon that the protection claims.
 
         The claim is for a client that reports in `rounds` rounds. `more` are further fields of
-        `Finding`. Its field `saw` also says how the epsilon of an adaptive protection was found.
+        `Finding`. If the protection is adaptive, a note on the epsilon's origin is added to `saw`.
         """
         promised = self.promised(rounds)
         more["saw"] = more.get("saw", "") + self._basis(rounds, promised)

@@ -27,7 +27,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.renyi_filter import ORDERS, epsilon_of, renyi_cost
 
-#: A sum of squares may be this much too small, relative to it.
+#: Largest relative rounding error of a sum of squares.
 _ROUNDING = 1e-9
 
 

@@ -25,7 +25,8 @@ Clients: TypeAlias = Uint64s
 Kind: TypeAlias = tuple[Charge, ...]
 
 _MAX_CLIENT = (1 << 64) - 1
-#: Up to this many distinct histories are composed one by one. Beyond it, only a bound on all is.
+#: Up to this many distinct histories are composed one by one. If there are more, a single upper
+#: bound on all of them is composed.
 _MAX_HISTORIES = 16
 
 
@@ -50,7 +51,7 @@ class Tally(ABC):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest epsilon at `delta` of any client.
 
-        `kinds[i]` has the charges of a report of kind i.
+        `kinds` lists all combinations of charges that a report can have, as in `add`.
         """
 
     @property
@@ -129,7 +130,7 @@ class Counts(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest composed epsilon of any client at `delta`, or an upper bound on it.
 
-        `kinds[i]` has the charges of a report of kind i.
+        `kinds` lists all combinations of charges that a report can have, as in `add`.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:

@@ -181,9 +181,9 @@ class _Repeated:
         return repeat(lambda level: _block(self.release, tilt, level), self.count)
 
 
-#: All finite losses of the releases of one kind: their number (`count`; 1 if they are summed up as
-#: one), log E[e^(order * loss)] with the loss drawn under the true input (`log_moment`), and the
-#: tilted distribution of the loss as a sum of parts (`tilted`).
+#: The total loss of all releases of one kind, given that it is finite. `count` is the number of
+#: releases (1 if they count as one). `log_moment(order)` is log E[e^(order * loss)], with the loss
+#: drawn under the true input. `tilted` returns parts whose sum has the tilted distribution.
 _Group: TypeAlias = _Pure | _Normal | _Repeated
 
 
@@ -251,7 +251,7 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
     for tilt in tilts:
         found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)
         epsilon = min(epsilon, found)
-        # Near there delta falls by e^-tilt per unit of epsilon, with the last of the tilts.
+        # Near `epsilon`, delta falls by about the factor e^-`tilts[-1]` per unit of epsilon.
         if doubt < _DOUBT * max(1.0, tilts[-1] * epsilon):
             break
     return epsilon

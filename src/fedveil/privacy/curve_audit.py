@@ -64,7 +64,7 @@ def curve_bound(
         return 0.0
 
     def refuted(factor: float) -> bool:
-        # delta(0) is at most the advantage where the epsilon at this delta is 0.
+        # If the epsilon at delta = `advantage` is 0, delta(0) is at most `advantage`.
         try:
             return compose(family(factor), advantage) == 0.0
         except (InvalidValue, ValueError):  # no member: more noise than can be drawn, or less

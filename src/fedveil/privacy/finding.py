@@ -146,7 +146,10 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return, for each lower bound, a phrase about the true epsilons it would not detect."""
+        """Return, for each lower bound, a phrase about the true epsilons it would not detect.
+
+        Bounds with an infinite claim or an unknown `unseen` are left out.
+        """
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property

@@ -94,8 +94,8 @@ def area(
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
     """Return the probability that random scores rank all members as high as the given scores do.
 
-    It is C(m + k, m) / C(m + n, m) for m members and n others, of which k reach the members' lowest
-    score.
+    It is C(m + k, m) / C(m + n, m) for m members and n others, if k of the others score at least as
+    high as the lowest member.
     """
     m, n = len(members), len(others)
     if not m or not n:

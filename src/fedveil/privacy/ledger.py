@@ -91,7 +91,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Add `count` releases of `loss` to a report of `client` in `round`, which must be open."""
+        """Charge `client` for `count` releases of `loss` in its report of the open `round`."""
         self._record([(loss, count)], round, [client], another=False)
 
     def record_many(
@@ -258,7 +258,7 @@ class Ledger:
                 del groups[kind]
             held = self._kinds[kind]
             joined.append(((*held, *charges) if another else _merged(charges, held), both))
-        # Only now, because a new kind may be that of a group that the loop had still to read.
+        # Not in the loop: a new kind may equal that of a group that the loop has yet to read.
         for kind_of_both, both in joined:
             self._put(groups, kind_of_both, both)
         if len(members):

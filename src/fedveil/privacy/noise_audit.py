@@ -20,7 +20,7 @@ from fedveil.base.message import Message, take
 from fedveil.base.validate import integer, within
 from fedveil.privacy.one_run_audit import epsilon_of_distance
 
-#: A distance that replaces every larger one.
+#: Larger distances are reduced to this one.
 _FARTHEST = 1e6
 
 

@@ -138,8 +138,9 @@ def independent_lower_bound(
 class OneRunAudit:
     """Result of testing a claim about one run, by guessing which canaries are in it.
 
-    A canary is a test input that a fair coin put into the run or left out. `bound` is a lower bound
-    on the run's epsilon. `alone` is a second lower bound, valid only if the canaries' outcomes are
+    A canary is a test input that a fair coin put into the run or left out. `right` of `guesses`
+    guesses were right, or `right_of_all` if all canaries are guessed. `bound` is a lower bound on
+    the run's epsilon. `alone` is a second lower bound, valid only if the canaries' outcomes are
     independent. Both bounds hold together with probability at least `confidence`. `reachable` is
     what `bound` would be if every guess were right.
 

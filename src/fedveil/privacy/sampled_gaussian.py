@@ -15,8 +15,8 @@ on everything public. Noise N(0, sigma²) is added to every coordinate of the su
 # Theorem. Among all such u and v, opposite ones of norm c lose most: for every e^eps > 0,
 # delta(eps) = sup_S P(S) - e^eps Q(S) is largest at u = -v, |u| = c.
 #
-# Proof. Let e^eps >= 1. In units of sigma and from u on, with z drawn from N(0, I), w = v - u and
-# w' = -u,
+# Proof. Let e^eps >= 1. In units of sigma and with u as the origin, let z be drawn from N(0, I).
+# With w = v - u and w' = -u,
 #
 #     delta(eps) = q E[(1 - A - B)_+],    A = e^eps exp(<w, z> - |w|²/2),
 #                                         B = (e^eps - 1) (1 - q)/q exp(<w', z> - |w'|²/2).
@@ -25,7 +25,7 @@ on everything public. Noise N(0, sigma²) is added to every coordinate of the su
 # convex function; g(A + B) of the Gaussian pair ln A, ln B has, by the heat equation,
 #
 #     d/dk E[g] = E[g'' A B] >= 0,
-#     d/dr E[g] = E[g'' (r A² + r' A B)] >= 0 along k = r r', and d/dr' E[g] alike,
+#     d/dr E[g] = E[g'' (r A² + r' A B)] >= 0 along k = r r', likewise d/dr' E[g],
 #
 # since the variance of ln A is r², twice as fast as its mean falls, and the terms in g' cancel. t
 # -> (1 - t)_+ is a limit of such g. So delta is largest where k, r and r' are, and all three are

@@ -71,7 +71,11 @@ class View:
 
 
 class Sight:
-    """A job before its first round, as the attacker sees it: weights, and typical data."""
+    """A job before its first round, as the attacker sees it: weights, and typical data.
+
+    `allowed` limits which clients are attacked. Raises `AttackImpossible` if it excludes every
+    client, or if the attack cannot reproduce the job's training steps.
+    """
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -105,7 +109,7 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Return an empty score. The baseline guesses the mean example and the commonest label."""
+        """Return an empty `Score` whose baseline is the mean example with the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:
@@ -114,9 +118,10 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield views of simulated rounds: reports, or aggregates if reports reveal nothing.
+        """Simulate rounds without end. Yields a view of each report, or one of the aggregate.
 
-        The views do not end.
+        The aggregate is used if a report of the round reveals nothing. A client above the
+        limits (`Bounds`) gets no view of its report.
         """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():

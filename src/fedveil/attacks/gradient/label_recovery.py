@@ -77,7 +77,7 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     elif count == 1 and worth.all():
         left, sizes, _ = np.linalg.svd(rows, full_matrices=False)
         largest = left[np.argmax(np.abs(left[:, 0])), 0]
-        # The label's error is as large as all the others together, and the only negative one.
+        # Only the label's class has a negative error, as large as all other errors together.
         return np.asarray(left[:, 0] * -np.sign(largest) * sizes[0])
     total, slope = np.sum(worth * inputs**2, axis=1), np.sum(worth * rows * inputs, axis=1)
     return np.asarray(np.divide(slope, total, out=np.zeros(classes), where=total > 0))

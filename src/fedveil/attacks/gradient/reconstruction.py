@@ -114,7 +114,10 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or "joint" if this layer is not dense."""
+    """Return the labels recovered from the last layer, or "joint" if this layer is not dense.
+
+    With "joint", `reconstruct` searches for labels and examples together.
+    """
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

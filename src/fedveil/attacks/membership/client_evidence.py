@@ -86,6 +86,6 @@ class Evidence:
 
     @property
     def scores(self) -> Float64s:
-        """Return each candidate's log-likelihood ratio of taking part against not doing so."""
+        """Return each candidate's log-likelihood ratio for having taken part in the run."""
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

@@ -51,7 +51,8 @@ class Game:
         """Split the job's examples at random between clients of a run and absent clients.
 
         The run has `rounds` rounds. If the data names owners, all examples of an owner go to the
-        same half. At most `most` clients of each half are tested.
+        same half. At most `most` clients of each half are tested. Raises `AttackImpossible` if the
+        job does not allow this split, or has too few clients for it.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -163,8 +164,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         "clients",
         effort,
         found,
-        # The ledger of an adaptive run knows the cost of all rounds together, and bounds that of a
-        # part of them.
+        # The ledger of an adaptive run states only the cost of all its rounds together, which is an
+        # upper bound for fewer rounds.
         rounds=rounds if target.claim is None else target.rounds,
         saw=f"{quantity(rounds, 'round')}, as the server sees them, and the examples of every "
         "client that it asks about",

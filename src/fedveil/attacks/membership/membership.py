@@ -48,7 +48,7 @@ from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
 
-#: Attacks on a trained model, by their name in metrics. The last ones have their own threshold.
+#: Attacks on a trained model, by their name in metrics.
 METHODS: dict[str, Method] = {
     "loss": loss,
     "calibrated loss": calibrated_loss,
@@ -59,6 +59,7 @@ METHODS: dict[str, Method] = {
 }
 #: The attacks on a model that predicts tokens.
 TEXT_METHODS: dict[str, Method] = {**METHODS, "RMIA": rmia_of_texts}
+#: Thresholds that follow from the attack itself. All others are computed by `threshold`.
 _OWN_THRESHOLD = {"shadow models": 0.0}
 
 
@@ -93,7 +94,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def _of_pieces(target: Target) -> str:
-    """Return a note for the result if pieces of one text may be members and non-members, or ""."""
+    """Return a note if pieces of one text may be members and others non-members, else ""."""
     if target.trained or target.job.task != "next_token":
         return ""
     return (
@@ -178,7 +179,7 @@ class Case:
         return found
 
     def _quality(self, given: Answers) -> list[Measured]:
-        """Return the accuracy on members and on others. If targets are tokens: the median loss."""
+        """Return the accuracy on members and on others, or median losses if targets are tokens."""
         sides = (("members", self.members), ("others", ~self.members))
         if self.pool.of_tokens:
             return [median(f"median loss on {name}", -given.truth[side]) for name, side in sides]

@@ -74,7 +74,10 @@ def are_classes(y: Array) -> bool:
 
 
 def answers(model: nn.Module, x: Array, y: Array) -> Answers:
-    """Return the model's answers for the examples `x` with the targets `y`: classes or tokens."""
+    """Return the model's log-probabilities for the examples `x` with the targets `y`.
+
+    Targets are classes or tokens. Raises `AttackImpossible` if a log-probability is not finite.
+    """
     task = _OfClasses() if are_classes(y) else _OfTexts()
     device = next(model.parameters()).device
     found = score(model, task, x, y, str(device)).kept

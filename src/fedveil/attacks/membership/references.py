@@ -15,10 +15,11 @@ from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 
-#: From 16 references on, each example has its own deviation. `threshold` sets one of them aside.
+#: With at least this many reference models, each example has its own standard deviation. So 16
+#: models suffice, because `threshold` leaves out one at a time.
 _OWN_SPREAD = 15
-#: The shared variance then counts as much as this number of the example's own models: a deviation
-#: that is small by chance would make an example look certain.
+#: The shared variance then has the weight of this number of models. Without it, an example whose
+#: own deviation is small by chance would look certain.
 _SHARED = 16
 
 
@@ -27,7 +28,8 @@ class References:
     """Reference models, for which the attacker knows the training examples.
 
     `answers[r]` are the outputs of model r for all examples to test, and `y` the examples' labels.
-    `held[r, i]` is True if model r was trained on example i.
+    `held[r, i]` is True if model r was trained on example i. Raises `InvalidValue` if an
+    example is in the training data of every model.
     """
 
     answers: Sequence[Answers]

@@ -113,9 +113,9 @@ class ReportScores:
     def _of_batches(
         self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor], most: int | None = None
     ) -> Float64s:
-        """Return the scores of all examples. `score` gets the losses of at most `most` at once.
+        """Return the scores of all examples. A batch has at most `most` (default: `_BATCH`).
 
-        The default is `_BATCH`.
+        `score` computes a batch's scores from a function that maps weights to the batch's losses.
         """
         most = _BATCH if most is None else most
         task = Classification() if are_classes(y) else NextToken()
@@ -171,8 +171,7 @@ class Round:
         """Return the scores of the examples that clients trained on, and the scores of `strangers`.
 
         `score` computes the scores of examples, rows of `x` and `y`, from the estimate of an
-        update. From an example's score, its mean score under the other clients' reports is
-        subtracted.
+        update. An example's score is reduced by its mean score under the other clients' reports.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -12,7 +12,7 @@ from fedveil.attacks.membership.model_answers import Answers
 from fedveil.attacks.membership.references import References
 from fedveil.base.array_types import Bools, Float64s
 
-#: A class with fewer members' or others' answers than this uses the model of all classes.
+#: A class with fewer outputs for members, or for non-members, uses the classifier of all classes.
 _FEW = 20
 #: Smaller log-probabilities are raised to this one, as they add no information.
 _LEAST = -30.0
@@ -22,7 +22,7 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
     """Return each example's log-odds of membership, from the attacked model's `answers`.
 
     The classifiers are trained on the outputs of the reference models. Each class has its own
-    classifier. Classes with few examples share one.
+    classifier. A class with few outputs uses one that is trained on the outputs of all classes.
     """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))

@@ -68,7 +68,7 @@ class Pool:
 
     @property
     def labels(self) -> Int64s:
-        """The examples' classes. All texts are of one class if their targets are tokens."""
+        """The examples' classes. If targets are tokens, every text counts as class 0."""
         return np.zeros(len(self), np.int64) if self.of_tokens else self.y
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
@@ -104,7 +104,6 @@ class Rehearsal:
     model: nn.Module
     clients: Clients
     rounds: int
-    #: What the run's ledger states, if the run is adaptive (`claim_of`).
     claim: Figure | None = None
 
 
@@ -130,7 +129,7 @@ def play_round(
 ) -> Round:
     """Simulate one round of the job. Returns the attacker's estimates, and examples to test.
 
-    At most `most` clients take part, or more if the protection needs more. All examples are rows of
+    At most `most` clients take part, unless the protection needs more. All examples are rows of
     one pool: the target's training example i is the pool's row `rows[i]`, and `strangers` are rows
     that no client trains on. Each client's report is tested on the client's own examples and on
     some of the strangers.

@@ -33,7 +33,7 @@ from fedveil.vertical.label_reading import (
 
 #: Number of examples whose labels the attacker knows, spread evenly over the classes if possible.
 KNOWN = 10
-#: Steps analysed together. Over more of them the leader's part changes too much.
+#: Number of steps analysed together. Over more steps, the leader's part changes too much.
 _WINDOW = 20
 
 

@@ -117,7 +117,10 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first crossing of a part's output. Raises `AttackImpossible` without one."""
+        """Return the first crossing at which another party receives the output of `part`.
+
+        Raises `AttackImpossible` if no other party receives it.
+        """
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing

@@ -18,7 +18,7 @@ from fedveil.base.validate import integer, positive
 
 #: Least probability of either value of a bit.
 _SUREST = 1e-6
-#: Weight of the overall word frequencies in a text's own, as a number of words.
+#: Weight of the overall word frequencies in those after a given word, as a number of words.
 _BEFORE = 20.0
 
 

@@ -33,7 +33,7 @@ from fedveil.vertical.split import module_of
 
 #: Number of reports, at fixed weights, that the attacker adds up.
 REPORTS = 10
-#: Assumed error of an older table, as a share of its spread.
+#: Assumed error of vectors from before training, as a share of their standard deviation.
 _BLUR = 0.5
 
 

@@ -21,7 +21,7 @@ from fedveil.attacks.split.whitebox_inversion import Step, falling
 #: Number of steps on the inputs, then on the bottom, in a round.
 _IN_TURN = 10
 _INPUT_LR, _BOTTOM_LR = 0.1, 0.01
-#: lambda_tv and lambda_l2 of the source. The misfit is scaled so that guessing the mean gives 1.
+#: lambda_tv and lambda_l2 of the source. The misfit is scaled so that a blind guess gives 1.
 _SMOOTHNESS, _SIZE = 0.003, 0.01
 
 

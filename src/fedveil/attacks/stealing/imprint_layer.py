@@ -114,7 +114,10 @@ class Imprint:
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the cell (interval) of each example in each statistic, [examples, statistics]."""
+        """Return the index of each example's cell for each statistic, [examples, statistics].
+
+        The cells of all statistics are numbered consecutively.
+        """
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)

@@ -21,7 +21,7 @@ from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.protections.reading import Reading
 
-#: Largest relative difference of examples' deltas, if they step from one model.
+#: Largest relative difference between examples' deltas, if clients start from the same model.
 _LIKE = 0.25
 #: Deviations above this number of standard deviations are not attributed to noise.
 _CLEAR = 5.0
@@ -130,7 +130,7 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
     """Return the indices of the cells of `imprint` that surely hold `example`.
 
     An imprint sorts an example into one cell for each statistic. The example was found in `cell`,
-    which is always in the result. A cell of another statistic is in it unless noise may have moved
+    which is always included. A cell of another statistic is included unless noise may have moved
     the example there from a neighbouring cell. `noise` is the standard deviation of the noise in
     each entry of the example.
     """

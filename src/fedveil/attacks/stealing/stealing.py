@@ -26,10 +26,11 @@ from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
 
-#: Examples recovered at this peak signal-to-noise ratio, in decibels, count: a mean squared error
-#: of 0.01 for values in [0, 1].
+#: An example counts as recovered at this peak signal-to-noise ratio in decibels: a mean squared
+#: error of 0.01 for values in [0, 1].
 RECOVERED_DB = 20.0
-#: Cells for each example of one client, whose model is small enough to have more than needed.
+#: Cells per example if reports are read one by one. With one client's few examples, the model is
+#: small even with more cells than needed.
 _CELLS_A_REPORT = 10
 _SHOWN = 10
 
@@ -78,7 +79,7 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return a maximum matching of originals and candidates with a PSNR above `decibels`.
+    """Return a maximum matching of originals and candidates with PSNRs of at least `decibels`.
 
     The result, [pairs, 2], has an index into `originals` and one into `offered` for each pair.
     """
@@ -164,7 +165,8 @@ def _played(
     """Simulate a round in which clients train a model that begins with an imprint.
 
     `cells`, `statistics` and `form` are the arguments of `Imprint.of`. Returns the target with this
-    model, the imprint, and the server's view of the round.
+    model, the imprint, and the server's view of the round. Raises `AttackImpossible` unless the
+    optimiser is SGD.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
