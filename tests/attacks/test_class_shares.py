@@ -176,6 +176,11 @@ def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None
     others = np.array(target.updates(range(4)))
     sums = [others[list(some)].sum(axis=0) for some in combinations(range(4), size - 1)]
     assert min(np.abs(read.estimate - update - rest).max() for rest in sums) < 1e-4
+    for client in range(4):  # whose own update must not be among the others too
+        (read,) = Observer(target, Seeded(1)).readings([others[client]], [client])
+        rest = np.delete(others, client, axis=0)
+        sums = [rest[list(some)].sum(axis=0) for some in combinations(range(3), size - 1)]
+        assert min(np.abs(read.estimate - others[client] - sum_).max() for sum_ in sums) < 1e-4
     alone: Any = SimpleNamespace(
         protection=target.protection, weights=target.weights, partition=target.partition,
         updates=target.updates, job=SimpleNamespace(clients_per_round=size - 1),
@@ -268,7 +273,12 @@ def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
     assert chosen != [*range(5)]
     truths = [np.bincount(target.dataset.train.y[target.rows(i)], minlength=4) for i in chosen]
     asked: list[tuple[int, float]] = []
-    updates = target.updates(chosen)
+    given: list[Any] = []
+    updates, readings = target.updates(chosen), Observer.readings
+    monkeypatch.setattr(
+        Observer, "readings",
+        lambda self, *of: given.append(of[1:]) or readings(self, *of),
+    )  # fmt: skip
 
     def counts(reading: Any, layer: Any, weights: Any, count: int, scale: float) -> Any:
         assert np.array_equal(reading.estimate, updates[len(asked)])
@@ -278,6 +288,7 @@ def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
 
     monkeypatch.setattr(class_shares, "label_counts", counts)
     counted, right = count_figures(target, "quick")
+    assert given == [(chosen,)]
     assert [count for count, _ in asked] == target.partition.sizes[chosen].tolist()
     # Equal gradients: step t is as long as 2 - 2 / 2^t steps without momentum.
     assert [scale for _, scale in asked] == pytest.approx([0.3 * (20 - 2 * (1 - 2**-10))] * 5)

@@ -42,11 +42,15 @@ class Observer:
     target: Target
     entropy: Entropy
 
-    def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
+    def readings(
+        self, updates: Sequence[Float32s], clients: Sequence[int] | None = None
+    ) -> Iterator[Reading]:
         """Yield the attacker's estimate of each update, from the update's report if possible.
 
         If single reports reveal nothing, the estimate comes from the sum of this report and reports
-        of the job's own clients. Raises `AttackImpossible` if the job has too few clients for that.
+        of the job's own clients. `clients` are the clients that made the updates, if they are the
+        job's own: no client is in a sum twice. Raises `AttackImpossible` if the job has too few
+        clients for that.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -62,7 +66,8 @@ class Observer:
             others = others or self.target.updates(range(self.target.partition.clients))
             if len(others) < size - 1 or job.clients_per_round < size:
                 raise AttackImpossible("the job has too few clients for a round of this protection")
-            chosen = source.stream("others").permutation(len(others))[: size - 1]
+            drawn = source.stream("others").permutation(len(others))
+            chosen = (drawn[drawn != clients[i]] if clients is not None else drawn)[: size - 1]
             view = seen(protection, weights, [update, *(others[c] for c in chosen)], source)
             yield view.total
 
@@ -204,7 +209,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
     )
     usual = np.bincount(target.dataset.test.y, minlength=target.dataset.classes)
     shares, guesses, right = [], [], 0
-    readings = Observer(target, draw).readings(target.updates(clients))
+    readings = Observer(target, draw).readings(target.updates(clients), clients)
     for client, reading in zip(clients, readings, strict=True):
         labels = target.dataset.train.y[target.rows(client)]
         truth = np.bincount(labels, minlength=len(usual))
