@@ -18,9 +18,9 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that ends no sooner than `seconds` seconds after its start, even after an error.
+    """A context manager whose block lasts at least `seconds` seconds, even if it raises an error.
 
-    If `seconds` is None, the context ends as soon as the code in it ends.
+    If `seconds` is None, the block ends as soon as its code ends.
     """
 
     def __init__(self, seconds: float | None) -> None:

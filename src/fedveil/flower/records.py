@@ -30,16 +30,17 @@ from fedveil.protections.base import Protection
 #: The record of a protection's message.
 MESSAGE = "fedveil"
 #: The records of an engine's own fields: the addressee, and the fields common to all clients.
-#: Flower stores an object once, since it finds it by the digest of its content.
+#: Flower finds objects by the digest of their content, so it stores equal records only once.
 ADDRESS, COMMON = "fedveil.address", "fedveil.common"
 _FIELD = "encoded"
-#: In a message to several clients: the place of a client's message, and a client's number.
+#: In a message to several clients: the field with the index of a client's message, and the pattern
+#: of the fields' names, which are client numbers.
 _PLACE = "message"
 _CLIENT = re.compile(r"0|[1-9][0-9]{0,8}")
 #: The client's number, the message, and the engine's common and own fields.
 Addressed: TypeAlias = tuple[int, dict[str, Value], dict[str, Value]]
 _CLIENTS = "clients"
-#: The most names of an unknown message's records that an error lists.
+#: The largest number of names that an error about an unknown message lists.
 _MOST_LISTED = 5
 
 

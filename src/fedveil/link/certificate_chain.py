@@ -148,7 +148,8 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 def _names_itself(certificate: x509.Certificate) -> bool:
     """Return True if a certificate names itself as its issuer.
 
-    Its issuer is then its own subject, and the issuer's key identifier is its own or is missing.
+    The issuer's name must equal the subject's name. The issuer's key identifier must equal the
+    subject's, or be missing.
     """
     own = _extension(certificate, x509.SubjectKeyIdentifier)
     signer = _extension(certificate, x509.AuthorityKeyIdentifier)

@@ -26,8 +26,8 @@ from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 import grpc  # isort: skip  (after streams, which quiets it)
 
 FIRST_WAIT_S = 0.1
-#: The longest pause between two attempts to connect. A leader that starts after its followers, as
-#: every leader of a serving follower does, may have to wait for that long.
+#: The longest pause between two attempts to connect. A leader that starts after its followers may
+#: have to wait for that long. If a follower serves predictions, every leader starts after it.
 LONGEST_WAIT_S = 1.0
 _PROBE_S = 5.0
 #: This many equal refusals in a row are final. A single one may also come from a leader that is
@@ -153,9 +153,9 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return the reason in `error`, with which a stream ended.
+        """Return the reason why a stream ended, from its `error`.
 
-        If the leader's refusal is permanent, makes the link fail.
+        If the error is permanent, such as a refusal by the leader, makes the link fail.
         """
         code, details = error.code(), short(error.details() or "no reason given", LONGEST_LOGGED)
         peer, address = self._link.peer, self._address

@@ -129,13 +129,13 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Send the peer a refusal with its `reason`, and end the connection to its process."""
+        """Send the peer a refusal that states `reason`, as the last frame of this side."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
-        """Wait until another process has taken the place of the peer's.
+        """Wait until a new process of the peer has replaced its current process.
 
-        Raises `LinkLost` if none comes in time, or if the peer's process does not end.
+        Raises `LinkLost` if no new process connects in time, or if the current one does not end.
         """
         with self._lock:
             since = time.monotonic()
@@ -191,7 +191,7 @@ class Link:
                     self._restarted = True
                     self._forget_conversation()
                 self._peer_session = session
-            # Its count of messages from a different process of this party does not apply here.
+            # The peer's count does not apply if it is of messages from an earlier own process.
             had = arrived if known == self.session else 0
             if not 0 <= had <= self._sent:
                 raise MessageInvalid(f"{had} messages have arrived of {self._sent}")

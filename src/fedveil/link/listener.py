@@ -20,7 +20,7 @@ from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
-#: Seconds until gRPC aborts a handshake, and until a handshake without a stream has failed.
+#: Seconds until gRPC aborts a handshake, and until a handshake without a stream counts as failed.
 _GIVEN_UP_S, _HANDSHAKE_S = 10.0, 20.0
 _STOP_S = 1.0
 
@@ -53,7 +53,7 @@ class Listener:
         self._server = grpc.server(
             self._threads,
             handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
-            # Two leaders on one port would each get some of the followers.
+            # Otherwise two leaders could share a port, and each would get some of the followers.
             options=[
                 *OPTIONS,
                 ("grpc.so_reuseport", 0),

@@ -36,7 +36,7 @@ OPTIONS: list[tuple[str, Any]] = [
     # A machine that vanishes silently is noticed within half a minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # applies if it is the longer one
+    ("grpc.http2.ping_timeout_ms", 10_000),  # gRPC uses the longer of the two timeouts
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -88,7 +88,7 @@ class Credentials:
         return self.settings.name_of(party)
 
     def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
-        """Return the party that a certificate names. None if it names no party or several.
+        """Return the party that a certificate names. Returns None if it names no party or several.
 
         The candidates are the parties of the job, of the settings' `names`, and of `among`.
         """
@@ -187,7 +187,10 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names. None if it names none or several."""
+    """Return the party that the certificate in `folder` names.
+
+    Returns None if there is no certificate, or if it names none or several of `parties`.
+    """
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():

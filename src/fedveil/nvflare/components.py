@@ -42,7 +42,7 @@ from fedveil.site.task_terms import ReportSum, Terms
 _ADMITTED = "fedveil.admitted"
 #: The field of a result that holds an encoded report.
 REPORT = "fedveil.report"
-#: The task field with the server half's message, the header with the number of weights, and the
+#: The task field with the server side's message, the header with the number of weights, and the
 #: name of tasks that need no training.
 MESSAGE, DIMENSION, PHASE_TASK = "fedveil.message", "fedveil.dimension", "fedveil_phase"
 #: The only text about a refusal that the server receives.
@@ -85,7 +85,10 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
         self._tasks = train_tasks or [AppConstants.TASK_TRAIN]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the task's data unchanged, or raise `ContentBlockedException` if it is refused."""
+        """Admit a task, and return its data without the protection's message to this site, if any.
+
+        A training task is charged first. Raises `ContentBlockedException` if the task is refused.
+        """
         earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         name, job = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), str(fl_ctx.get_job_id())
@@ -127,8 +130,8 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
 
         For an admitted training task, this is the protected report. Secure aggregation also has
         tasks that only carry one of its messages and request no training. For such a task, it is
-        the site's answer. Raises `ContentBlockedException` if the task was not admitted, or if its
-        report has already left.
+        the site's answer to this message. Raises `ContentBlockedException` if the task was not
+        admitted, or if its report has already left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)

@@ -65,9 +65,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest epsilon of a run, of a calendar month, and of all time, each at `delta`.
+    """The largest epsilon of a run, a calendar month, and all time. Each holds at `delta`.
 
-    None means no limit. `without_epsilon` limits a month's number of secure sums without epsilon.
+    None means no limit. The epsilons cover one `unit`. `without_epsilon` limits a month's number of
+    secure sums without epsilon.
     """
 
     run: float | None = None
@@ -125,7 +126,7 @@ class Window:
 
     def add(self, charged: Charged) -> None:
         self.in_clear.update(charged.in_clear)
-        if not charged.kind:  # values in the clear alone (`disclose`)
+        if not charged.kind:  # only values sent in the clear (`disclose`)
             return
         self.releases += 1
         if promises_nothing(charged.kind):
@@ -234,9 +235,10 @@ class SiteAccount:
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Write a release's charge to disk. Raises `OverSpent` if `limit` forbids it.
+        """Write a release's charge to disk.
 
-        The account then does not change.
+        Raises `OverSpent` if `limit` forbids it, or if the release has no epsilon and is not inside
+        a sum. The account then does not change.
         """
         kind = Ledger().charges(released.spending)
         if not kind:
@@ -283,7 +285,7 @@ class SiteAccount:
     def month(self) -> datetime:
         """Return the beginning of the current month, in UTC.
 
-        If the clock is earlier than the last charge, it is the month of that charge.
+        If the clock is earlier than the last charge, returns the beginning of that charge's month.
         """
         return self._now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 

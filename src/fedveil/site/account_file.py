@@ -31,7 +31,10 @@ _CODE = 64
 
 
 class AccountFile:
-    """The lines of the account `name` in `folder`. The default `counter` is a file in `folder`."""
+    """The lines of the account `name` in `folder`.
+
+    `counter` is the file that counts the lines. If it is None, this file is in `folder`.
+    """
 
     def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
         if not _NAME.fullmatch(name):
@@ -72,8 +75,9 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield a flag and the body of each line that this object has not read yet.
 
-        If the flag is True, the file was replaced, so forget all lines read before. Call inside
-        `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the key.
+        The flag is True for the first line of a new or replaced file: then forget all lines that
+        were read before. Call inside `locked`. Raises `AccountInvalid` if a line is missing, or was
+        not written with the key.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):

@@ -29,10 +29,10 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Load the template job that `policy` names, if any. Raises `JobError` if it is invalid.
+        """Return the checks of `policy`. Loads the template job that the policy names, if any.
 
         `folder` is the site's folder. The template gets secure randomness, because `fedveil deploy`
-        gives it to every job.
+        gives it to every job. Raises `JobError` if the template is invalid.
         """
         if (file := policy.jobs.template) is None:
             return cls(policy, folder, None)

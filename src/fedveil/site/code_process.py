@@ -143,7 +143,11 @@ def _words(code: str, asked: int, said: int, memory: int, seconds: float) -> lis
 
 @dataclass(frozen=True)
 class CodeSandbox:
-    """The permitted modules of a job, and the limits of the process that runs them."""
+    """The permitted modules of a job, and the limits of the process that runs them.
+
+    `means` is the tool that isolates the process, or None if only the limits do. `memory` is in
+    bytes. `seconds` limits the processor time and the duration.
+    """
 
     modules: list[Module]
     means: Means | None

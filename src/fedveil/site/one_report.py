@@ -190,11 +190,7 @@ class SiteReports:
         self._account.disclose(replace(released, what=what, spending=(), in_clear=(_LATE,)))
 
     def log(self, text: str) -> None:
-        """Write `text` as one line to a log of the site.
-
-        The site has a separate log for each framework, such as NVFlare, that requests reports. The
-        line goes to the log of the framework that these reports are for.
-        """
+        """Write `text` as one line to the site's log for the framework that requests reports."""
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 
@@ -238,7 +234,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A training task whose report is charged. It makes exactly one report."""
+    """A training task whose report is charged. It makes exactly one report.
+
+    `before` has the server's arrays, and `of` the site's part in the round. `leaves_at` is the
+    monotonic time at which the report leaves, or None if it leaves when it is ready.
+    """
 
     reports: SiteReports
     layout: ArrayLayout

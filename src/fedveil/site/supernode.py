@@ -51,9 +51,9 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
-    """Serve a server's jobs until the process is interrupted or the SuperNode ends.
+    """Serve a server's jobs until the process is interrupted.
 
-    `event` is called with a sentence for the operator.
+    `event` is called with a sentence for the operator. Raises `SiteError` if the SuperNode ends.
     """
     os.environ.update(_QUIET)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the SuperNode

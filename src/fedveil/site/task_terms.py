@@ -20,7 +20,7 @@ from fedveil.protections.base import JobContext, Protection, RoundContext, Serve
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.secagg.secret import Secret
 
-#: The protections whose reports a site can send as arrays, and all that this file supports.
+#: The protections whose reports a site can send as arrays, and all protections of a site's reports.
 PLAIN = ("dp_encrypt", "rr", "oue")
 CARRIED = (*PLAIN, "signds", "distributed_dp", "pw_encrypt")
 

@@ -39,7 +39,7 @@ def answer_of(
     """Return the answer to the question `name`.
 
     `rounds[r]` has the sums of the question's parts in the r-th round that asked this question.
-    `schedule` holds the question's quantile searches and its prefix tree, with all results.
+    `schedule` holds the results of the question's quantile searches and of its prefix tree.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]

@@ -49,11 +49,11 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of the cohort's reports, drawn at random without making the reports.
+        """Return the aggregate of the cohort's reports, drawn at random without making the reports.
 
-        Returns None if this engine cannot do so. The messages of the round `step` are then
-        exchanged. `layout` is the layout of a client's vector, and `carriage` encodes it as an
-        update.
+        Returns None if this engine cannot do so. Then the messages of the round `step` are
+        exchanged instead. `layout` is the layout of a client's vector, and `carriage` encodes it as
+        an update.
         """
         return None
 
@@ -78,7 +78,7 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of all reports of `cohort` in a round, drawn from its exact distribution.
+        """Return the aggregate of all reports of `cohort`, drawn from its exact distribution.
 
         Returns None, and draws nothing, if `fidelity` is `per_client`. `step` is the round,
         `layout` the layout of a client's vector, and `carriage` encodes it as an update.
@@ -95,7 +95,8 @@ class Simulator(Engine):
 class Asking:
     """Runs all rounds of one question file.
 
-    `engine` carries messages to the clients. A relative path of the account starts at `root`.
+    `engine` carries messages to the clients. If the path of the account file is relative, it is
+    relative to the folder `root`.
     """
 
     def __init__(self, file: QuestionFile, engine: Engine, root: Path = Path()) -> None:
@@ -114,10 +115,11 @@ class Asking:
         self._against = ""
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Answers:
-        """Run all rounds, and return the answers. Raises `RunFailed` if a round is void.
+        """Run all rounds, and return the answers.
 
-        `progress` is called with a line of text before each round. If there are too few clients,
-        raises `RunFailed` before the account is charged.
+        `progress` is called with a line of text before each round. Raises `RunFailed` if a round is
+        void or, before the account is charged, if there are too few clients. Raises `LimitReached`
+        before a round that would cost more than `max_epsilon`.
         """
         if self._schedule.too_few(self._clients):
             raise RunFailed(
@@ -189,9 +191,9 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if all rounds so far and this one cost more than `max_epsilon`.
+        """Raise `LimitReached` if the round `step` would bring the total cost above `max_epsilon`.
 
-        `spending` is what the round `step` costs each client of `cohort`.
+        `spending` is what this round costs each client of `cohort`.
         """
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:

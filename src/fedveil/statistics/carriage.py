@@ -185,7 +185,7 @@ class Carriage:
         """Return the update for a client's joint vector. The protection turns it into a report.
 
         The joint vector `vector` has the client's vectors for all questions, one after another.
-        `entropy` decides random rounding.
+        `entropy` draws the random rounding.
         """
         if self._plain:
             upper = vector.astype(np.float32)

@@ -73,9 +73,9 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 def load(question: QuestionFile, data: Any = None) -> Clients:
     """Read the rows of a question file, or of `data` if given, and group them by client.
 
-    In a column of numbers, a cell without a number is an error. But if the epsilon covers one row
-    (`unit: row`), the cell counts as missing, because an error would reveal something about the
-    row.
+    In a column of numbers, a cell that is neither missing nor a finite number is an error. But if
+    the epsilon covers one row (`unit: row`), the cell counts as missing, because an error would
+    reveal something about the row.
     """
     if data is None:
         data = _named(question.data)

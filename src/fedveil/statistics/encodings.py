@@ -1,9 +1,9 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
-An excluded row, such as one with a missing value, has the zero vector. (Only `Below` puts such a
-row into its cell with some probability.) `half` is half the largest distance between the vectors of
-two possible rows, excluded or not. The noise of a sum is proportional to `half`. The `centre` is
-public. Every row's vector is within √2 · half of it.
+An excluded row, such as one with a missing value, has the zero vector. (The exception is `Below`,
+which puts such a row into its only cell with some probability.) `half` is half the largest distance
+between the vectors of two possible rows, excluded or not. The noise of a sum is proportional to
+`half`. The `centre` is public. Every row's vector is within √2 · half of it.
 
     one-hot, 1 cell     half 1/2, centre 1/2
     one-hot, k cells    half 1/√2, centre 1/k in every entry
@@ -266,8 +266,8 @@ class Below(Encoding):
     A row is excluded if its number is missing, if it is in none of the `groups`, or if it does not
     meet a condition of the question. An excluded row is put into the cell with probability `q`. Let
     d be the expected number of rows in the cell, minus q times the number of all rows. Excluded
-    rows add nothing to d. So d is positive exactly if the edge is above the quantile q of all other
-    rows.
+    rows add nothing to d. So d is positive exactly if the edge is above the quantile q of the rows
+    that are not excluded.
     """
 
     width = 1

@@ -29,7 +29,8 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.GtE: ast.LtE,
 }  # fmt: skip
 _LONGEST = 1000
-#: 64-bit floats represent every whole number below this exactly, and round no larger one below it.
+#: 64-bit floats represent every whole number below this exactly, and round no larger number to one
+#: of these.
 _EXACT = 1 << 53
 #: A column's name in backticks, or a text, in which backticks have no meaning.
 _QUOTED = re.compile(r"""`([^`]+)`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")

@@ -44,7 +44,7 @@ def write_app(folder: Path, file: QuestionFile) -> list[Path]:
     """Write the Flower app of a question file to `folder`. Returns the paths of its files.
 
     The question file must be a result of `deployable`. Raises an error if a file exists with other
-    content. Keeps a roster that the owner has filled in.
+    content. Keeps an existing roster, the file with all clients' public keys.
     """
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")

@@ -38,7 +38,8 @@ from fedveil.statistics.simulation import Contributions
 from fedveil.statistics.tables import as_table
 
 ERROR_CODE = 200
-#: The largest delta at which a client's own limit is compared, unless its configuration states one.
+#: The largest delta at which a client's own epsilon limit holds, if its node configuration states
+#: no delta.
 _MOST_DELTA = 1e-5
 _log = logging.getLogger("flwr")
 
@@ -95,10 +96,12 @@ class Member:
         )
 
     def limits(self, file: QuestionFile) -> list[tuple[float, float]]:
-        """Return the limits on this client's account, the file's and its own: (epsilon, delta).
+        """Return the limits on this client's account, each as (epsilon, delta).
 
-        The server chooses the delta of the file. With a large one, almost any report would have a
-        small epsilon. So the client's own limit holds at the smaller of this delta and its own.
+        There are up to two: the limit of the question file, and the client's own, `max_epsilon`.
+        The server chooses the file's delta, and at a large delta almost any report has a small
+        epsilon. So the client's own limit holds at the smaller of the file's delta and its own
+        `delta`.
         """
         theirs, mine = (file.max_epsilon, file.delta), (self.max_epsilon, self.delta)
         named = theirs, (mine[0], min(theirs[1], mine[1]))
@@ -107,7 +110,8 @@ class Member:
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
         """Return the rows of this SuperNode's client, in a table grouped by client.
 
-        Also returns the client's index in this table. `file` is the question file.
+        Also returns the client's index among the clients of this table. `file` is the question
+        file.
         """
         if self.data is None:
             return load(file), self.client

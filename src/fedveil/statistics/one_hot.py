@@ -63,8 +63,8 @@ class OneHot:
         q = double_above_q(eps / 2 if kind == "rr" and cells > 1 else eps)
         if q >= 0.5:
             raise InvalidValue(f"epsilon = {eps!r} is too small for {kind}: q would be 1/2")
-        #: The probability that a 1 is sent as 0. A double represents a small one exactly, but not
-        #: its complement p, which is therefore only used to estimate.
+        #: The probability 1 - p that a 1 is sent as 0. A double represents a small probability
+        #: exactly, but not its complement. So p is only used to estimate.
         self.lost = q if kind == "rr" or cells == 1 else 0.5
         self.p, self.q = 1 - self.lost, q
         self.loss = PrivacyLoss(self.eps)

@@ -68,7 +68,7 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients, without those that do not meet the part's conditions.
+        """Encode all rows of the clients. Excludes rows that do not meet the part's conditions.
 
         `entropy` draws cells that are random.
         """
@@ -105,7 +105,10 @@ def axis(question: QuestionSettings, prefix: str = "") -> Axis:
 
 
 def parts_of(file: QuestionFile, name: str) -> list[Part]:
-    """Return those parts of the question `name` that do not depend on earlier answers."""
+    """Return the parts of the question `name` that do not depend on earlier answers.
+
+    A part is the question itself or one level of its tree, encoded as bounded vectors.
+    """
     question = file.questions[name]
     where = file.conditions(question)
     encodings = list(_encodings(question, local=file.local))
@@ -242,7 +245,7 @@ class Layout:
         """Return a client's joint vector: its scaled vectors for all parts, one after another.
 
         `rows[i]` has the encoded rows of all clients for part i. `chosen` has the positions of this
-        client's rows in them.
+        client's rows in each `rows[i]`.
         """
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale

@@ -86,7 +86,7 @@ class Prefixes(Cells):
 
     `candidates[g]` lists the prefixes for rows in group g of the question (g is 0 if it has no
     groups). A word of more than `length` letters is shortened to `length`. A row is excluded if its
-    word has a letter outside the `alphabet`.
+    word is missing or has a letter outside the `alphabet`.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class PrefixTree:
             word = candidates[i].removesuffix(END)
             counted = float(counts[i]), float(variance[i])
             self.found.append(Found(group, word, *counted, self._done - 1))
-        # Under rr and oue an extra prefix costs little, so the bar is low.
+        # Under rr and oue an extra prefix costs little, so the threshold is low.
         level = 1.0 if self._local else math.sqrt(2 * math.log(max(len(candidates), 2)))
         alive = np.flatnonzero(~ended & (counts > level * deviation))
         best = alive[np.argsort(-counts[alive], kind="stable")][: KEPT * self.question.most]

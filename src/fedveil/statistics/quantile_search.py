@@ -1,11 +1,12 @@
 """Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
 
-A client says if its value is below an edge, by randomised response with the whole epsilon. A client
-whose row is excluded (another group, a missing value) says yes with probability q instead. So the
-share of yes, minus q, is positive if the edge is above the quantile q, and negative if it is below.
+The question is whether the client's value is below an edge. If the client's row is excluded
+(another group, a missing value), its answer is yes with probability q. Each answer is sent by
+randomised response with the whole epsilon. So the estimated share of yes, minus q, is positive if
+the edge is above the quantile q, and negative if it is below.
 
-Each round asks other clients about one edge: the median of the quantile's distribution, given all
-answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
+Each round asks different clients about one edge: the median of the quantile's distribution, given
+all answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fedveil.statistics.answers import Estimate
 
 #: An edge is asked again if |Pr[quantile below it] - 1/2| is smaller than this.
 _AGAIN = 0.35
-#: A line is fitted to excesses up to this share of min(q, 1 - q). Its slope must be this many
-#: standard deviations above 0.
+#: A line is fitted to the answers (share of yes, minus q) of at most `_LINE` · min(q, 1 - q) in
+#: magnitude. It is used if its slope is more than `_RISES` standard deviations above 0.
 _LINE, _RISES = 0.3, 2.0
 
 
@@ -31,8 +32,8 @@ class Search:
 
     def __init__(self, edges: Float64s, q: float) -> None:
         self.edges, self.q = edges, q
-        #: For each asked edge: Σ excess / v, Σ 1 / v and Σ noise / v², where v is an answer's
-        #: variance.
+        #: For each asked edge: Σ answer / v, Σ 1 / v and Σ noise / v². An answer is the share of
+        #: yes, minus q. Its variance is v, and noise is the part of v that the protection adds.
         self._answers: dict[int, Float64s] = defaultdict(lambda: np.zeros(3))
 
     @property

@@ -125,7 +125,11 @@ class QuestionFile(CheckedJob):
         return 1 if self.rows is None and self.unit == "client" else self.rows
 
     def conditions(self, question: QuestionSettings) -> list[Filter]:
-        """Return the conditions that rows of `question` must meet: the file's and its own."""
+        """Return the conditions that a row must meet to count for `question`.
+
+        They are the condition `where` of the whole file and that of the question, if they are
+        given.
+        """
         return [Filter(text) for text in (self.where, question.where) if text is not None]
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

@@ -10,9 +10,9 @@ from fedveil.settings.allowed import shown
 from fedveil.statistics.prefixes import END, MOST_CANDIDATES, too_many
 from fedveil.statistics.question_settings import QuestionSettings
 
-#: Keys of each kind of question, besides ask, where and weight.
 _CELLS = ("edges", "categories")
 _GROUPED = ("by", "groups")
+#: The keys that each kind of question uses, besides ask, where and weight.
 READ = {
     "count": _GROUPED,
     "histogram": ("column", *_CELLS, *_GROUPED),
@@ -26,7 +26,8 @@ READ = {
 _ALWAYS = ("ask", "where", "weight")
 #: The smallest width of a range, relative to its larger end.
 _NARROW = 1e-9
-#: The largest width of a range: the variance of a variance has its fourth power.
+#: The largest width of a range. The variance of a variance contains the fourth power of the width,
+#: which must be a finite 64-bit float.
 _WIDE = 1e70
 #: Keys that are required for every kind of question that uses them.
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")

@@ -211,7 +211,7 @@ class Schedule:
         return sorted(int(client) for client in order[first:last])
 
     def too_few(self, clients: int) -> bool:
-        """Return True if a round under rr or oue would ask nobody, as `clients` is too small."""
+        """Return True if `clients` is so small that a round under rr or oue would ask nobody."""
         return self.file.local and not np.diff(self._ends(clients)).all()
 
     def _ends(self, clients: int) -> Int64s:

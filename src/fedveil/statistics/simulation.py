@@ -43,7 +43,8 @@ class Contributions:
     def of(self, client: ClientId) -> Update:
         """Return a client's update.
 
-        Only the client's own log says which rows and values are left out.
+        Only the client's own log says how many rows are left out, and how many values are missing
+        or moved into range.
         """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
@@ -66,7 +67,7 @@ class Contributions:
         """Return the sum of all one-hot codes in `reports` reports, before perturbation.
 
         Each row at a position in `chosen` gives one code. Every report has the same number of
-        codes. If its client has fewer rows, the report also has codes of excluded rows, which
+        codes. If a client has fewer rows, its report also has codes of excluded rows, which
         `entropy` draws.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare

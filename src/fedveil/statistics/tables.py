@@ -20,16 +20,17 @@ from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.refusals import Refusals
 
-#: Texts, or objects if one of them is long (`_as_words`).
+#: An array of strings or, if one of them is long, of Python objects (`_as_words`).
 Words: TypeAlias = npt.NDArray[Any]
-#: Each text in one of NumPy's arrays of texts needs as much memory as the longest one.
+#: The length above which a text is stored as a Python object. In NumPy's arrays of strings, every
+#: entry needs as much memory as the longest string.
 _LONG = 256
-#: File forms that need no note.
+#: File formats that need no note for the user.
 _USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
 _SHOWN = 20
-#: The types of cells that NumPy reads in a list of equal types as it reads one of them alone, with
-#: the kind of the array. Integers beyond 64 bits become another kind.
+#: Types of cells, each with the kind (`dtype.kind`) of the array that NumPy makes of a list of such
+#: cells without changing any. If an integer has more than 64 bits, the array has a different kind.
 _ALIKE = {bool: "b", int: "i", float: "f"}
 #: A client's own log. Only this log says how many rows and values were left out.
 log = logging.getLogger("fedveil.client")
@@ -38,13 +39,14 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    In a column of numbers, a cell that is no finite number is an error. If `apart` is True, it
-    counts as missing instead, so that a single row cannot make all other rows unreadable.
+    In a column of numbers, a cell that is neither missing nor a finite number is an error. If
+    `apart` is True, it counts as missing instead, so that a single row cannot make all other rows
+    unreadable.
     """
 
     #: The file, or the function that returned the columns, for messages.
     name: str
-    #: Notes about guesses of a file's form.
+    #: Notes for the user about the guessed format of a file, such as its separator.
     said: Sequence[str] = ()
     columns: Sequence[str]
 
@@ -61,8 +63,8 @@ class Table(ABC):
     def _numbers(self, column: str) -> Float64s:
         """Return a column as numbers. NaN stands for a missing number.
 
-        If the table is `apart`, a text that is not a number counts as missing. Otherwise it raises
-        `DataInvalid`.
+        Raises `DataInvalid` for a cell that is neither missing nor a finite number. If the table
+        was created with `apart=True`, such a cell counts as missing instead.
         """
 
     @abstractmethod
@@ -70,7 +72,11 @@ class Table(ABC):
         """Return a column as words. "" stands for a missing word."""
 
     def _checked_numbers(self, column: str) -> Float64s:
-        """Return a column as finite numbers (NaN: missing). Raises `DataInvalid` on other cells."""
+        """Return a column as finite numbers. NaN stands for a missing number.
+
+        Raises `DataInvalid` if the table has no such column, or for an invalid cell (see
+        `_numbers`).
+        """
         self._known(column)
         return self._numbers(column)
 
@@ -205,9 +211,9 @@ def _column(name: str, key: object, value: Any, *, apart: bool) -> Array:
 
 
 def _of_list(cells: Sequence[Any]) -> Array:
-    """Return the cells of a list as an array. No cell decides how another one is read.
+    """Return the cells of a list as an array, without converting a cell to another cell's type.
 
-    NumPy would choose one type for all cells: beside 2, it makes True the number 1.
+    NumPy would choose one type for all cells. In the list [2, True], it would turn True into 1.
     """
     kinds = set(map(type, cells))
     if len(kinds) == 1 and (kind := _ALIKE.get(*kinds)) is not None:
@@ -224,7 +230,7 @@ def _as_words(texts: Sequence[str]) -> Words:
     """Return `texts` as an array of strings or, if a text is long, of Python objects.
 
     In an array of strings, every entry needs as much memory as the longest string. Such an array
-    has no zero characters at the end of a string, so neither form keeps them.
+    drops zero characters at the end of a string, so the array of objects has none there either.
     """
     if not any(len(text) > _LONG for text in texts):
         return np.array(texts, np.str_)
@@ -232,7 +238,11 @@ def _as_words(texts: Sequence[str]) -> Words:
 
 
 def _rows_of(value: Any) -> Array:
-    """Return rows as an array. Rows in lists become objects, so that none decides about another."""
+    """Return rows as an array.
+
+    If the rows are a list or a tuple, it is an array of Python objects, so that no cell is
+    converted to another cell's type.
+    """
     return np.asarray(value, object if isinstance(value, list | tuple) else None)
 
 
@@ -245,7 +255,7 @@ def _texts(column: Array) -> Array:
 
 
 def _text_or_cell(cell: object) -> object:
-    """Return bytes and NumPy's dates as an array of them has them, and any other cell unchanged."""
+    """Return bytes or a NumPy date as text, and any other cell unchanged."""
     if isinstance(cell, bytes):
         return cell.decode("utf-8", "backslashreplace")
     return str(_dates(np.array([cell]))[0]) if isinstance(cell, np.datetime64) else cell
@@ -261,7 +271,10 @@ def _dates(column: Array) -> Array:
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word: a whole number without decimal point, and "" for None and NaN."""
+    """Return a cell as a word, such as 2 for 2.0, or 2024-01-31 for a date without a time.
+
+    None, NaN and pandas' missing time become "".
+    """
     if cell is None:
         return ""
     if isinstance(cell, float | np.floating):
@@ -282,8 +295,9 @@ def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
     `data` may be a `Table`, a path, a mapping of names to columns, a pandas DataFrame, a structured
     array, an array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are
     named 0, 1, ... A pair or a Dataset also gives the column y, the targets. A Dataset with owners
-    also gives the column client. Only the training examples of a Dataset are used. If `apart` is
-    True, a cell that is not a finite number counts as missing. Otherwise it is an error.
+    also gives the column client. Only the training examples of a Dataset are used. In a column of
+    numbers, a cell that is neither missing nor a finite number is an error. If `apart` is True, it
+    counts as missing instead.
     """
     if isinstance(data, Table):
         return data

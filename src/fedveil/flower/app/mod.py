@@ -48,7 +48,7 @@ from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
 log = logging.getLogger("flwr.fedveil")
 
-#: Binds the saved state of a round to its terms.
+#: Field of a saved state with a digest of the offer. It must not change within a round.
 _TERMS = "terms"
 _NO_MODEL: Update = np.empty(0, np.float32)
 
@@ -135,7 +135,7 @@ class _Arrays(NamedTuple):
     layout: ArrayLayout
     before: Arrays
     model: Update
-    #: Identifies the arrays for a client half with several phases.
+    #: A digest of the arrays if the protection has several phases, otherwise empty.
     origin: bytes
 
 
@@ -160,7 +160,7 @@ class _Answer:
         self._protection: Protection = self.offer.protection(context.run_id)
 
     def content(self) -> RecordDict:
-        """Return the reply: a report and, after training, the metrics that `may_reveal` allows."""
+        """Return the reply: the protection's answer and, after training, the metrics to reveal."""
         phases, trains = self._protection.phases, self._protection.trains
         state = _state_of(self._context) if len(phases) > 1 else None
         kept = None if state is None else self._kept(state)
@@ -185,7 +185,7 @@ class _Answer:
         try:
             return half.respond(self._words, None)
         except ClientWithheld as error:
-            # Errors in a phase of keys depend only on the server's message.
+            # In a phase without an update, errors depend only on the server's message.
             raise _Refused(str(error)) from None
 
     def _train(
@@ -291,7 +291,10 @@ class _Answer:
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
-        """Return the number of examples in the app's reply, or 1 if clients have equal weights."""
+        """Return the number of examples in the app's reply, or 1 if clients have equal weights.
+
+        Raises `ClientWithheld` if the reply states no valid number.
+        """
         if self.offer.options.weighs == "equal":
             return 1
         key = self.offer.weight_key

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.client.mod.utils import make_ffn
 from flwr.clientapp import ClientApp
 
-#: Every mod is called from a frame of this code, under this name.
+#: The code of the frames from which Flower calls the mods, and the local variable with the mod.
 _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0]]).__code__, "_mod"
 
 

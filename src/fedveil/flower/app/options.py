@@ -32,7 +32,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
-    """The settings that every protection has. Several names in a setting are joined with commas."""
+    """The settings that every protection has. Commas separate several names in one setting."""
 
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(

@@ -56,12 +56,13 @@ def pins_of(
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
-    """Raise `MessageInvalid` if the server's `offer` protects less than a client's pin demands.
+    """Raise `MessageInvalid` if the server's `offer` protects less than a pin in `pins` demands.
 
-    The offer must name the pin's protection. A report of the whole update must have at most the
-    epsilon and the delta that it has under the pin. If clients are weighted, the server learns the
-    sum of their weights. So the weight must be the default metric or one that the client allows.
-    `run` is the number of the Flower run.
+    A pin has the demands of one source, such as the client's own code. The offer must name the
+    protection that the pin names. A report of the whole update must have at most the epsilon and
+    the delta that it has under the pin. If clients are weighted, the server learns the sum of their
+    weights. So the weight must be the default metric or one that the client allows. `run` is the
+    number of the Flower run.
     """
     try:
         check(offer.options)

@@ -23,8 +23,8 @@ def ask_in_time(
 ) -> RecordDict:
     """Return the content of the app's reply to `message`. `call_next` calls the app.
 
-    If the app exceeds the limit of `time`, raises `ClientWithheld` and discards the app's changes
-    to the state in `context`.
+    Raises `AppFailed` if the app fails. If the app exceeds the limit of `time`, raises
+    `ClientWithheld` and discards the app's changes to the state in `context`.
     """
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))

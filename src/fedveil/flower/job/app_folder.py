@@ -49,7 +49,11 @@ def check_deployable(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """Read the job in the app's folder. Raises an error if it states no number of clients."""
+    """Read the job in the app's folder.
+
+    Raises `DeploymentError` if it states no number of clients, or has settings that only a
+    simulation supports.
+    """
     job = Job.load(folder / JOB)
     if job.clients.number is None:
         raise DeploymentError(
@@ -63,7 +67,8 @@ def read_job(folder: Path) -> Job:
 def read_roster(path: Path) -> dict[ClientId, bytes]:
     """Read each client's public signing key from the file `path`.
 
-    The file has lines `client-N: KEY`, with KEY in 64 hexadecimal digits.
+    The file has lines `client-N: KEY`, with KEY in 64 hexadecimal digits. Returns an empty mapping
+    if there is no file. Raises `DeploymentError` if the file is invalid.
     """
     if not path.exists():
         return {}

@@ -98,7 +98,11 @@ def _save_state(
 
 
 class Training:
-    """A client's training in one round. Only `update` reads the client's examples."""
+    """A client's training in one round. Only `update` reads the client's examples.
+
+    `common` has the fields of the server's message that are the same for all clients. `states`
+    returns a client's saved states. `shared` returns the job's data set, split among the clients.
+    """
 
     def __init__(
         self,

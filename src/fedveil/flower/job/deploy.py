@@ -34,7 +34,10 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of `job`, made by `deployable`. Never overwrites a file with other content."""
+    """Write the Flower app of `job` to `folder`. Returns the paths of its files.
+
+    The job must be a result of `deployable`. Never overwrites a file with other content.
+    """
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"
     files = {

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedveil.engine.assembly import ModelShape
 
 _FIELD = "example_shape"
-#: More than any real example has: dimensions, and characters of the shapes of all its inputs.
+#: Limits that no real example reaches: its number of dimensions, and the number of characters of
+#: its encoded shape.
 _MOST_DIMENSIONS, _LONGEST = 32, 1 << 16
 #: The fields with the form of a record, for clients that read each record separately.
 FORM_FIELDS = _TARGETS, _WHOLE_TARGETS, _WHOLE = "target_shape", "whole_targets", "whole_examples"

@@ -46,7 +46,10 @@ def run_path(job: Job, named: object = None) -> Path:
 
 
 def open_folder(path: Path, job: Job) -> RunFolder:
-    """Create the run's folder, or open it to resume. Raises an error if it is another job's."""
+    """Create the run's folder, or open it to resume the run.
+
+    Raises `DeploymentError` if the folder holds the run of a different job.
+    """
     end = time.monotonic() + _LET_GO_S
     while True:
         try:
@@ -91,7 +94,10 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Return the job's protection, with the clients' own keys instead of keys from the seed."""
+        """Return the job's protection, with the clients' own keys instead of keys from the seed.
+
+        Raises an error if the model or a report is too long for Flower to carry.
+        """
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))

@@ -66,7 +66,7 @@ class GridExecutor(Executor):
         self._context: RoundContext
         self._opening = True
         self._started = False
-        #: The clients with keys of a round that has not ended for them.
+        #: The clients that may still have saved a state, with keys, of an unfinished round.
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:

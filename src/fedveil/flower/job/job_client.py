@@ -70,8 +70,8 @@ ANSWERED = "answered before"
 WORDS = (WITHHELD, FAILED, STRANGER, ANSWERED)
 ERROR_CODE = 200
 
-#: Fields of a round's messages: whether it is the round's first, its number, and the number of
-#: weights. A training message adds the weights and their shape.
+#: Fields of a round's messages: whether the message opens the round, the round's number, and the
+#: number of weights. A training message adds the weights and their shape.
 ROUND_FIELDS = ("opening", "round", "dimension")
 TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
 
@@ -134,7 +134,10 @@ def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Cont
 
 
 class OwnFiles:
-    """Loads the files that several clients of a node need. Reads a file once per message."""
+    """Loads the files that several clients of a node need, each at most once.
+
+    A new object is made for each message of the server.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -149,7 +152,7 @@ class OwnFiles:
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is for another client: the server's mapping of nodes is outdated."""
+    """Raised for a message to another client: the server's map of clients to nodes is outdated."""
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:

@@ -32,14 +32,14 @@ class Owner(Protocol):
         """Return the minimum seconds from a request to its answer, or None for no minimum."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that the message `asked` requests. Raises if it must not be sent."""
+        """Charge the report that `asked` requests. Raises an error if it must not be sent."""
 
     def disclose(self, value: str) -> None:
         """Record that the client sends a value in the clear, outside of any report."""
 
 
 class RoundTraining(Protocol):
-    """A client's training in one round."""
+    """A client's training in one round. It starts from the weights `model`."""
 
     model: Update
 

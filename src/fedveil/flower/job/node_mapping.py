@@ -40,7 +40,7 @@ class Members:
         self._event = event
         self._clients_of: dict[int, set[ClientId]] = {}
         self._node_of: dict[ClientId, int] = {}
-        #: Nodes that hold several clients, whose messages to them come and go together.
+        #: Nodes that hold several clients. One message carries the parts of all of them.
         self.shared: set[int] = set()
         self._asked_at: dict[int, float] = {}
 

@@ -52,7 +52,10 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in the client's state folder. Refuses edited files and older copies."""
+    """A client's saved states in the folder `run`. Refuses edited files and older copies.
+
+    `folder` is the client's state folder, with the file `folder.seal` that reveals such changes.
+    """
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)
@@ -86,7 +89,8 @@ def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId
     """Return the client's saved states in this run.
 
     `common` has the server's fields for this message. They name the run, and the last round whose
-    sum contains the client's report. States of later rounds are deleted.
+    sum contains the client's report. States of later rounds, and old states that no checkpoint
+    needs, are deleted.
     """
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):

@@ -30,7 +30,10 @@ def make_identity(path: Path) -> str:
 
 
 def read_identity(path: Path) -> Secret:
-    """Read the private key in `path`. Refuses a file that other users can read."""
+    """Read the private key in `path`.
+
+    Raises `DeploymentError` if there is no valid key, or if other users can access the file.
+    """
     try:
         pem = read_bytes(path, MOST_KEY_BYTES)
         mode = stat.S_IMODE(path.stat().st_mode)
