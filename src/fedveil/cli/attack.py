@@ -111,7 +111,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part in training, from their messages or from sums of them.",
+        "Find out which clients took part in training, from single messages or only from sums.",
     ),
     Attack(
         "classes",
@@ -151,7 +151,7 @@ VERTICAL = (
     Attack(
         "tokens",
         "split.tokens",
-        "Split language model: recover a party's text from the activations that this party sends.",
+        "Language model with layers at several parties: recover a text from a party's activations.",
     ),
 )
 

@@ -29,10 +29,10 @@ _Listed = Annotated[
     typer.Option(
         help="Comma-separated names out of: not_encrypt (no protection), signds (sends only "
         "the indices of a few randomly drawn entries of the update, and one sign for all of "
-        "them), rr and oue (randomized bits), dp_encrypt (noise on each update), pw_encrypt (the "
-        "server sees only a sum), distributed_dp (only a sum with noise), central_gaussian (a "
-        "trusted server adds noise). Default: not_encrypt, the job's protection, and all "
-        "protections with an epsilon."
+        "them), rr and oue (flip bits of the update at random, in two ways), dp_encrypt (noise on "
+        "each update), pw_encrypt (the server sees only a sum), distributed_dp (only a sum with "
+        "noise), central_gaussian (a trusted server adds noise). Default: the job's protection, "
+        "and all others except pw_encrypt, which has no epsilon."
     ),
 ]
 _Epsilons = Annotated[

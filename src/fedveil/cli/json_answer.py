@@ -16,7 +16,7 @@ from fedveil.base import plain_text
 from fedveil.record.recorder import strict
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON on standard output.")
+    bool, typer.Option("--json", help="At the end, print the result as JSON on standard output.")
 ]
 
 

@@ -240,10 +240,10 @@ def init(
     template: Annotated[
         str,
         typer.Option(
-            help="The kind of job: image, text, table (predict a class for each row), "
-            "regression (predict a number for each row), own-step (your own training "
-            "step), vertical (split learning) or flower (your own Flower app with "
-            "fedveil's protections)."
+            help="The kind of job: image or table (predict a class for each image or row), "
+            "text (predict the next letter), regression (predict a number for each row), "
+            "own-step (your own training step), vertical (split learning) or flower (your own "
+            "Flower app with fedveil's protections)."
         ),
     ] = "table",
 ) -> object:
@@ -265,11 +265,11 @@ def deploy(
     job: Annotated[
         Path | None,
         typer.Argument(
-            help="A fedveil or MindSpore Federated job file, or a question file. Default: a "
-            "built-in job on scikit-learn's digits."
+            help="A fedveil or MindSpore Federated job file, or a file with questions for "
+            "`fedveil ask`. Default: a built-in job on scikit-learn's digits."
         ),
     ] = None,
-    overrides: Annotated[list[str] | None, set_option("the job or question file")] = None,
+    overrides: Annotated[list[str] | None, set_option("the file JOB")] = None,
     seeded: Annotated[
         bool,
         typer.Option(
@@ -278,7 +278,7 @@ def deploy(
         ),
     ] = False,
 ) -> object:
-    """Turn a job or question file into a Flower app, whose clients run on other machines."""
+    """Turn a job, or questions for `ask`, into a Flower app with clients on other machines."""
     _need_flower("fedveil deploy")
     if job is not None and is_question(job):
         if seeded:
@@ -333,15 +333,15 @@ def show(
         bool,
         typer.Option(
             "--layers",
-            help="Print only a table of the model's layers: what trains each, and why native code "
-            "does not. Needs torch.",
+            help="Print only a table of the model's layers: whether fedveil's compiled code or "
+            "torch trains each layer, and if torch, why. Needs torch.",
         ),
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Check a job file and print it with all keys, including those left at their defaults.
 
-    For a model of your own, standard error has the table of --layers.
+    If the model is your own, also prints the table of --layers, to stderr.
     """
     settings = load(job, overrides, "Show it with: fedveil vertical show", DEFAULT_JOB)
     if not layers:

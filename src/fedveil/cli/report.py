@@ -18,8 +18,8 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write. Default: report.html, in the run folder if there is only one "
-            "run, else in the current folder."
+            help="The page to write. The SVG files are written beside it. Default: report.html, in "
+            "the run folder if there is only one run, else in the current folder."
         ),
     ] = None,
 ) -> object:

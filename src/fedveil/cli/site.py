@@ -31,7 +31,7 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of 
 def init(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
 ) -> object:
-    """Create a site's folder: a strict policy for you to edit, and the site's key pair."""
+    """Create a site's folder: a strict policy to edit, and the keys that identify the site."""
     from fedveil.site.site_folder import create
 
     public = create(site)

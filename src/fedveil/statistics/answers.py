@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedveil.errors import MissingExtra
@@ -80,7 +79,6 @@ class Answers:
     reports: int
     rejected: Mapping[str, int] = field(default_factory=dict)
     influence: Mapping[str, float] = field(default_factory=dict)
-    folder: Path | None = None
 
     def __getitem__(self, name: str) -> Answer:
         return self.answers[name]

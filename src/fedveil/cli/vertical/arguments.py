@@ -38,16 +38,16 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. With --data and parties on several machines: RUN/PARTY/bundle, "
-        "the model bundle in this party's own run folder."
+        help="The run folder. With --data and parties on several machines: the folder "
+        "PARTY/bundle in this party's run folder, which has its part of the model."
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="If the followers are on other machines: the address on which the leader "
-        "waits for them. Port 0: any free port.",
+        help="If this party has the labels (the leader): the address on which it waits for the "
+        "other parties. Port 0: any free port.",
     ),
 ]
 Data = Annotated[
@@ -63,26 +63,31 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="To find the common rows, another party sends ids and learns which are in the --data "
-        "file. It may send at most this number in all predictions together. Default: the job's "
-        "alignment.most_ids, else four times the file's number of ids.",
+        help="The largest number of ids that another party may send, in all predictions together. "
+        "It sends ids to find the common rows, and learns which of them are in the --data file. "
+        "Default: the job's alignment.most_ids, else four times the file's number of ids.",
     ),
 ]
 ConnectTo = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="If this party is a follower: the leader's address."),
+    typer.Option(
+        metavar="HOST:PORT", help="If this party has no labels (a follower): the leader's address."
+    ),
 ]
 Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder with this party's certificate.pem, key.pem and authority.pem. It is "
-        "CERTS/PARTY if `fedveil vertical certificates CERTS --party PARTY` made the files. "
-        "Your own authority may also make them.",
+        help="The folder with this party's certificate.pem, key.pem and authority.pem, such as "
+        "CERTS/PARTY of `fedveil vertical certificates CERTS --party PARTY`. Certificates of your "
+        "own certificate authority also work.",
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Connect without TLS, on a loopback address only.")
+    bool,
+    typer.Option(
+        "--insecure", help="Use no TLS. Any address except a loopback address needs --tls."
+    ),
 ]
 Patience = Annotated[
     float,

@@ -25,7 +25,7 @@ def check(
         ),
     ] = None,
 ) -> object:
-    """Check that nobody has edited a party's log or its exported model bundle."""
+    """Check that nobody has edited a party's log, or the files of its part of the model."""
     from fedveil.record.event_log import anchors, faults
     from fedveil.record.run_folder import EVENTS
     from fedveil.vertical.bundle import CONTENTS, Bundle

@@ -28,7 +28,7 @@ def generate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with the split language model that a job with `task: pangu` trained."""
+    """Continue a text with a language model whose layers the parties share (`task: pangu`)."""
     from fedveil.language import generation
     from fedveil.language.text_account import figures
     from fedveil.record.run_folder import job_of

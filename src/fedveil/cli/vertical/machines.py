@@ -49,7 +49,7 @@ def leader(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Take part as the leader: wait for the followers, then train and print the metrics."""
+    """Take part as the leader, the party with the labels: wait for the others, and train."""
     settings = _own_job(job, overrides, out, resume)
     from fedveil.vertical.remote import sessions
 
@@ -85,7 +85,7 @@ def follower(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Take part as a follower: connect to the leader, and train or serve a trained model."""
+    """Take part as a follower, a party without labels: train, or serve a trained model."""
     if serve is not None and resume is not None:
         raise JobError(
             [
