@@ -35,8 +35,8 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if it does not exist. The message begins with `key`, the job's line (such as
-    `model = 'm:f'`), and lists the `built_in` values.
+    Raises `error` if there is no such function or class. The error's message begins with `key`, the
+    job's line (such as `model = 'm:f'`), and lists the `built_in` values.
     """
     if not is_function(name):
         names = list(built_in)

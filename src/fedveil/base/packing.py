@@ -96,7 +96,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
     """Yield pairs of a slice of `out` and the bytes of the packed numbers for this slice.
 
-    A number has `width` bits. The bytes of a slice are followed by bytes that the caller ignores.
+    A number has `width` bits. The bytes of a slice are followed by padding, which callers ignore.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)

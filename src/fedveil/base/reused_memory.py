@@ -1,7 +1,7 @@
-"""Reuses the memory of large arrays that are no longer needed, from one report to the next.
+"""Reuses the memory of large arrays that are no longer needed, as between two clients' reports.
 
-The operating system clears memory before a program gets it, and some virtual machines take freed
-memory back. So the first use of an array can take longer than all computations on it.
+The operating system clears memory before a program gets it. Some virtual machines also return freed
+memory to their host. So the first use of new memory can take longer than all computations on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A deployed client's state from one round to the next, on the client's own disk.
 
-The state belongs to the job and to one run of the server. A client does not know if the server has
-summed its report, so it saves the new state beside the old one. The server's next request names the
-last round with the client's report in its sum. The client then deletes all states of later rounds.
+The state belongs to the job and to one run of the server. A client does not know if its report is
+in the round's sum, so it saves the new state beside the old one. The server's next request names
+the last round whose sum has the client's report. The client then deletes the states of later
+rounds.
 """
 
 from __future__ import annotations
