@@ -209,7 +209,10 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the sum `total` of their sections."""
+        """Undo the scaling: return the sum of the clients' vectors for this part.
+
+        `total` is the sum of the sections, the scaled vectors, of `reports` clients.
+        """
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 

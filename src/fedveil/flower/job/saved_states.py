@@ -63,10 +63,10 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield the client and the round of each state file, including files that are missing.
+        """Yield the client and the round of each state file whose name matches `names`.
 
-        A file's name is the client and the round, and must match the pattern `names`. Missing files
-        are those that `folder.seal` lists but the folder does not have.
+        A file's name is the client and the round. Files that `folder.seal` lists are yielded even
+        if they are missing from the folder.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))

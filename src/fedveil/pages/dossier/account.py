@@ -156,10 +156,10 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield (round, privacy charges of a report) for each start of a round without a record.
+    """Yield started rounds that are not in the run's records, each with a report's privacy charges.
 
-    `done` is the last round in the checkpoint. With seeded randomness, a round that was started
-    several times is yielded once.
+    A round that was started several times is yielded as often, but with seeded randomness only
+    once. `done` is the last round in the checkpoint.
     """
     if not run.started:
         return
