@@ -103,7 +103,7 @@ def tolerate_damage(cache: Any) -> None:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if a call of this loop would compile nothing."""
+    """Return True if the loop's code is in numba's cache on disk, or if it is never compiled."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__

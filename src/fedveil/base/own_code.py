@@ -78,7 +78,7 @@ def called(function: Callable[..., T], **offered: object) -> T:
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the objects of the running script or notebook that a job names, for another process.
+    """Pickle the objects that a job names in the running script or notebook, for another process.
 
     `names` are the functions in the job. Functions of the script, such as `__main__:data`, are
     pickled by value, with everything that they use from the script. Returns b"" if the job names

@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep freed large arrays' memory for new ones. Each call needs a call of `stop_reusing`."""
+    """Keep the memory of freed large arrays for new ones, until a matching `stop_reusing` call."""
     global _users
     with _lock:
         _users += 1

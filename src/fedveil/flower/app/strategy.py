@@ -59,9 +59,9 @@ class ProtectedStrategy(Strategy):
     settings. Keyword arguments give the other settings (`Options`, and the protection's own
     parameters).
 
-    `ledger_file`: the file in which the ledger is saved. A strategy that is created again, after
-    the server's process ended in mid-run, then continues with the earlier charges. Without a file
-    the ledger and `max_epsilon` start from zero.
+    `ledger_file`: the file in which the ledger is saved. If the server's process ends in mid-run, a
+    new strategy with the same file continues with the earlier charges. Without a file, the charges
+    start from zero again, also for the limit `max_epsilon`.
 
     During and after a run, `ledger` has every client's spent privacy, by Flower's number of the
     client. `rounds` has a record of every round, and `stopped` says why no further round was
