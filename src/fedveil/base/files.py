@@ -1,6 +1,6 @@
 """Writes files, and follows no links. No process ever sees a half-written file.
 
-A new file has narrow permissions from its creation on, not only after it is written.
+A new file never has wider permissions than requested, not even while it is written.
 """
 
 from __future__ import annotations
