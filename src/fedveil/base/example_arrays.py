@@ -67,11 +67,11 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Convert arrays of examples to one form, so that they can be concatenated.
+    """Convert arrays of examples to the same form, so that they can be concatenated.
 
-    If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if this form is needed but the examples of an array are single numbers, or if
-    the arrays have different inputs.
+    If any array has examples of different lengths, all arrays get the form that `ragged` returns.
+    Raises ValueError if an example is then a single number, which `ragged` cannot pad. Also raises
+    it if the arrays have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if not all(is_plain(part) or is_ragged(part.dtype) for part in parts):

@@ -1,4 +1,7 @@
-"""Writes files that are never seen half-written or with too wide permissions. Follows no links."""
+"""Writes files, and follows no links. No process ever sees a half-written file.
+
+A new file never has wider permissions than requested, not even while it is written.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 def restored_on_failure(file: IO[bytes]) -> Iterator[None]:
     """A context that restores the length of `file` after an OSError, such as of a full disk.
 
-    A part of a record would otherwise remain, and the next record would begin in its middle.
+    Otherwise, a part of a record would remain, and the next record would be appended to this part.
     """
     size = os.fstat(file.fileno()).st_size
     try:

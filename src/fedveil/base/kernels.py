@@ -74,9 +74,9 @@ class _Kernel:
 def tolerate_damage(cache: Any) -> None:
     """Change numba's `cache` of one loop so that a failure to load or save code is harmless.
 
-    Code that cannot be loaded is compiled again, and code that cannot be saved is only kept in
-    memory. The disk may be full or unreadable, and a file damaged. If several processes fill an
-    empty cache at once, a file may also hold code for other argument types.
+    Code that cannot be loaded is compiled again. Code that cannot be saved stays only in memory.
+    The cause may be a full or unreadable disk, or a damaged file. A file can also hold code for the
+    wrong argument types, if several processes filled an empty cache at the same time.
     """
     load, save = cache.load_overload, cache.save_overload
 
@@ -103,7 +103,7 @@ def tolerate_damage(cache: Any) -> None:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if a call of this loop would compile nothing."""
+    """Return True if the loop's code is in numba's cache on disk, or if it is never compiled."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -111,12 +111,13 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Prepare `loop`, a Python function, for compilation with other functions of its module.
+    """Prepare the Python function `loop` for compilation, rename it and return it.
 
-    The global names of functions that `loop` calls then refer to their compiled versions, if any.
-    Renames `loop` and returns it. The new name ends with a hash of the processor and of all files
-    in the loop's folder. Without this hash, processors that share numba's cache would overwrite
-    each other's code, and the cache would notice a change only in the loop's own file.
+    `loop` may call other functions that have a compiled version. In the loop's module, the names of
+    these functions then refer to the compiled versions. The new name of `loop` ends with a hash of
+    the processor and of all files in the loop's folder. Without this hash, processors that share
+    numba's cache would overwrite each other's code. The cache would also notice no change in
+    another file than the loop's own.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

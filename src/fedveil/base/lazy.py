@@ -1,6 +1,7 @@
 """Imports the public names of a package at their first use.
 
-`import fedveil.mechanisms` must not import torch, and a helper process needs only a few names.
+So `import fedveil.mechanisms` does not import torch, and a process that needs only a few names
+starts quickly.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__` (PEP 562), which import names at first use.
 
-    `names` maps each module to the names that the package exports from it. To export a submodule
-    itself, `names` maps the submodule's full name to the last part of this name. `needs` has an
-    external package that all names need, and the extra that installs it. If the external package
-    is missing, the import of a name raises `MissingExtra`.
+    `names` maps each module to the names that the package exports from it. An entry such as
+    {"package.submodule": ["submodule"]} exports the submodule itself. `needs` is a pair: an
+    external package that all names need, and fedveil's extra that installs it. If the external
+    package is missing, the import of a name raises `MissingExtra`.
     """
     homes = {name: home for home, held in names.items() for name in held}
 

@@ -1,8 +1,8 @@
 """Messages: flat mappings of names to arrays, bytes and scalars, with one binary encoding.
 
-The length of the encoding is the "upload bytes" of every table, both in simulation and over a
-network. The encoding is canonical (names sorted, shortest lengths, nothing after the end) and
-contains only data. Decoding checks every length before it reads. Hostile bytes raise
+Tables of a run's results show the length of the encoding as "upload bytes", both in simulation and
+over a network. The encoding is canonical (names sorted, shortest lengths, nothing after the end)
+and contains only data. Decoding checks every length before it reads. Hostile bytes raise
 `MessageInvalid` and have no other effect.
 
     message := b"\\xfe\\x01" field*
@@ -80,10 +80,10 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """Return the message that `data` encodes. Arrays are read-only, and not copied if aligned.
+    """Return the message that `data` encodes. Arrays are read-only. Aligned ones are not copied.
 
-    Raises `MessageInvalid` for invalid data. Data longer than `longest` bytes (None: no limit) are
-    not read.
+    Raises `MessageInvalid` for invalid data, and for data of more than `longest` bytes (None: no
+    limit).
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(
@@ -138,7 +138,7 @@ def quoted(value: object) -> str:
 def check_kind(message: Message, kind: str, sender: str = "it") -> None:
     """Raise `MessageInvalid` unless the field "kind" of an untrusted message is `kind`.
 
-    The error begins with `sender`.
+    The error begins with `sender`, a name for the party or machine that sent the message.
     """
     if text_in(message, "kind") != kind:
         found = quoted(message.get("kind"))

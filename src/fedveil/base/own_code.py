@@ -35,8 +35,8 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if it does not exist. The message begins with `key`, the job's line (such as
-    `model = 'm:f'`), and lists the `built_in` values.
+    Raises `error` if there is no such function or class. The error's message begins with `key`, the
+    job's line (such as `model = 'm:f'`), and lists the `built_in` values.
     """
     if not is_function(name):
         names = list(built_in)
@@ -78,7 +78,7 @@ def called(function: Callable[..., T], **offered: object) -> T:
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the objects of the running script or notebook that a job names, for another process.
+    """Pickle the objects that a job names in the running script or notebook, for another process.
 
     `names` are the functions in the job. Functions of the script, such as `__main__:data`, are
     pickled by value, with everything that they use from the script. Returns b"" if the job names

@@ -96,7 +96,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
     """Yield pairs of a slice of `out` and the bytes of the packed numbers for this slice.
 
-    A number has `width` bits. The bytes of a slice are followed by bytes that the caller ignores.
+    A number has `width` bits. The bytes of a slice are followed by padding, which callers ignore.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
@@ -173,10 +173,10 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return a 64-bit number that begins with bit `bit` of byte `byte` of `padded`.
+    """Return a 64-bit number whose lowest bit is bit `bit` of byte `byte` of `padded`.
 
-    Bits are counted from the lowest, and `bit` may exceed 7. At least the low 57 bits of the result
-    are bits of `padded`.
+    The lowest bit of a byte is bit 0. A `bit` above 7 is in a later byte. The low 57 bits of the
+    result are always bits of `padded`. Higher ones may be 0 instead.
     """
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)

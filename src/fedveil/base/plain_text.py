@@ -43,10 +43,10 @@ def say(text: str) -> None:
 
 
 def document(text: str, *, exact: bool = False) -> None:
-    """Print a command's whole answer on standard output. Prints nothing under `--json`.
+    """Print `text`, a command's whole answer, on standard output. Prints nothing under `--json`.
 
-    `exact` is for text that a program will read. Raises `OutputLost` if standard output is closed.
-    With `exact`, also raises it if standard output's encoding lacks a character of `text`.
+    Raises `OutputLost` if standard output is closed. Set `exact` if a program will read the text:
+    then also raises `OutputLost` if the output's encoding lacks a character of `text`.
     """
     if to_stderr:
         return

@@ -1,7 +1,7 @@
-"""Reuses the memory of large arrays that are no longer needed, from one report to the next.
+"""Reuses the memory of large arrays that are no longer needed, as between two clients' reports.
 
-The operating system clears memory before a program gets it, and some virtual machines take freed
-memory back. So the first use of an array can take longer than all computations on it.
+The operating system clears memory before a program gets it. Some virtual machines also return freed
+memory to their host. So the first use of new memory can take longer than all computations on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep freed large arrays' memory for new ones. Each call needs a call of `stop_reusing`."""
+    """Keep the memory of freed large arrays for new ones, until a matching `stop_reusing` call."""
     global _users
     with _lock:
         _users += 1

@@ -15,7 +15,8 @@ _LONG = 1 << 22
 def by_halves(count: int, work: Callable[[slice], T]) -> list[T]:
     """Call `work` with slices that cover the entries 0 to `count` - 1. Returns the results.
 
-    There is one slice or, if `count` is large, two halves. Two threads then work on one half each.
+    If `count` is large, there are two slices, and two threads work on one half of the entries each.
+    Otherwise there is only one slice.
     """
     if count < _LONG:
         return [work(slice(0, count))]

@@ -110,8 +110,8 @@ def ends_whole(path: str | Path, most: int) -> bool:
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    Use `opened` instead, unless a library must open the file: another file may replace it after
-    the check.
+    Use this function only if a library must open the file, otherwise use `opened`. After this
+    check, another file may take the place of the checked one.
     """
     try:
         status = Path(path).stat()

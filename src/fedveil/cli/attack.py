@@ -282,9 +282,10 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that returns the output folder: `out`, or a new one made at first call.
+    """Return a function that writes the job to the output folder, and returns this folder.
 
-    The folder holds the job. It is closed when `stack` closes.
+    The output folder is `out`, which is created now. If `out` is None, it is a new folder, which is
+    created when the function is first called. The folder is closed when `stack` closes.
     """
     from fedveil.record.run_folder import JOB, RunFolder
 

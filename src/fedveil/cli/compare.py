@@ -227,10 +227,11 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, the value of `--epsilons`, or [] to keep the job's settings.
+    """Return the epsilons at which to compare protections, or [] to keep the job's settings.
 
-    The result is [] if `text` is "own". If `text` is None, the result is [] if a key in `fixed`
-    decides a protection's epsilon, and `EPSILONS` otherwise.
+    `text` is the value of `--epsilons`: a list of epsilons, "own" (to keep the settings) or None.
+    For None, the result is [] if a key in `fixed` decides a protection's epsilon. Otherwise it is
+    the default, `EPSILONS`.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

@@ -127,8 +127,9 @@ def _ended(app: typer.Typer) -> int:
 def _interrupted(end: KeyboardInterrupt) -> int:
     """Print that the command was interrupted and how to resume it. Returns the exit code.
 
-    If Ctrl-C interrupts code in `exec` (such as the creation of a dataclass), CPython later exits
-    by the signal although the exception is caught. A further call of `exec` prevents this.
+    Ctrl-C may have interrupted code in `exec`, such as the creation of a dataclass. CPython would
+    then exit by the signal later, although the exception was caught. The call of `exec` in this
+    function prevents this.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
@@ -184,7 +185,10 @@ def _alike(option: str, near: Iterable[str]) -> list[str]:
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return how to correct `JOB run` to `run JOB`, or "" if no command follows `first`."""
+    """Return a hint to write `run JOB` in place of `JOB run`, where JOB is the word `first`.
+
+    Returns "" if no command, such as `run`, comes after `first`.
+    """
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:
@@ -194,7 +198,10 @@ def _swapped(context: Any, group: TyperGroup, first: str) -> str:
 
 
 def _settings(context: Any, option: str) -> Iterator[str]:
-    """Yield the `--set` options to suggest for `option`, an unknown option named like a job key."""
+    """Yield `--set` options to suggest in place of the unknown option `option`.
+
+    There is one for each key of a job with this name, such as `--set rounds=VALUE` for `--rounds`.
+    """
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return
     kind = _job_of(context.command_path)

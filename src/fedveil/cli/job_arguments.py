@@ -27,7 +27,7 @@ JobPath = Annotated[
 
 
 def set_option(of: str) -> Any:
-    """Return an option `--set`, whose help says "override one key of", followed by `of`."""
+    """Return an option `--set`. Its help says that it overrides one key of the file or job `of`."""
     text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
     return typer.Option("--set", help=text)
 
@@ -55,8 +55,9 @@ def load(
 ) -> Job:
     """Load the job file `path`, or else `default`, and print the job's warnings.
 
-    A MindSpore Federated file is translated, with printed notes. The error for a vertical job ends
-    with `other` and the path. If `runs` is True, a note is printed for a job without protection.
+    A MindSpore Federated file is translated, with printed notes. If the job is vertical, an error
+    is raised, which ends with the advice `other` and the path. If `runs` is True, a note is printed
+    for a job without protection.
     """
     from fedveil.federated.job import Job
 
@@ -89,7 +90,7 @@ def load(
 
 
 def job_file(path: Path | None) -> Path | None:
-    """Return the job in the folder `path`, such as a run's. If there is none, returns `path`."""
+    """Return the path of the job file in the folder `path`, or `path` if it has no job file."""
     from fedveil.record.run_folder import JOB
 
     return path / JOB if path is not None and (path / JOB).is_file() else path

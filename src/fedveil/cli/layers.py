@@ -52,7 +52,7 @@ def show_layers(found: Sequence[LayerTraining], *, stderr: bool = False) -> None
 
 
 def _folded(found: Sequence[LayerTraining]) -> list[LayerTraining]:
-    """Merge the lines of layers that are equal except for a number inside their names."""
+    """Merge lines that differ only in a number in the layer's name, as those of equal blocks do."""
     alike: dict[LayerTraining, list[LayerTraining]] = {}
     for line in found:
         alike.setdefault(replace(line, layer=_NUMBER.sub("*", line.layer)), []).append(line)

@@ -1,4 +1,4 @@
-"""Makes a failed write to standard output a user error, and every character printable."""
+"""Reports failed writes to standard output as user errors, and escapes unprintable characters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedveil.errors import OutputLost
 def explained_output() -> Iterator[None]:
     """Context manager: a failed write to standard output raises `OutputLost`.
 
-    A character that the output's encoding lacks is written as an escape sequence, such as `\\xe9`.
-    After a closed pipe, typer and rich end the command without a message.
+    A closed pipe raises no `OutputLost`: typer and rich then end the command without a message. A
+    character that the output's encoding lacks is written as an escape sequence, such as `\\xe9`.
     """
     stream: Any = sys.stdout
     if stream is None:  # it was closed before the program started

@@ -27,7 +27,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, of heads, of entries per head, and of floats in a softmax row.
+    """Return four counts: tokens, heads, entries per head, and floats in a row of the softmax.
 
     `op` is the layer's row of the operation table.
     """

@@ -34,9 +34,10 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 
 
 class _Chain:
-    """The operations of consecutive layers. `value` is the memory layout of the last output.
+    """The operations of consecutive layers. `value` is the memory layout of their output.
 
-    At first, `value` is the layout of the input. `begun` is True if other layers come before.
+    While the chain has no layers, `value` is the layout of its input. `begun` is True if other
+    layers of the model come before this chain.
     """
 
     def __init__(self, value: Value, *, begun: bool = False) -> None:
@@ -90,12 +91,12 @@ def follow(
 def refusals(
     parts: Sequence[Part], shapes: Mapping[nn.Module, Sequence[int]], scores_of: Sequence[str]
 ) -> list[Sequence[str] | None]:
-    """Return the reasons why native code cannot train each part of a model.
+    """Return, for each part of a model, the reasons why native code cannot train it.
 
-    An entry is empty if native code could train the part, and None if this is unknown. `shapes` has
-    the shape of each module's input, for one example. It is needed for the first part, for a part
-    after one that native code cannot train, and for a part outside a chain. `scores_of` is as in
-    `follow`.
+    A part has no reasons if native code could train it, and None if this is unknown. `shapes` maps
+    a part's module to the shape of its input, for one example. Three kinds of parts need their
+    shape: the first part, a part outside a chain, and a part after one that native code cannot
+    train. `scores_of` is as in `follow`.
     """
     found, chain = list[Sequence[str] | None](), None
     for number, part in enumerate(parts):

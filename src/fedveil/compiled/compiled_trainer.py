@@ -55,7 +55,7 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round, and discard the packed copy of the previous weights."""
+        """Set the weights of a new round, and discard the copy of the old ones in native layout."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
@@ -245,7 +245,8 @@ class CompiledTrainer:
     def _begin(self, client: ClientData) -> None:
         """Do nothing. A subclass can prepare each attempt to train `client` here.
 
-        If the sum of deferred SGD steps is not finite, a second attempt defers no steps.
+        The first attempt may defer SGD steps (`deferred_steps`). If their sum is not finite, there
+        is a second attempt, without deferred steps.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

@@ -34,9 +34,10 @@ from fedveil.learning.losses import WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The `many` scores begin at position `z` of the float memory `m`, their gradient at `g`. `scale`
-    is first rounded to the memory's float type, as in torch. Softmax and one-hot are then
-    multiplied by the same number, so their difference is exactly 0 where both are 1.
+    The `many` scores begin at position `z` of the float memory `m`, and the gradient begins at `g`.
+    `scale` is first rounded to the memory's float type, as in torch. The softmax and the one-hot
+    vector are then both multiplied by the rounded number. So their difference is exactly 0 where
+    both are 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

@@ -101,24 +101,26 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add the effect of a layer's stored SGD steps, which the weight lacks, to the layer's outputs.
+    """Add the effect of a layer's stored SGD steps to the layer's outputs.
 
-    The effect is (x X') D, for the inputs x of the layer. X has the inputs of the stored steps, D
-    their output gradients times -learning rate, and X' is X transposed. There are `rows` rows: row
-    n of the inputs begins at m[x + n xs], row n of the outputs at m[y + n ys], in the float memory
-    `m`. `op` is the layer's row of the operation table.
+    The weight does not include these steps yet. Their effect is (x X') D, for the inputs x of the
+    layer. X has the inputs of the stored steps, D their output gradients times -learning rate, and
+    X' is X transposed. There are `rows` rows: row n of the inputs begins at m[x + n xs], row n of
+    the outputs at m[y + n ys], in the float memory `m`. `op` is the layer's row of the operation
+    table.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add the effect of a layer's stored SGD steps, which the weight lacks, to its input gradients.
+    """Add the effect of a layer's stored SGD steps to the gradients of the layer's inputs.
 
-    The effect is (dy D') X, for the output gradients dy of the layer. X has the inputs of the
-    stored steps, D their output gradients times -learning rate, and D' is D transposed. There are
-    `rows` rows: row n of the input gradients begins at m[dx + n xs], row n of dy at m[dy + n ys],
-    in the float memory `m`. `op` is the layer's row of the operation table.
+    The weight does not include these steps yet. Their effect is (dy D') X, for the output gradients
+    dy of the layer. X has the inputs of the stored steps, D their output gradients times -learning
+    rate, and D' is D transposed. There are `rows` rows: row n of the input gradients begins at
+    m[dx + n xs], row n of dy at m[dy + n ys], in the float memory `m`. `op` is the layer's row of
+    the operation table.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 

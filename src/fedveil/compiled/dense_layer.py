@@ -44,10 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of matrix products for a batch, the rows of each, and two strides.
+    """Return the number of matrix products for a batch, each product's number of rows, and strides.
 
-    The strides are the distances between two rows of the layer's input, and of its output. `op` is
-    the layer's row of the operation table.
+    The first stride is the distance between two rows of the layer's input, the second that of its
+    output. `op` is the layer's row of the operation table.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:

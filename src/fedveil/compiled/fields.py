@@ -35,8 +35,8 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return the numbers of `count` consecutive table columns, the first of which is `first`.
+    """Return the numbers of the table columns that only one kind of operation has.
 
-    A kind of operation with columns of its own calls this function for their numbers.
+    There are `count` such columns, and `first` is the number of the first one.
     """
     return range(first, first + count)

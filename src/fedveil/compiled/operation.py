@@ -88,7 +88,7 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the number of floats before an example's first entry, which are zero padding."""
+        """Return the number of padding zeros before an example's first entry."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 

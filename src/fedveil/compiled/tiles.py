@@ -208,11 +208,10 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 def largest_tile(lanes: int) -> Any:
     """Return a function that finds the largest value of a window, for `lanes` channels at once.
 
-    The function also writes a number that identifies this value, its place: first + r * row step +
-    c * column step, if the value is in row r and column c of the window. The caller chooses first
-    and both steps, which are arguments. Among equal values the first one counts as the largest, and
-    NaN counts as larger than all numbers, as in torch. The function has these arguments, in this
-    order:
+    The function also writes the place of this value. The place is a number, first + r * row step +
+    c * column step, for a value in row r and column c of the window. First and the two steps are
+    arguments. Among equal values the first one counts as the largest, and NaN counts as larger than
+    all numbers, as in torch. The function has these arguments, in this order:
 
         values                           array, position of the window, row stride, column stride
         size of the window               rows, columns

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits, which are part of that package."""
+"""scikit-learn's digits: 1,797 scans of handwritten digits, in the files of the package itself."""
 
 from __future__ import annotations
 

@@ -72,9 +72,10 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file. All of them add to one count for `progress`.
+    """Return a progress function for each file, which calls `progress` for all files together.
 
-    A progress function is called with the bytes received and the total.
+    A progress function is called with two numbers: the bytes received so far, and the bytes to
+    receive in total. `progress` gets the sums of these numbers over all files.
     """
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]

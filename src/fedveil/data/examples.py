@@ -132,10 +132,11 @@ def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets
 
 
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
-    """Return the arrays that determine the number of outputs: the targets, and perhaps the inputs.
+    """Return the arrays from which the number of outputs is computed: the targets, or also inputs.
 
-    The inputs are returned if `y`, which the user gave, is None: the targets are then tokens of the
-    inputs. They are also returned if inputs and targets are tokens and `classes` is None.
+    In two cases, the inputs are included. First, the user gave no targets (`y` is None), so that
+    they are tokens of the inputs. Second, the user gave targets, but no `classes`, and inputs and
+    targets are tokens.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))

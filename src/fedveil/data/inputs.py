@@ -79,9 +79,9 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     """Return an array of finite real numbers for training, or raise `DataInvalid`.
 
-    Floats become float32. `alone` is True if examples have only this input. If they have several,
-    integers become int64, and an example's input may be a single number. The error calls the array
-    `part` of the data set `name`.
+    Floats become float32. `alone` is False if `array` is one of several inputs of the examples. In
+    this case, integers become int64, and each example may have a single number here. The error
+    calls the array `part` of the data set `name`.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

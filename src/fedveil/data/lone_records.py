@@ -168,9 +168,9 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target of the form `form` may have, and a flag.
+    """Return the shapes that a target may have according to `form`, and True if others are allowed.
 
-    If the flag is True, the targets in a NumPy array may also have any other shape.
+    Other shapes are allowed only for targets that are given as a NumPy array.
     """
     if form.targets == "class":
         return [()], False

@@ -75,10 +75,9 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def _check_targets(name: str, public: Dataset) -> None:
-    """Raise `DataInvalid` if only the targets of the test examples form a structured array.
+    """Raise `DataInvalid` if the test targets form a structured array, but their examples do not.
 
-    Targets with several arrays, or of different lengths, form a structured array. The examples
-    themselves must then form one, too.
+    Targets form a structured array if each has several arrays, or if their lengths differ.
     """
     if is_plain(public.test.x) and not is_plain(public.test.y):
         raise DataInvalid(
@@ -140,9 +139,9 @@ def _apart(
 
     Returns a list and a mapping. The list has pairs (x, y): the inputs and the targets of many
     records, not yet read. It has a pair for each client if the data are given by client, otherwise
-    one pair. The mapping has the rest: x_test, y_test, client_ids and classes. It lacks x_test and
-    y_test if `tested` is False, unless the function returned them as arrays. `targets` is the kind
-    of the targets, such as "class". `name` is the function's name, for error messages.
+    one pair. The mapping has the rest: x_test, y_test, client_ids and classes. If `tested` is
+    False, x_test and y_test may be missing. `targets` is the kind of the targets, such as "class".
+    `name` is the function's name, for error messages.
     """
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)
@@ -263,8 +262,8 @@ def _pair(
 def _are_sequences(value: Any) -> bool:
     """Return True if `value` is a list with each example's tokens, and False for a pair [x, y].
 
-    A list of two items is a pair if neither item is a sequence of tokens. So one invalid record
-    cannot change how the other record is read.
+    A list of two items is unclear. It counts as examples if at least one item is a sequence of
+    tokens. So one invalid example cannot turn the list into a pair.
     """
     return isinstance(value, list) and (len(value) != 2 or any(map(_is_sequence, value)))
 

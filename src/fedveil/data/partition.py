@@ -54,7 +54,10 @@ class Partition:
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Return a line: how many examples (and, given `labels`, distinct labels) clients have."""
+        """Return a line that says how many examples clients have, and how many distinct `labels`.
+
+        Without `labels`, the line only has the numbers of examples.
+        """
         hold = "holds" if self.clients == 1 else "hold"
         line = f"{quantity(self.clients, 'client')} {hold} {_low_to_high(self.sizes, 'example')}"
         if labels is None:

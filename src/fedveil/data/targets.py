@@ -72,10 +72,11 @@ def check_derivable(kind: Targets, name: str, part: str) -> None:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last as inputs, and without the first as targets.
+    """Return inputs and targets that predict the next token of each example in `x`.
 
-    Raises `DataInvalid` if an example of `x` is not at least two tokens. `part` and `name` are the
-    names of `x` and of its data set in the error.
+    The inputs are an example's tokens without the last one, the targets its tokens without the
+    first one. Raises `DataInvalid` if an example has fewer than two tokens. The error calls `x` the
+    `part` of the data set `name`.
     """
     _tokens(name, part, x, ignored=False)
     if is_plain(x):

@@ -1,4 +1,4 @@
-"""The blocks of a job and all of their keys. `rules.py` has the rules between the keys."""
+"""The blocks (sections) of a job, with all keys. `rules.py` has the rules about several keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds every protection's rules and advice, built-in or a user's own, to a job's rules."""
+"""Adds the rules and the advice of every protection, including a user's own, to a job's rules."""
 
 from __future__ import annotations
 

@@ -53,9 +53,10 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each block that the job sets, but its protection does not use.
+        """Yield a warning for each protection's block that the job sets without any effect.
 
-        Yields nothing if the job also sets `protection.name`.
+        Such a block is not that of the default protection, which the job uses because it does not
+        set `protection.name`. Yields nothing if the job sets `protection.name`.
         """
         if "name" in self.model_fields_set:
             return

@@ -120,7 +120,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the saved state's key, or None without a valid key. Erases the key's file."""
+        """Return the saved state's key, or None if there is no valid key. Erases the key's file."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

@@ -191,9 +191,9 @@ def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
     """Cut `tokens` into examples. Returns their inputs and labels, both (examples, context).
 
-    An example is a window of `context` tokens, each labelled with the token after it. Windows do
-    not overlap, so each token is an input of at most one example, the unit of privacy. Tokens at
-    the end that do not fill a window are omitted. Both arrays are views of `tokens`.
+    An example, the unit of privacy, is a window of `context` tokens. The label of a token is the
+    token after it. Windows do not overlap, so each token is an input of at most one example. Tokens
+    at the end that do not fill a window are omitted. Both arrays are views of `tokens`.
     """
     context = integer("context", context, 1)
     count = (len(tokens) - 1) // context

@@ -72,7 +72,10 @@ def epsilon(split: SplitModel, vectors: int) -> float:
 
 
 def crossings(split: SplitModel) -> tuple[Crossing, Crossing]:
-    """Return the crossings of a language model: to the other party's backbone, and back."""
+    """Return a language model's crossings (connections between parties): to the backbone, and back.
+
+    The backbone is the part of the other party.
+    """
     if len(split.parts) != 3 or len(split.crossings) != 2:
         names = ", ".join(part.name for part in split.parts)
         raise InvalidValue(

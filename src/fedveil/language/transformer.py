@@ -12,8 +12,8 @@ vocabulary nor a token.
 
 Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without it:
 
-- the backbone normalises its input: vectors of 0 and 1 have a mean and a scale that carry no
-  information, and would outweigh the output of every layer;
+- the backbone normalises its input. EmbeddingDP turns it into vectors of 0 and 1, whose mean and
+  scale carry no information, but would outweigh the output of every layer;
 - initial word vectors are four times larger than position vectors. EmbeddingDP sends only the sign
   of each entry of their sum. If both had the same size, the sign would reveal little of either.
 

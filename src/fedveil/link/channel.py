@@ -135,10 +135,9 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message, or has sent a peer too many unread messages.
+        """Run `party` until it waits for a message. Returns True if it made any progress.
 
-        It stops when a peer has `ahead` unread messages from it. None means no limit. Returns True
-        if the party made any progress.
+        Also stops the party when a peer has `ahead` unread messages from it (None: no limit).
         """
         seat, moved = self._seats[party], False
         while not seat.done:

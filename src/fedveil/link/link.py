@@ -51,11 +51,11 @@ _LOOK_AGAIN_S = 60.0
 class Link:
     """One party's end of the link to `peer`: a `Channel` that uses one stream after another.
 
-    A stream is one connection, which may break and be replaced. `send` queues a message, and waits
-    first while the peer has not acknowledged `OUTBOX_BYTES` of earlier ones. `send` and `receive`
-    raise LinkLost if they wait for `patience_s` seconds without a stream, for twice as long on an
-    open stream without progress, or for four times as long over several streams. After the peer's
-    process was replaced, they raise PeerRestarted until this party calls `begin` or
+    A stream is one connection, which may break and be replaced. `send` queues a message. It first
+    waits if the peer has not yet acknowledged `OUTBOX_BYTES` of earlier messages. `send` and
+    `receive` raise LinkLost after a wait of `patience_s` seconds without a stream, of twice this
+    time on an open stream without progress, or of four times this time over several streams. If the
+    peer's process is replaced, they raise PeerRestarted until this party calls `begin` or
     `await_another`. Only one thread may send and receive.
     """
 
@@ -218,7 +218,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store the reason why no stream could be opened. LinkLost states it if none opens."""
+        """Store `why` no stream could be opened. A later LinkLost error states this reason."""
         with self._lock:
             self._down_why = why
 
@@ -299,8 +299,8 @@ class Link:
     def _patience_left(self, since: float, what: str = "sent nothing") -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        This party has waited since the time `since`, over any number of streams. The error says
-        that the peer has done `what`, such as "sent nothing", for all that time.
+        `since` is the time at which this party began to wait, perhaps on an earlier stream. The
+        error says that the peer has done `what` since then, such as "sent nothing".
         """
         now, total = time.monotonic(), 4 * self._patience_s
         if self._stream:

@@ -154,10 +154,10 @@ def _newest(
 
 
 def _covers(crl: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if `crl` names the certificate's issuer, and its scope covers the certificate.
+    """Return True if the list `crl` is of the certificate's issuer and covers this certificate.
 
-    A scope can be limited to authorities' certificates or to other certificates, and to
-    certificates that name one of certain distribution points.
+    A list may cover only the certificates of authorities, or only all others. It may also cover
+    only certificates that name one of its distribution points.
     """
     scope = _scope(crl)
     if crl.issuer != certificate.issuer:

@@ -85,9 +85,10 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
         self._tasks = train_tasks or [AppConstants.TASK_TRAIN]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Admit a task, and return its data without the protection's message to this site, if any.
+        """Admit a task, and return its data. A training task is charged first.
 
-        A training task is charged first. Raises `ContentBlockedException` if the task is refused.
+        If the data contain a message of the protection to this site, the message is removed. Raises
+        `ContentBlockedException` if the task is refused.
         """
         earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)

@@ -51,7 +51,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return texts that explain a record's epsilons. Key "per_round" is for `epsilon_per_round`."""
+    """Return a text about each epsilon in a record. Key KEY has the text about `epsilon_KEY`."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 

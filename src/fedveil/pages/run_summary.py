@@ -105,19 +105,20 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the account line with the largest epsilon, or None if there is none.
+    """Return the line with the largest epsilon in the parties' accounts, or None if there is none.
 
-    Lines about one example's influence on the reports of other examples are ignored.
+    Ignores lines about the influence of one example on the reports of other examples.
     """
     own = (line for line in accounts if influenced_part(line.what) is None)
     return max(own, key=lambda line: line.epsilon, default=None)
 
 
 def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence: no epsilon covers one example's influence on other examples' reports.
+    """Return a sentence about an influence of examples that no epsilon in `accounts` covers.
 
-    The sentence names the parts of the model for which `accounts` has a line about this influence.
-    Returns "" if there is no such line.
+    An example trains parts of the model, and so influences the reports of other examples. The
+    sentence names the parts for which `accounts` has a line about this influence. Returns "" if
+    there is no such line.
     """
     found = (influenced_part(line.what) for line in accounts)
     parts = list(dict.fromkeys(part for part in found if part is not None))

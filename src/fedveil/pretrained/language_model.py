@@ -142,9 +142,9 @@ def _base(
 
     `classes` is the number of classes of a classifier, or None for a model that predicts the next
     token. `own_config` is a configuration as JSON. If it is not empty, it replaces the folder's
-    configuration, and all weights are random. New weights are drawn from `seed`. Consecutive calls
-    with equal arguments return the same model. `stamp` describes the folder's files, so a changed
-    file is loaded again.
+    configuration, and all weights are random. New weights are drawn from `seed`. If the next call
+    has the same arguments, it returns the same model. `stamp` describes the folder's files. It is
+    an argument so that the model is loaded again after a file has changed.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"

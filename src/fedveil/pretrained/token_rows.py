@@ -68,9 +68,9 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return `ids[:-1]` as the inputs of a row, and `ids[1:]` as its targets.
+        """Return a row for the tokens `ids`: the target of each token is the token after it.
 
-        Targets before the position `known` are ignored in training.
+        The first `known` tokens of `ids`, such as those of a prompt, are ignored as targets.
         """
         targets = [IGNORED if i + 1 < known else token for i, token in enumerate(ids[1:])]
         return self._filled(ids[:-1], self.pad), self._filled(targets, IGNORED)

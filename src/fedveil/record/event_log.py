@@ -65,9 +65,9 @@ class EventLog:
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return the log line with which a party records the state of another party's chain.
+    """Return a line with the state of `party`'s chain, for the log of another party.
 
-    `head` is the number of lines in the log of `party`, and the last digest of its chain.
+    `head` is this state: the number of lines in the log of `party`, and the chain's last digest.
     """
     return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
 

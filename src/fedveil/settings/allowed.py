@@ -147,9 +147,9 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of the blocks to which `field` maps names that a user chooses.
+    """Return the settings class of the blocks in `field`, if it maps a user's names to blocks.
 
-    Returns None if `field` is not such a mapping.
+    Returns None for any other field.
     """
     if get_origin(field.annotation) is not dict:
         return None

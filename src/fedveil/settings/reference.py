@@ -65,8 +65,9 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
 
-    `told` maps the rows of all earlier tables to their blocks' paths. If several rows repeat rows
-    of an earlier block, a reference to that block replaces them.
+    `told` has the rows of all earlier tables, and maps them to the path of their block. If several
+    rows of this table are the same as rows of one earlier block, a reference to that block replaces
+    them.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

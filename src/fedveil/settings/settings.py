@@ -111,7 +111,7 @@ class Choice(Block):
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
         """Return the block's content `held`, changed so that it selects the choice `word`.
 
-        Unless `held` already selects `word`, the settings of `word` in `held` are dropped.
+        If `held` already selects `word`, nothing changes. Otherwise `word` gets default settings.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

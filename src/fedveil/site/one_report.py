@@ -253,7 +253,7 @@ class Admitted:
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero. An error that the server's
         message causes is also raised at `leaves_at`, so its time reveals nothing about the data. If
-        `leaves_at` has passed before, `left_late` writes this to the account.
+        the report is not ready by then, `left_late` writes to the account that it is late.
         """
         try:
             made = self._made(after)

@@ -170,8 +170,9 @@ def _signature(data: bytes) -> bytes:
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield `key = value` for each function of a user that this process would import for a job.
 
-    `value` is the job as plain data, or its value at the keys `path`. Skips the model, task and
-    schedule, which another process runs, and the data set, which the site reads itself.
+    `value` is the job as plain data, or a value in it. `path` has the keys that lead to this value.
+    Skips the model, task and schedule, which another process runs. Also skips the data set, which
+    the site reads itself.
     """
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:

@@ -173,7 +173,8 @@ class SiteLog:
 def server_of(policy: Policy, named: str | None) -> str:
     """Return the name of the server to serve: `named`, or the policy's only server.
 
-    Raises `SiteError` for an unknown name, or if `named` is None and there is not just one.
+    Raises `SiteError` if the policy has no server `named`. If `named` is None, raises it unless the
+    policy has exactly one server.
     """
     if named is None and len(policy.servers) == 1:
         return next(iter(policy.servers))

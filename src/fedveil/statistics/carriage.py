@@ -146,10 +146,10 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 class Carriage:
     """Encodes clients' joint vectors as updates, and decodes their aggregate to a sum with noise.
 
-    A joint vector has a client's vectors for all questions, one after another. If the protection
-    rounds towards zero, each joint vector is first rounded to the protection's grid at random,
-    without bias. Vectors are scaled down before, so that two rounded vectors are still at most 2
-    apart. This is the distance for which the noise is computed.
+    A joint vector has a client's vectors for all questions, one after another. Some protections
+    round towards zero, to a grid. For these, the joint vector is first rounded to the same grid at
+    random, without bias. The noise is computed for vectors that are at most 2 apart. So that this
+    still holds after the rounding, the vectors are first scaled down.
     """
 
     def __init__(self, protection: Protection) -> None:

@@ -89,10 +89,11 @@ class Filter:
 
 
 def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
-    """Return the replacement for `found`, a match of `_QUOTED`, before Python parses the text.
+    """Return what replaces a quoted text or name in a condition, so that Python can parse it.
 
-    A text in quotation marks is kept unchanged. A column's name in backticks, which Python cannot
-    parse, is replaced by a new word such as _quoted_0, and is stored as `quoted[word]`.
+    `found` is the quoted text or name, a match of `_QUOTED`. A text in quotation marks stays
+    unchanged. A column's name in backticks is replaced by a new word such as _quoted_0, and is
+    stored as `quoted[word]`.
     """
     if found[1] is None:
         return found[0]

@@ -5,16 +5,16 @@
     histogram       one-hot cells
     contingency     one-hot cells of two columns
     mean, variance, correlation     powers of numbers scaled to [-1, 1]; under rr and oue: one-hot
-                    cells that say how often a scaled number was rounded at random to 1, not to -1
+                    cells that count how many random roundings of a number to -1 or 1 gave 1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
-                    under rr and oue: whether a value is below an edge, another edge in each round
+                    under rr and oue: one cell for values below an edge, which changes every round
     heavy_hitters   one-hot prefixes, new ones in every round
 
-Under a protection that sums vectors, the parts of all questions form one vector. The section of the
-vector for part i is scaled so that the sections of two clients (under `unit: row`, of two rows) are
-at most 2 w_i apart. Here, w_i² is the part's share of all questions' weights, and Σ w_i² = 1. So
-the whole vectors are at most 2 apart. A question with a larger weight gets less noise. A part that
-does not depend on earlier rounds is asked in every round, and its answers are averaged.
+Under a protection that sums vectors, each part is a section of one vector. Section i is scaled so
+that the sections of two clients (under `unit: row`, of two rows) are at most 2 w_i apart. Here,
+w_i² is the weight of part i divided by the weights of all parts, so Σ w_i² = 1. So two whole
+vectors are at most 2 apart. A question with a larger weight gets less noise. A part that does not
+depend on earlier rounds is asked in every round, and its answers are averaged.
 
 Under rr and oue each part is asked of different clients, with the whole epsilon.
 """
@@ -209,7 +209,10 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the sum `total` of their sections."""
+        """Undo the scaling: return the sum of the clients' vectors for this part.
+
+        `total` is the sum of the sections, the scaled vectors, of `reports` clients.
+        """
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 

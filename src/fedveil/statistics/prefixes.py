@@ -152,7 +152,7 @@ class PrefixTree:
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that are extended in round `round`, counted from 0."""
+        """Return the length of the prefixes that round `round` extends. Rounds count from 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:

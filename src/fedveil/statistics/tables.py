@@ -229,8 +229,9 @@ def _of_list(cells: Sequence[Any]) -> Array:
 def _as_words(texts: Sequence[str]) -> Words:
     """Return `texts` as an array of strings or, if a text is long, of Python objects.
 
-    In an array of strings, every entry needs as much memory as the longest string. Such an array
-    drops zero characters at the end of a string, so the array of objects has none there either.
+    In an array of strings, every entry needs as much memory as the longest string, so a long text
+    would make it too large. NumPy's strings lose zero characters at their end. The strings in an
+    array of objects lose them too, so that both arrays have equal texts.
     """
     if not any(len(text) > _LONG for text in texts):
         return np.array(texts, np.str_)

@@ -193,5 +193,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return each table's first row, if several tables with `counts[i]` rows are stacked."""
+    """Return the index of each table's first row in a stack of tables with counts[i] rows each."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

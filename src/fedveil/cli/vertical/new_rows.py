@@ -26,8 +26,8 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can test at
-    most `most_ids` ids (None: the job's limit) for their presence in a file. When `stack` closes,
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can find out
+    for at most `most_ids` ids (None: the job's limit) if they are in a file. When `stack` closes,
     the files are closed.
     """
     from fedveil.link.tls import Credentials
@@ -105,8 +105,8 @@ def predict_new(
 ) -> object:
     """Score new rows as the leader (`listen`), a follower (`connect`) or all parties (neither).
 
-    Prints the results. Returns them for `--json`: the numbers of rows, and each party's privacy
-    costs and drift.
+    Prints the results, and returns them for `--json`: the numbers of rows, and each party's privacy
+    costs and drift (how much its new rows differ from its training rows).
     """
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow

@@ -27,10 +27,10 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
-    `offer` has the settings of the round, for all clients. `invited` has each client's message from
-    the user's strategy. The content of this message is sent only in the phase `trains`, in which
-    clients train. A reply in this phase contains a report, and in clear the metrics that `reveal`
-    names. `metrics` collects these metrics by client.
+    A phase is one exchange of messages in a round. Clients train in the phase named `trains`. In
+    this phase only, a message has the content that the user's strategy made for the client (in
+    `invited`), and the reply has a report. The reply also has the metrics that `reveal` names, in
+    clear. `metrics` collects them by client. `offer` has the round's settings, for all clients.
     """
 
     grid: Grid

@@ -23,7 +23,7 @@ MOST_WEIGHT = 1 << 20
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
     """Return the metrics in `content` that `names` lists, and the names of everything else.
 
-    The second result has the names of the other metrics, and of the records without metrics.
+    Everything else is the other metrics, and the records that are no `MetricRecord`.
     """
     shown, held = MetricRecord(), []
     for key, record in content.items():

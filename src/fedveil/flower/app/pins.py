@@ -59,10 +59,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     """Raise `MessageInvalid` if the server's `offer` protects less than a pin in `pins` demands.
 
     A pin has the demands of one source, such as the client's own code. The offer must name the
-    protection that the pin names. A report of the whole update must have at most the epsilon and
-    the delta that it has under the pin. If clients are weighted, the server learns the sum of their
-    weights. So the weight must be the default metric or one that the client allows. `run` is the
-    number of the Flower run.
+    protection that the pin names, with parameters that are not weaker. A report may cost at most
+    the epsilon and the delta that it would cost with the pin's parameters. If clients are weighted,
+    the server learns the sum of their weights. So the weight must be the default metric or one that
+    the client allows. `run` is the number of the Flower run.
     """
     try:
         check(offer.options)
@@ -92,9 +92,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client's epsilon limits may rely on noise that the server adds.
 
-    They may if a pin (the demands of one source) demands a guarantee that relies on the server.
-    `limited` are the pins with an epsilon limit. If any of them is the client's own (`is_own`),
-    only own pins can demand such a guarantee, because the server can change the others.
+    The limits may rely on it if a pin (the demands of one source) names a protection whose
+    guarantee relies on the server. `limited` are the pins with an epsilon limit. If any of these is
+    the client's own (`is_own`), only the client's own pins count, because the server can change the
+    others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -135,10 +136,9 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the seconds from a request to its answer, or None if neither side sets them.
+    """Return the fixed time from a request to its answer in seconds, or None for no fixed time.
 
-    They are the largest `answer_after_s` in the server's settings `asked` and in the client's
-    `pins`.
+    It is the largest `answer_after_s` in the server's settings `asked` and in the client's `pins`.
     """
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)

@@ -59,9 +59,9 @@ class ProtectedStrategy(Strategy):
     settings. Keyword arguments give the other settings (`Options`, and the protection's own
     parameters).
 
-    `ledger_file`: the file in which the ledger is saved. A strategy that is created again, after
-    the server's process ended in mid-run, then continues with the earlier charges. Without a file
-    the ledger and `max_epsilon` start from zero.
+    `ledger_file`: the file in which the ledger is saved. If the server's process ends in mid-run, a
+    new strategy with the same file continues with the earlier charges. Without a file, the charges
+    start from zero again, also for the limit `max_epsilon`.
 
     During and after a run, `ledger` has every client's spent privacy, by Flower's number of the
     client. `rounds` has a record of every round, and `stopped` says why no further round was
@@ -187,9 +187,10 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the inner strategy's evaluation messages, or none if `reveal` names no metric.
+        """Return the inner strategy's evaluation messages.
 
-        Clients delay their answers to these messages by the same fixed time as their reports.
+        Returns none if `reveal` names no metric besides the clients' weight. Clients delay their
+        answers to these messages by the same fixed time as their reports.
         """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:
@@ -206,8 +207,8 @@ class ProtectedStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the inner strategy's result for the metrics that clients revealed.
 
-        Clients have equal weights unless all of them reveal their weight. Metrics that only some of
-        the replies contain, or that differ in length, are ignored.
+        Clients have equal weights, except if all of them reveal their weight. A metric is ignored
+        if a reply lacks it, or if its length differs between replies.
         """
         shown = []
         for reply in replies:
@@ -316,8 +317,8 @@ class ProtectedStrategy(Strategy):
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
         """Return True if the round has enough clients.
 
-        Otherwise, writes the reason to `record` and returns False. Raises `InvalidValue` instead if
-        no earlier round of this process has used a report.
+        If it has too few, writes the reason to `record` and returns False. If this process has not
+        used any report in an earlier round, raises `InvalidValue` with the reason instead.
         """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]

@@ -106,8 +106,8 @@ class GridExecutor(Executor):
     def _gather(self, round: int) -> None:
         """Wait until enough clients are connected, at the start of the run or after a restart.
 
-        If the time runs out at the start, raises `RunStopped`. After a restart, the missing clients
-        are left out instead.
+        If too few clients connect in time, the start raises `RunStopped`. After a restart, the run
+        continues without the missing clients.
         """
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)

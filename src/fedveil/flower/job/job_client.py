@@ -279,8 +279,8 @@ def _trained(
     """Charge a report, train the client, and return its answer with the report.
 
     `asked` is the server's message to this client, and `common` has the fields for all clients.
-    `half` returns the client's side of the protection, from its number of examples and the weights
-    that the server sent. `time` limits the training.
+    `half` returns the client's side of the protection. Its arguments are the client's number of
+    examples, and the weights that the server sent. `time` limits the training.
     """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:

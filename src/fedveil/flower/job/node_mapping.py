@@ -29,7 +29,8 @@ class Members:
     """The clients that were connected at the last poll.
 
     If several nodes claim the number of one client, the last node gets it. Flower's node
-    authentication decides which nodes may connect, and the job how many clients a node may claim.
+    authentication decides which nodes may connect. The job limits how many clients a node may
+    claim.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:

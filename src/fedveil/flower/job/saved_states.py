@@ -1,8 +1,9 @@
 """A deployed client's state from one round to the next, on the client's own disk.
 
-The state belongs to the job and to one run of the server. A client does not know if the server has
-summed its report, so it saves the new state beside the old one. The server's next request names the
-last round with the client's report in its sum. The client then deletes all states of later rounds.
+The state belongs to the job and to one run of the server. A client does not know if its report is
+in the round's sum, so it saves the new state beside the old one. The server's next request names
+the last round whose sum has the client's report. The client then deletes the states of later
+rounds.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield the client and the round of each state file, including files that are missing.
+        """Yield the client and the round of each state file whose name matches `names`.
 
-        A file's name is the client and the round, and must match the pattern `names`. Missing files
-        are those that `folder.seal` lists but the folder does not have.
+        A file's name is the client and the round. Files that `folder.seal` lists are yielded even
+        if they are missing from the folder.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))

@@ -156,10 +156,10 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield (round, privacy charges of a report) for each start of a round without a record.
+    """Yield started rounds that are not in the run's records, each with a report's privacy charges.
 
-    `done` is the last round in the checkpoint. With seeded randomness, a round that was started
-    several times is yielded once.
+    A round that was started several times is yielded as often, but with seeded randomness only
+    once. `done` is the last round in the checkpoint.
     """
     if not run.started:
         return
@@ -180,11 +180,11 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the privacy charges of an example whose tensors a party sent `times` times.
+    """Return the privacy charges of an example, if a party sent its tensors `times` times.
 
-    `lines` has the lines of the party's account by description. A description says how many bits
-    a part of the model sends for an example. `run` has the job, which says how the bits are
-    protected.
+    `lines` maps a description to each line of the party's account. The description says how many
+    bits a part of the model sends for an example. `run` has the job, which says how the bits are
+    protected. If the job sets `reuse` for a part, its bits are charged only once.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]

@@ -34,8 +34,9 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges (privacy losses, each with a number of releases) to plain data.
 
-    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
-    account adds up epsilons, so the field `law` of its releases is only "stated" or "none".
+    If a charge has only a loss table, the function checks if it is that of a Gaussian with one of
+    the job's sampling `rates`. An `adaptive` account adds up epsilons, so the field `law` of its
+    releases is only "stated" or "none".
     """
     found = []
     for loss, count in charges:

@@ -235,7 +235,7 @@ def _integrity(evidence: Evidence) -> list[str]:
 
 
 def _unknown() -> Iterator[Statement]:
-    """Yield the statements that no run's folder supports. Each has a reason and no sentences."""
+    """Yield the statements that cannot be made from a run's folder, each with the reason why."""
     reason = "the run's folder does not hold it. Whoever deploys the model must add it"
     for key, title in {
         "purpose": "Intended use of the model",

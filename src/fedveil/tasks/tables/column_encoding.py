@@ -149,7 +149,7 @@ def _encode(
 
 @compiled()
 def _edges_up_to(value: float, edges: Float64s) -> int:
-    """Return the number of edges that are not above `value`, by binary search."""
+    """Return the number of edges that are at most `value`, by binary search."""
     place, high = 0, len(edges)
     while place < high:
         middle = (place + high) // 2

@@ -124,7 +124,10 @@ class _Lines(Iterator[str]):
         return skipped
 
     def _quoted_after(self, line: str, quoted: bool) -> bool:
-        """Return True if a quoted cell is open after `line`. `quoted` is True if one was before."""
+        """Return True if a quoted cell continues after `line`.
+
+        `quoted` is True if `line` begins inside a quoted cell.
+        """
         opens_at = -1 if quoted else 0  # where a quote begins or continues a quoted cell
         for mark in self._marks.finditer(line):
             if mark[0] != '"':

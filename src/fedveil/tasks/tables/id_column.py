@@ -52,7 +52,7 @@ class IdColumn:
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
         """Report the invalid ids among `ids`, the ids of a piece's rows. Returns their indices.
 
-        Skips the indices in `known`.
+        Ids at the indices in `known` are not checked.
         """
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):

@@ -211,8 +211,9 @@ class NumberColumn:
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
     """Choose the form of each number column of a file. Returns the form's name by column name.
 
-    A column that allows only one decimal separator or date order decides for the others, unless
-    such columns disagree. `place` is the path of the file's settings in the job, for messages.
+    Some columns can be read with only one decimal separator, or with only one order of day and
+    month. If all such columns agree, their form holds for the other columns too. `place` is the
+    path of the file's settings in the job, for messages.
     """
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}

@@ -40,7 +40,10 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        """Return a column's numbers and those of `forms` that fit, or None to read it as texts."""
+        """Return a column's numbers, and the forms among `forms` that read its cells as these.
+
+        Returns None if the column must be read as texts.
+        """
         return None
 
     def has_numbers(self, column: str) -> bool:
