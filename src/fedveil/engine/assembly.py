@@ -166,7 +166,7 @@ def native_refusals(job: Job, task: Task, plan: TrainingPlan, shape: Shape) -> l
 def native_class(plan: TrainingPlan) -> type[CompiledTrainer]:
     """Return the native-code trainer class for the loss of `plan`.
 
-    The class may refuse other settings of `plan`.
+    The loss alone determines the class. The class may still refuse other settings of `plan`.
     """
     return OwnLossTrainer if plan.loss == OWN else CompiledTrainer
 

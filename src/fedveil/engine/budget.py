@@ -28,8 +28,8 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 
     Then yields the run's cost under other assumptions (`other_accounts`), and an infinite cost for
     each unprotected value. Under `privacy.unit: example`, the costs of bits and parameters are
-    omitted. `parameters` is the number of the model's parameters. By default, the model is built to
-    count them. Then raises `ModelInvalid` if noise or canaries would break a buffer of the model.
+    omitted. `parameters` is the number of the model's parameters. If it is None, the model is built
+    to count them, and `ModelInvalid` is raised if noise or canaries would break one of its buffers.
     """
     layout, protection = _made(job, parameters)
     if layout is not None:
@@ -43,8 +43,8 @@ def solve_job(
     """Find the setting, such as the noise, with which a run costs at most epsilon `target`.
 
     Also returns the costs of that run, as `project_job` does. `parameters` is the number of the
-    model's parameters. By default, the model is built to count them. Then raises `ModelInvalid` if
-    noise or canaries would break a buffer of the model.
+    model's parameters. If it is None, the model is built to count them, and `ModelInvalid` is
+    raised if noise or canaries would break one of its buffers.
     """
     layout, protection = _made(job, parameters)
     solved = solve(job, protection, target)

@@ -39,10 +39,10 @@ Bound = Callable[[float], Measured]
 class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
-    A canary's coin is a secret bit that decides the sign of its updates. `moved` is the largest
-    distance by which replacing one client moves a release. `gaussian` is True if the protection
-    claims Gaussian noise. `measured` is True if the protection also claims that the noise has the
-    same standard deviation in every round. Bounds from the measured noise are then computed too.
+    A canary's coin is a secret bit that decides the sign of its updates. A release is a report or,
+    if the server sees no reports, a sum. If one client is replaced, a release moves by at most
+    `moved`. `gaussian` is True if the protection claims Gaussian noise. `measured` is True if it
+    also claims equal standard deviations in all rounds: the noise then gives further bounds.
     """
 
     included: Bools
@@ -133,10 +133,10 @@ class Canvass:
     ) -> Measured:
         """Return the lower bound on epsilon that follows from `distance`, to compare with `claim`.
 
-        `distance` is a lower bound on how far replacing one client's data moves the mean of a
-        release, in standard deviations of the noise. If `distance` comes from an average,
-        `uncertain` is the amount by which the average's uncertainty lowered it, otherwise 0. `name`
-        is the name of the bound, and `cases` the number of measurements.
+        Replacing one client moves the reports or sums of a run by at least `distance`, in standard
+        deviations of the noise. If `distance` is an average minus a margin for its uncertainty,
+        `uncertain` is this margin. Otherwise it is 0. `name` is the name of the bound, and `cases`
+        the number of measurements.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

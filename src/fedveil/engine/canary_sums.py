@@ -32,9 +32,10 @@ class SumEvidence:
     rotation. The noise is measured in
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
-    - `spare`: the entries with which a sum is padded before the rotation, 0 in every update,
+    - `spare`: the padding that a rotation needs, whose entries are 0 in every update,
     - `lag`: the difference between the sums of two successive rounds, as released (rotated),
-    - `calm`: the same difference with the rotations undone, so that equal updates cancel too,
+    - `calm`: the difference between these two sums after both rotations are undone, in which equal
+      updates of both rounds cancel,
     - `echo`: the difference between a round's sum and the first round's, as released.
     """
 
@@ -97,10 +98,9 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Scale `difference`, and add its squared length to the measured noise `noise`.
 
-        `difference` is the difference of two rounds' sums. Replacing one client changes a single
-        sum by at most some amount, and `difference` by at most `step` times this amount.
-        `difference` is scaled so that its largest change is 1. If `step` is almost 0, nothing is
-        added.
+        `difference` is the difference of two rounds' sums. Let c be the largest change of one sum
+        if one client is replaced. `difference` then changes by at most `step` * c, and is divided
+        by this number. If `step` is almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -27,7 +27,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the factor of a client's own gradients in the steps of `round`.
+    """Return the number by which a client's steps in `round` multiply the client's gradients.
 
     It is the learning rate. Under FedCM, it is the learning rate times `training.own_direction`.
     """

@@ -8,13 +8,13 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class Cohorts:
-    """Chooses each round's clients, if the number of all clients is known.
+    """Chooses each round's clients, for a job with a known number of clients.
 
     `clients.sampling: fixed` draws the same number of clients in every round from the job's seed.
     Anyone who has the job can repeat that draw. `poisson` draws each client independently with
-    probability `clients.fraction`, in secret. It uses the system's randomness, so a restarted round
-    has another cohort. If reports are seeded, it uses the job's seed instead. If each client
-    decides in secret whether it takes part in a round, the server asks all clients every time.
+    probability `clients.fraction`, in secret. This draw uses the system's randomness, so a
+    restarted round has another cohort. If reports are seeded, the draw uses the job's seed instead.
+    If each client decides in secret whether it takes part, all clients are asked in every round.
     """
 
     def __init__(self, job: Job) -> None:

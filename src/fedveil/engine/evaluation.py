@@ -58,8 +58,8 @@ class ModelTest:
 def told(scores: Scores) -> dict[str, Any]:
     """Return the metrics in `scores` as entries of a round's record.
 
-    If a task has its own metrics, one more entry says for each of them if higher or lower values
-    are better. The first metric decides which model is best.
+    If a task has its own metrics, the result has one more entry. It maps each of these metrics to
+    "higher" or "lower", the better direction. The first metric decides which model is best.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}

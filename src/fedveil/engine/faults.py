@@ -103,9 +103,10 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the job's fault plan (`simulation.dropouts`): it maps a name to the fraction of the
-    cohort that drops out. `phases` maps each possible name to a phase of the run's protection, or
-    to None. A client drops out in this phase, or not at all if it is None.
+    `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
+    fraction of the cohort that drops out then. The phase may be one of another protection. `phases`
+    maps each name to the corresponding phase of the run's protection (`fault_phases`), or to None:
+    then no client drops out.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

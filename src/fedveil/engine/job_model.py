@@ -108,11 +108,11 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
     """Raise `ModelInvalid` if a model for `shape` is too large for `sent` weights or for memory.
 
     Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
-    memory for weights. The model may train and send at most `sent` weights. Its other weights,
-    which are fixed or stay with each client, must fit twice into the free memory, because a
-    `Layout` copies them. Base weights are not counted. A model from a user's function is checked
-    only if `shape.numbers` is above 2 * `sent`, and if the function can build the model without
-    values (`models.outline`).
+    memory for weights. The model may train and send at most `sent` weights. Other weights are fixed
+    or stay with each client. The free memory must have room for two copies of them, because a
+    `Layout` copies them. Base weights are not counted. A model from a user's function is not
+    checked if `shape.numbers` is at most 2 * `sent`, or if the function cannot build the model
+    without values (`models.outline`).
     """
     kept = 0
     if job.has_language_model:

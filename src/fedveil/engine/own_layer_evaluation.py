@@ -32,8 +32,9 @@ def make_test(
 class OwnLayersTest(ModelTest):
     """Tests each client's model, which includes the client's own layers, and averages the metrics.
 
-    On the test examples, it tests the models of all clients that have trained or, if none has, a
-    model with the initial layers. On a client's held-out examples, it tests that client's model.
+    On the test examples, it tests the model of each client that has trained. If no client has, it
+    tests a model with the initial layers. On a client's held-out examples, it tests that client's
+    model.
     """
 
     def __init__(

@@ -78,9 +78,10 @@ class ServerOptimizer:
         return new
 
     def _stays_finite(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> bool:
-        """Return True if the largest magnitudes show that no weight plus its change can overflow.
+        """Return True if the new weights are certainly finite, False if this is not known.
 
-        Much faster than computing every new weight. Always returns False if there are moments.
+        Compares only the largest weight plus the largest change with the largest float32. That is
+        much faster than computing all new weights. With moments, always returns False.
         """
         if self._moments:
             return False

@@ -144,10 +144,11 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the value of `key` with the largest epsilon up to the target, or None if none fits.
+    """Return the value of `key` whose epsilon is closest to the target, and not above it.
 
-    `fits(value)` returns a bool, True if the value's epsilon is at most the target, and this
-    epsilon divided by the target. The search begins at `start`.
+    Returns None if every value's epsilon is above the target. `fits(value)` returns two results:
+    True if the value's epsilon is at most the target, and this epsilon divided by the target. The
+    search begins at `start`.
     """
 
     def at(cost: float) -> float:

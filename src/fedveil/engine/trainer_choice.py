@@ -100,8 +100,8 @@ def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> Lay
     """Return the entry of `part`, a layer of the module that is trained.
 
     `reasons` say why native code refuses the part. They are empty if it accepts the part, and None
-    if this is not known. `by` names what trains the module, and `why` is the reason if this is not
-    native code.
+    if this is not known. `by` names the trainer of the module, such as native code. For any other
+    trainer, `why` is the reason why it trains the module.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):
@@ -127,7 +127,10 @@ def _trained_by(trainer: Trainer) -> str:
 
 
 def _named(parts: Sequence[Part], refused: Sequence[Sequence[str] | None]) -> Iterator[str]:
-    """Yield a reason that names the layers that native code does not support, if there are any."""
+    """Yield a reason that names the layers that native code refuses. Yields nothing without any.
+
+    `refused` has the reasons against each of the `parts`, as in `_judged`.
+    """
     names = [
         f"layer {part.name} ({part.kind})" if part.name else f"the model ({part.kind})"
         for part, reasons in zip(parts, refused, strict=True)

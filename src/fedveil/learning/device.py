@@ -79,7 +79,7 @@ def whole_float32() -> Iterator[None]:
 
 
 def _allows_tf32() -> bool:
-    """Return True if cuDNN may use TF32, False if the user chose this for single operations."""
+    """Return True if cuDNN may use TF32. False if it may not, or not for all operations."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # torch has no common answer for these operations

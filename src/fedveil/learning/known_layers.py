@@ -67,9 +67,10 @@ def parts_of(
 def _modules(
     module: nn.Module, known: Collection[type[nn.Module]], path: str, in_chain: bool = True
 ) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield the path and the module of each part, and True if only `nn.Sequential`s call the part.
+    """Yield `module` and modules inside it: a path, a module, and a flag for each.
 
-    `path` and `in_chain` are these two values for `module` itself.
+    The flag is True if no other module's forward pass calls this one, except that of a plain
+    `nn.Sequential`. `path` and `in_chain` are the path and the flag of `module` itself.
     """
     if in_chain or module._parameters or not isinstance(module, _LISTS):
         yield path, module, in_chain

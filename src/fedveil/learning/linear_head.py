@@ -118,8 +118,8 @@ def _add_linear(
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
     A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
-    `columns` has the layer's weights. It and `moved` have the shape (inputs, outputs). `one` is 1
-    if the layer has a bias, else 0.
+    `columns` has the layer's weights, and `bias` its biases. Both `columns` and `moved` have the
+    shape (inputs, outputs). `one` is 1 if the layer has a bias, else 0.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)

@@ -64,7 +64,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes the mean over a batch.
 
-    For the weighted cross-entropy it is the mean weighted by `class_weights`, as in torch.
+    The weighted cross-entropy weights this mean by `class_weights`, as torch does.
     """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
@@ -87,8 +87,8 @@ def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Lo
     """Return the loss function `name`: the sum of the examples' losses divided by their number.
 
     The weighted cross-entropy multiplies each example's loss by the weight of its class, from
-    `class_weights`. Unlike `mean_loss`, it never divides by the weights of the batch's classes. So
-    no example changes another's weight, as a privacy guarantee for single examples requires.
+    `class_weights`. `mean_loss` divides by the sum of the batch's weights, so an example changes
+    the weight of other examples. This function does not, as guarantees for single examples require.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

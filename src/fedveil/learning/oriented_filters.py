@@ -32,12 +32,12 @@ _DUST = 1e-12
 class FilterBank:
     """The settings of the features, chosen on a part of MNIST's training set.
 
-    Each of `wavelengths` is a scale: the width in pixels of a stroke plus the gap beside it.
-    `width` is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the
-    number of pixels between two positions of a filter. Filter outputs are averaged over squares
-    with sides of `pool` pixels, a multiple of the stride. `norm` is the L2 norm of the features of
-    an image with clear strokes. If `twice` is True, the first scale's outputs are filtered a
-    second time (second-order scattering).
+    There is one scale of filters for each of the `wavelengths`. A wavelength is the width of a
+    stroke plus that of the gap beside it, in pixels. The standard deviation of a filter's Gaussian
+    window is `width` times the wavelength. `stride` is the number of pixels between two positions
+    of a filter. Filter outputs are averaged over squares with sides of `pool` pixels, a multiple of
+    the stride. `norm` is the L2 norm of the features of an image with clear strokes. If `twice` is
+    True, the first scale's outputs are filtered a second time (second-order scattering).
     """
 
     orientations: int = 8

@@ -84,9 +84,10 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of examples `x` and targets `y`, structured or not.
+        """Return a client's data from arrays of examples `x` and targets `y`.
 
-        `usable` masks the examples that count (None: all). Structured arrays cannot have a mask.
+        `usable` masks the examples that count (None: all). It is ignored for structured arrays,
+        whose examples have several inputs or different lengths.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -138,7 +139,7 @@ class Trainer(Protocol):
         """Begin `round` with these weights. Do not change the array before the next `start`."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile native code for examples of `shape`. Returns False if there is none for them."""
+        """Compile native code for examples of `shape`. Returns False if the trainer has none."""
 
     def beside(self) -> Trainer:
         """Return a trainer for another thread, with the same weights."""

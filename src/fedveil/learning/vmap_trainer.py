@@ -112,9 +112,9 @@ class VmapTrainer(OneThread):
     ) -> list[str]:
         """Return the names of the parameters on which the loss depends.
 
-        `start` are the weights, and `data` has each client's inputs and targets. Weight decay must
-        not change any other parameter, as in `LoopTrainer`. Under vmap, unused parameters have
-        gradients of zero, so this method differentiates one example without vmap.
+        `start` are the weights, and `data` has each client's inputs and targets. Other parameters
+        get no gradient in `LoopTrainer`, so no weight decay. vmap gives them gradients of zero, so
+        it does not show which they are. This method differentiates one example without vmap.
         """
         if self._used is None:
             names = [entry.name for entry in self._layout.entries]

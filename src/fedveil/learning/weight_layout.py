@@ -8,7 +8,7 @@ Every tensor of a model is averaged, kept (neither averaged nor sent) or refused
 - Tensors that stay with each client (`own_layers.keep_own`) are kept.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
-- If the model assigns a new tensor to the name of one of these, this counts as a change of values.
+- If the model replaces a tensor of these kinds by a new one, this counts as a change of its values.
 - Base weights (`pretrained.base_weights`) are kept. They are not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
@@ -48,7 +48,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Name:
-    """One of a tensor's names: its path, and its `key` in a module's own dictionary `tensors`."""
+    """One of the names of `tensor`: its path in the model, and the place where a module stores it.
+
+    The module stores it in its dictionary `tensors` of parameters or buffers, under `key`.
+    """
 
     path: str
     tensors: dict[str, Any]

@@ -147,9 +147,9 @@ def drive(
     other phases reveal nothing about an update.
 
     Before the first client is asked for a report, `charge` is called with all clients that will be
-    asked. These provisional charges remain if the process is killed during the round. If the round
-    ends, the clients in `Outcome.charged` are charged instead. A client is not among them if it
-    certainly sent no report: it said so, or the request did not reach it.
+    asked. If the process is killed during the round, these charges remain. If the round ends, the
+    charges of the clients in `Outcome.charged` replace them. These are the clients that may have
+    sent a report. A client is left out if it said that it sends none, or was not reached.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening

@@ -121,7 +121,10 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the mean metric improved from first to last test, or was tested only once."""
+    """Return True if the runs' mean metric is better in the last test than in the first.
+
+    Also returns True if every run was tested only once.
+    """
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

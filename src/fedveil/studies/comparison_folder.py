@@ -132,8 +132,8 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run if the comparison asks for it. Returns the result with the finding.
 
-        Only the runs of the first seed are attacked, once for each effort, such as "quick". `step`
-        shows the attack's progress.
+        Attacks only runs of the first seed. A run that already has a finding of this attack with
+        this effort, such as "quick", is not attacked again. `step` shows the attack's progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
@@ -152,7 +152,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context that adds the command to resume the comparison to errors that end it."""
+        """Return a context in which errors name the command that resumes the comparison."""
         return resumed_by(f"fedveil compare --resume {quote(str(self.path))}")
 
     def write(self, name: str, data: bytes) -> Path:

@@ -32,7 +32,7 @@ def refuse_other(path: Path, job: Job) -> None:
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Raise an error that lists the `changes` of a job, if any, since the run in `path` began."""
+    """Raise an error if the job has changed since the run in `path` began. It lists `changes`."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
@@ -44,8 +44,8 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 def resumed_by(command: str) -> Iterator[None]:
     """Return a context that, after an interruption, tells the user to resume with `command`.
 
-    The advice replaces the notes of an error, which say how to resume a single run. An error
-    without notes is not changed.
+    If an error has notes, they say how to resume a single run, and are replaced by this advice. An
+    error without notes is not changed.
     """
     try:
         yield

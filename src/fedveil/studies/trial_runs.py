@@ -58,18 +58,18 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A sort key: trials that need no trusted server come first, then the better metric."""
+        """A key to sort trials, the best first: those without a trusted server, then by metric."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, sign * self.value
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Yield a short run of the job per protection, with the noise that a full run needs.
+    """Yield a short run of the job for each protection.
 
-    With this noise, the full run costs epsilon `target`. Also yields the untrained model, a run
-    without protection and, if the job protects clients, a run that protects single examples. No
-    files remain. `tell` is called with a text before each trial.
+    A trial has the noise with which the whole run would cost epsilon `target`. Also yields the
+    untrained model and a run without protection. If the job protects clients, also yields a run
+    that protects single examples. No files remain. `tell` is called with a text before each trial.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)

@@ -77,8 +77,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts are read from files instead. The files also count what was
-        sent after `step`, before an interruption.
+        With a seed, the counts follow from these three numbers. With fresh randomness, they are
+        read from files, which also count examples that were sent after `step` and before a crash.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -163,10 +163,10 @@ class Releases:
     def _read(self, done: int) -> tuple[int, int, int]:
         """Load into `self.train` the saved number of times that each training example was sent.
 
-        Returns the step up to which these numbers count, the last step that was begun, and the
-        number of evaluations that were begun. Returns zeros, and loads nothing, if a file is
-        missing and `done`, the step to resume from, is 0. Raises `RunFolderError` if a file is
-        missing and `done` is above 0.
+        Returns three numbers: the last step that the loaded numbers include, the last step that was
+        begun, and the number of evaluations that were begun. `done` is the step to resume from. If
+        a file is missing, returns zeros in a new run (`done` is 0), and raises `RunFolderError` in
+        any other run.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -234,9 +234,9 @@ def ledger_of(
     """Return a ledger of the privacy costs of `party`'s examples.
 
     The ledger has an entry for each training example, by position, and one more entry for all
-    held-out examples. Its rounds are numbered from 0. Round n charges every example that was sent
-    more than n times. `label` is the privacy loss of a label under LabelDP, or None without
-    LabelDP.
+    held-out examples. Its rounds are not those of training: round 0 charges the first time that an
+    example was sent, round 1 the second time, and so on. Under LabelDP, one last round charges
+    `label`, the privacy loss of a label. Without LabelDP, `label` is None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -278,9 +278,9 @@ def figures(
     - The party's examples can train a part on whose output EmbeddingDP's bits depend. An example
       then influences the bits that are later sent for other examples. The line for this influence
       has an infinite epsilon.
-    - The last line states, at `delta`, the largest epsilon of any example: for its own outputs,
-      sent as often as `releases` counts, and its label. This line is missing if the party sends
-      nothing that is computed from its own data.
+    - The last line states, at `delta`, the largest epsilon of any example. It covers the example's
+      label and its own outputs, sent the number of times that `releases` counted. This line is
+      missing if the party sends nothing that is computed from its own data.
     """
     found = []
     parts = private_parts(split, party)

@@ -62,7 +62,10 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """While active, adds to `kept` the tensors that fused attention saves: inputs and output."""
+    """A mode in which fused attention is not computed. It adds the attention's tensors to `kept`.
+
+    They are the tensors that it would save for the backward pass: its inputs and its output.
+    """
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Contents(Settings):
     """The data of contents.json: a bundle's files with their SHA-256, and the columns to score.
 
-    `step` is the last training step. `columns` has the kind of each column that rows to score need.
+    `step` is the last training step. Rows to score must have the `columns`, each of a given kind.
     """
 
     format: Literal[1] = 1

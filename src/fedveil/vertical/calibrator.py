@@ -23,9 +23,9 @@ class Calibrator(Stored):
     """Fitted numbers that turn a model's logits into probabilities and predicted classes.
 
     The probabilities are softmax(`factor` * logits + `shifts`), with one shift for each class. With
-    two classes, the second is predicted if its probability is at least `threshold`, which maximises
-    the metric `criterion` on the fitted examples. With more classes there is no threshold: the most
-    probable class is predicted. `examples` is the number of fitted examples.
+    two classes, the second is predicted if its probability is at least `threshold`. With more
+    classes there is no threshold: the most probable class is predicted. The numbers were fitted to
+    `examples` examples, on which the threshold maximises the metric `criterion`.
     """
 
     what = "a calibrator"

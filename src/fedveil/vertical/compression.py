@@ -64,8 +64,8 @@ def restored(
     """Decode `data`, the packed numbers of levels from `compressed`, to values of shape `shape`.
 
     `ranges` has each example's lowest and highest level, [examples, 2]. Raises InvalidValue if
-    `data` does not fit `shape` and `bits`, or if a lowest level is above the highest. Also raises
-    it if a level is NaN or infinite, unless `finite` is False.
+    `data` does not fit `shape` and `bits`, or if a lowest level is above the highest. If `finite`
+    is True, also raises it for a level that is NaN or infinite.
     """
     codes = np.empty(math.prod(shape), np.int64)
     if (finite and not np.isfinite(ranges).all()) or (ranges[:, 0] > ranges[:, 1]).any():

@@ -51,7 +51,10 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Return message fields with an unprotected tensor, compressed if its crossing demands it."""
+    """Return message fields for an unprotected `tensor`, the output or gradient in `transfer`.
+
+    The tensor is compressed if the job compresses this transfer.
+    """
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}

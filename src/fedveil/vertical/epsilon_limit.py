@@ -39,8 +39,8 @@ class Limit:
         """Raise `LimitReached` if sending an example `times` times in total would exceed the limit.
 
         `labelled` is True for a training example, whose label is charged too. The example was also
-        scored `scored` times. `what` describes, for the error, the step or the evaluation that
-        would send the example.
+        scored `scored` times. The error begins with `what`, the step or the evaluation that would
+        send the example.
         """
         if self._epsilon is None:
             return

@@ -57,8 +57,8 @@ def by_sign(rows: Float64s) -> Float64s:
     """Return a score per row, usually above 0 in one of two classes and below 0 in the other.
 
     Each row has the gradients of one example, scaled to length 1 (see `directions`). A row's score
-    is its projection on the first right singular vector of all rows. The sign of this vector, and
-    so which class is above 0, is arbitrary.
+    is its projection on the first right singular vector of all rows. The sign of this vector is
+    arbitrary, so either class can be the one above 0.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -136,7 +136,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
     Each of the `windows` has the gradients of a few consecutive steps. The groups' centres start at
     `centres`. In each window, every centre first moves to the mean direction of the rows that are
-    nearest to it. The cosines to the moved centres count.
+    nearest to it. Then the cosine of each row to each moved centre is added to the result.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -200,9 +200,10 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move each centre to the mean direction of its nearest rows, repeatedly until nothing changes.
 
-    A row's nearest centre is the one with the largest sum of two cosines: that of the row, and that
-    of the row's example in earlier steps (`before`, [rows, centres]). Returns the centres, and the
-    cosine of each row to each centre, [rows, centres].
+    Stops after `_ROUNDS` repetitions at the latest. `before` has, for each row, the cosines of its
+    example to the centres in earlier steps, summed, [rows, centres]. A row's nearest centre is that
+    with the largest sum of the row's cosine and this number. Returns the centres, and the cosine of
+    each row to each centre, [rows, centres].
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)

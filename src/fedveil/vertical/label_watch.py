@@ -1,9 +1,9 @@
 """Measures how well followers could infer the labels, in a run's first and last steps.
 
 The leader attacks the protected gradients that it sends, and tests the result on its labels. Labels
-count as inferred if the confidence interval of the accuracy, the AUC, or the rarest class's recall
-is above chance, or if a class has higher scores than chance explains. The stated confidence covers
-all these tests together.
+count as inferred if at least one test succeeds. Three tests succeed if a confidence interval is
+above chance: that of the accuracy, of the AUC, and of the rarest class's recall. Another succeeds
+if a class has higher scores than chance explains. The stated confidence covers all tests together.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class WatchedGradients:
 class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    A call protects a gradient by calling `passed`, measures the protected gradient, and returns it.
-    `classes` is the task's number of classes, or None if labels are not classes. `steps` is the
-    number of steps left in the run. The first few and the last few of these steps are measured.
-    After the first few, and again after the last few, `tell` receives a sentence for each part
-    whose gradient is returned, and one for all parts of a follower together. A step that is
+    Call this object with a gradient. It calls `passed` to protect the gradient, measures the
+    result, and returns it. `classes` is the task's number of classes, or None if labels are not
+    classes. `steps` is the number of steps left in the run. The first few and the last few of them
+    are measured. After each of these two groups of steps, `tell` receives sentences: one for each
+    part whose gradient is returned, and one for all parts of a follower together. A step that is
     repeated after a restart is not measured again, even if its gradients differ.
     """
 
@@ -240,7 +240,8 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class, with an interval of the given `confidence`.
 
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
-    examples that have it. The result's chance level is an upper bound on the false-positive rate.
+    examples that have it. The result's chance level is the upper end of the interval of the
+    false-positive rate.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
@@ -338,8 +339,8 @@ class GradientSums:
     def of(self, parts: Sequence[str]) -> list[Float64s]:
         """Return each example's summed gradients, one array [examples, values] for each of `parts`.
 
-        All arrays have the same examples in the same order: those that were followed for every one
-        of these parts.
+        All arrays have the same examples in the same order. A part with more values sums up fewer
+        examples, so only the examples that have a sum for every one of `parts` are returned.
         """
         count = min(len(self._labels), *(len(self._sums[part]) for part in parts))
         return [self._sums[part][:count] for part in parts]

@@ -47,12 +47,13 @@ def sends_unprotected(split: SplitModel, party: str) -> list[str]:
 def trained_by_examples(split: SplitModel, party: str) -> list[str]:
     """Return the names of a party's parts behind EmbeddingDP that learn from its own examples.
 
-    Behind EmbeddingDP means that the part's output, or that of a later part which reads it, is sent
-    as bits. The weights of such a part, and so the later bits of all examples, depend on every
-    example of earlier steps. A part learns from examples in one of three ways:
+    A part is behind EmbeddingDP if its output is sent as bits, or is read by a later part whose
+    output is. If the part learns, its weights depend on every example of earlier steps, and so do
+    the bits that are later sent for other examples. A part that is not frozen learns from the
+    party's examples in one of three ways:
 
-    - The party's own columns enter it, or enter a later part of the party, whose gradient reaches
-      it. Its weights are trained.
+    - Its weights are trained. The party's own columns enter it, or enter a later part of the party
+      that returns a gradient to it.
     - Another part of the party, which is trained, has some of the same weights.
     - It has a layer that keeps statistics of its batches, such as BatchNorm.
     """
@@ -79,9 +80,10 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
 def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
     """Return the other parties' parts whose gradients `party` computes from its own columns.
 
-    A follower returns such gradients if its own columns enter between the received output and the
-    output that it sends. Returns no parts for the leader, whose gradients depend on the labels (see
-    the job's `privacy.label_protection`).
+    A follower that receives an output returns its gradient. The gradient depends on the follower's
+    own columns if a part that computes with the received output also depends on such columns. No
+    parts are returned for the leader, whose gradients depend on the labels (see the job's
+    `privacy.label_protection`).
     """
     if party == split.leader:
         return []

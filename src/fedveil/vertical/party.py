@@ -272,7 +272,7 @@ class Party:
         return step
 
     def _torch_seed(self, number: int) -> int:
-        """Return the seed of torch's random numbers in step `number`, also for a resumed run."""
+        """Return the seed of torch's random numbers in step `number`, equal in a resumed run."""
         block, place = divmod(number, _SEEDS)
         if block != self._seeds[0]:
             self._seeds = block, Seeded(self._seed, "torch", self.name, block).words(_SEEDS)

@@ -85,8 +85,8 @@ def projection(
 
     `settings` are the job's `privacy.label_protection`. `rare_share` is the share of class 1 if
     there are two classes, and `epochs` the number of epochs. The noise `marvell` bounds the AUC of
-    an attack on all gradients that a follower receives for an example in one step, if the gradients
-    of a class are equal or Gaussian.
+    an attack on one step. The attack may use all gradients that the follower receives for an
+    example in this step. The bound holds if the gradients of a class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

@@ -12,9 +12,9 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has checked all that it receives
 
-  A party omits `ready` or `commit` if it still has a tensor to send to the other party after it has
-  received all its tensors. The arrival of that tensor says the same. With several followers, the
-  leader never omits `commit`.
+  A party omits `ready` or `commit` if its last tensor to the other party leaves after it has
+  received every tensor for itself. The arrival of this tensor then says the same. With several
+  followers, the leader never omits `commit`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     def start(stage: _Stage) -> int | None:
         """Return the simulated time at which the next micro-batch of `stage` can start.
 
-        Returns None if a pass that must end before it is not scheduled yet.
+        The micro-batch may have to wait for other passes. Returns None if one of these passes is
+        not scheduled yet.
         """
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
@@ -193,10 +194,10 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return two sets of parts, for whose forward or backward passes another party waits.
+    """Return the parts with an awaited forward pass, and those with an awaited backward pass.
 
-    The first set is for forward passes, the second for backward passes. Each also has the parts of
-    the same owner that must run before one of these parts.
+    A pass is awaited if another party needs its result. It is also awaited if the owner of the part
+    needs its result for an awaited pass of another part.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}

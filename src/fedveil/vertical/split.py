@@ -129,7 +129,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The output of one part, sent once to `receiver`, whose parts `consumers` read it.
+    """The output of `part`, sent once to the party `receiver`, for its parts `consumers`.
 
     An example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """

@@ -103,10 +103,10 @@ class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `tells` are the indices in `program` of the instructions whose
-    messages carry the loss (`last_words`). The batch's positions refer to the examples of `subset`.
-    `seed` seeds torch's random numbers in the party's modules. If `measure` is True, the bytes sent
-    and received are counted.
+    identifies the evaluation. `program` are the instructions. `tells` are the indices of those that
+    send or receive the loss (`last_words`). The batch's positions refer to the examples of
+    `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure` is True, the
+    bytes sent and received are counted.
     """
 
     context: Context
@@ -239,10 +239,10 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor that parts read as `source`, a column or the name of another part.
+        """Return the column or part's output that is called `source`, for micro-batch `micro`.
 
-        This party's parts that read the same output share one tensor, so that autograd adds up
-        their gradients in it. `micro` is the number of the micro-batch.
+        If several parts of this party read an output, all of them get the same tensor, so that
+        autograd adds up their gradients in it.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]

@@ -37,7 +37,7 @@ class StepWindow:
         self._waited += self._at[3] - waited
 
     def look_away(self) -> None:
-        """Exclude from the sums the time and bytes since the last step, such as an evaluation's."""
+        """Leave time and bytes since the last step, such as for an evaluation, out of the sums."""
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 

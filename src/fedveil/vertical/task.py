@@ -82,7 +82,7 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
-    `normalised` is a function that writes any ids in the form that these rows' ids have.
+    `normalised` is a function that rewrites given ids in the form of these rows' ids.
     """
 
     columns: Columns
@@ -109,8 +109,8 @@ class Task(Protocol):
       from arrays; a metric that is not a float is saved in the record, but not plotted;
     - `predictions(outputs, labels) -> dict[str, list[str]]`: columns of a table with predictions,
       from an array of the last part's outputs; the function may omit either argument;
-    - `assists: Mapping[str, Assist]`: the follower's side of each exchange other than training,
-      evaluation and prediction, by the purpose that the leader names for it;
+    - `assists: Mapping[str, Assist]`: further exchanges than training, evaluation and prediction;
+      maps a purpose, which the leader states, to the follower's side of this exchange;
     - `new_rows(party, path, folder) -> NewRows`: the rows to score in a party's file `path`, read
       with the party's `files` in `folder`; and `schema(party) -> dict[str, str]`: the kind of each
       column that this file must have; such a task's model is bundled (`bundle`);
@@ -120,8 +120,8 @@ class Task(Protocol):
       others can be omitted; None means all;
     - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
       the memory of a batch is known beforehand;
-    - `by_shape`: the parties whose parts `split_model` builds without reading any rows and without
-      drawing a random number itself, so that torch's meta device can size them.
+    - `by_shape`: the parties whose memory can be computed with torch's meta device; for these,
+      `split_model` builds the parts without reading any rows or drawing a random number itself.
     """
 
     leader: str

@@ -41,8 +41,8 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state between rounds, the machine must be able to open the run's folder `run`. To check this, it
-    compares `proof`, a random text, with the folder's file PROOF. Otherwise `proof` is None.
+    state between rounds, the machine must be able to open the run's folder `run`: the random text
+    `proof` must equal the folder's file PROOF. If clients keep no state, `proof` is None.
     """
 
     job: Job
@@ -86,10 +86,10 @@ class Request:
 class Work:
     """One phase of a round for some of a machine's clients.
 
-    If `fold` is True, the machine returns the sum of the reports instead of each report. `before`
-    are earlier phases of this round, which the machine repeats for clients of a lost machine.
-    `coming` are examples that the machine does not have yet. `leaving` are clients of this machine
-    that another machine trains from now on.
+    If `fold` is True, the machine returns the sum of the reports instead of each report. If these
+    clients were on a machine that was lost, `before` are the earlier phases of this round, which
+    this machine repeats first. `coming` are examples that it does not have yet. `leaving` are
+    clients of this machine that another machine trains from now on.
     """
 
     context: RoundContext
@@ -104,11 +104,11 @@ class Work:
 class Played:
     """A machine's answers to one `Work`.
 
-    `half` contains the sum of the reports of `clients`, or is None. Row i of `columns` has four
-    numbers about clients[i]: the report's size in bytes, and the seconds of training, protection
-    and aggregation. `others` are the answers of all other clients. `took_s` is the time that the
-    machine needed, in seconds. If `fixed` is True, the machine must restart its worker processes
-    before it can train other clients.
+    `clients` are the clients whose reports are summed, and `half` contains this sum. It is None if
+    nothing was summed. Row i of `columns` has four numbers about clients[i]: the report's size in
+    bytes, and the seconds of training, protection and aggregation. `others` are the answers of all
+    other clients. `took_s` is the time that the machine needed, in seconds. If `fixed` is True, the
+    machine must restart its worker processes before it can train clients that it does not have.
     """
 
     clients: Sequence[ClientId] = ()

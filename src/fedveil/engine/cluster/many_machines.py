@@ -155,8 +155,8 @@ class ManyMachines(Executor):
     ) -> Sequence[ClientId]:
         """Remove a lost machine. Returns the `clients` that another machine can train again.
 
-        The result is all of them or none. It is none if reports were sent one by one (`fold` is
-        False) and use the operating system's randomness, because such reports cannot be repeated.
+        Usually, all of them can. Returns none if reports are sent one by one (`fold` is False) and
+        use the operating system's randomness, because such reports cannot be repeated.
         """
         self._members.lose(machine)
         self._homeless = True

@@ -78,8 +78,8 @@ class Membership:
     def gather(self) -> None:
         """Wait until at least one machine is ready, then a while for others that are starting.
 
-        Raises `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds and, before the
-        first round, `MachineDiffers` if a machine would compute other updates than this one.
+        Raises `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds. Before the first
+        round, also raises `MachineDiffers` if a machine would compute other updates than this one.
         """
         began = first = time.monotonic()
         while True:

@@ -130,8 +130,8 @@ class _PiecewiseMachine(Machine):
     ) -> list[bytes]:
         """Call `method` with an array as its last argument. Returns the pickled result, in pieces.
 
-        The first `packed` of the `pieces` are a pickle of the other arguments. The rest are the
-        bytes of the array, whose type is `dtype`. The result is cut into `returns` pieces.
+        `pieces` begins with a pickle of the other arguments, cut into `packed` pieces. The bytes of
+        the array follow. Its type is `dtype`. The result is cut into `returns` pieces.
         """
         from ray import cloudpickle
 

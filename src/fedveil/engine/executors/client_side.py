@@ -239,7 +239,7 @@ class ClientSide:
     def weights(self) -> Update:
         """The entries of `self.model` that an update changes.
 
-        Under FedCM, the entries after them are the direction, which no update changes.
+        Under FedCM, the last aggregate follows these entries. No update changes it.
         """
         return self.model[: self.protection.dimension]
 
@@ -277,7 +277,7 @@ class ClientSide:
         return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the answer of a client to `message`, after training with the result `trained`.
+        """Return a client's answer to `message`. `trained` is the result of the client's training.
 
         If the protection always reports, an unusable update is replaced by an update of zero.
         """
@@ -331,7 +331,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return the client's side of the protection, resumed from `state` if that is not empty."""
+        """Return the client's side of the protection, made anew. Loads `state` unless empty."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

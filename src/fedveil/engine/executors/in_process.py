@@ -32,7 +32,7 @@ _SCARCE = 1 << 28
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A report that the second thread shall make: `make` computes it, and `future` will hold it."""
+    """A report not yet made. A second thread calls `make`, and `future` then holds the report."""
 
     make: Callable[[], Answer]
     future: Future[Answer]
@@ -112,7 +112,10 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> _Waiting:
-        """Let the second thread `finish` the report of `trained`, from a copy of the update."""
+        """Let a second thread make a client's report, while this thread trains other clients.
+
+        `finish` makes the report from a copy of the update in `trained`.
+        """
         copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update
 

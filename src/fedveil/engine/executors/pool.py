@@ -84,7 +84,10 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process. It closes the pipe ends in `others` and calls `serve(descriptor)`."""
+    """A fork of this process, which works as a worker: it calls `serve` with its pipe `descriptor`.
+
+    First it closes `others`, its copies of the pipe ends that this process uses.
+    """
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
         def run() -> None:
@@ -171,9 +174,10 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """Trains clients in worker processes: programs or, if `serve` is given, forks that call it.
+    """Trains clients in worker processes.
 
-    `workers` is the number of workers, and `dimension` the length of the vector that clients get.
+    If `serve` is given, workers are forks of this process that call `serve`. Otherwise they are
+    separate programs. `workers` is their number. Clients get a vector of `dimension` entries.
     """
 
     def __init__(
@@ -287,7 +291,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send a message that all clients get to all workers at once, and return True.
+        """Send a message once to each worker, if all clients get the same one. Returns True then.
 
         If the clients' messages differ, sends nothing and returns False.
         """

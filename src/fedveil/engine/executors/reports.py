@@ -72,8 +72,8 @@ class Folding:
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
         """Remove the worker's sum. Returns its pickle without the arrays, and the arrays.
 
-        An array that fits into the shared memory `room` is copied there and returned as (begin,
-        end). Any other array is returned as bytes.
+        An array that fits into the shared memory `room` is copied there, and returned as the pair
+        of positions where its bytes begin and end. Any other array is returned as bytes.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)

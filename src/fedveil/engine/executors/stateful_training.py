@@ -93,9 +93,10 @@ class Scaffold:
     """Keeps the client's control variate.
 
     The server sends one vector: the weights, then the mean of the clients' variates. A report has
-    the changes of the weights and of the client's variate, the latter multiplied by `unit`, the
-    job's learning rate. The client changes its variate by the reported change after clipping, so
-    the server's variate stays the mean. `trainable` is False for buffers, whose variates stay zero.
+    two parts: the change of the weights, and the change of the client's variate times `unit`, the
+    job's learning rate. If the protection clips the report, the variate changes only by the clipped
+    change. So the server's variate stays the mean. Variates of buffers, where `trainable` is False,
+    stay zero.
     """
 
     trainable: Bools

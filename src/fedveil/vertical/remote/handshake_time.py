@@ -30,7 +30,7 @@ def handshake_s(patience_s: float, followers: int, own: int, most: int) -> float
 class InHandshake:
     """A channel for one handshake, which fails if the handshake takes more than `limit_s` seconds.
 
-    The time starts with `start`, or else when the first message arrives.
+    The time begins when `start` is called or when the first message arrives, whichever is earlier.
     """
 
     def __init__(self, link: Link, limit_s: float) -> None:

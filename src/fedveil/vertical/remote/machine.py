@@ -357,8 +357,8 @@ def _kept_seed(path: Path) -> int | None:
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
     """Return the line count and the last hash of a peer's log, from its `message`.
 
-    Raises ExchangeError unless all other fields of the message are those of `due`, with equal
-    values.
+    Raises ExchangeError if the count or the hash is invalid, or if the message's other fields are
+    not equal to those of `due`.
     """
     try:
         only_fields(message, *due, "lines", "head")

@@ -44,8 +44,8 @@ class Meeting:
     """The address at which a party meets the others, and the functions that report to its user.
 
     Without credentials the link is plaintext and allowed only on loopback addresses. The session
-    ends if another party is away for more than `patience_s` seconds. A follower that `serves` waits
-    for the leader without a limit, but not within a handshake.
+    ends if another party is away for more than `patience_s` seconds. If `serves` is True, a
+    follower waits for the leader without a limit. Only a handshake then has a time limit.
     """
 
     address: Address

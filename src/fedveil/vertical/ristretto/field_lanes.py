@@ -1,6 +1,7 @@
 """Arithmetic modulo p = 2^255 - 19 on eight numbers at once, generated as LLVM vector code.
 
-A number has five limbs of 51 bits. An *element* of the memory holds eight numbers, limb by limb.
+A number has five limbs of 51 bits. The code computes in an array of 64-bit words, its memory. An
+*element* of the memory holds eight numbers, limb by limb.
 All results have limbs below 2^51 + 2^16, because AVX-512 IFMA multiplies 52 bits by 52 bits. No
 instruction branches on a number, and no address depends on one.
 """

@@ -210,7 +210,10 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return memory with 16 masks per 4-bit digit of `scalar`. A digit d sets only its mask d."""
+    """Return memory with 16 masks for each 4-bit digit of `scalar`.
+
+    A digit d sets the mask d of its 16 masks, counted from 0. The other 15 masks are 0.
+    """
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

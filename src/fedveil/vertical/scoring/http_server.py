@@ -201,10 +201,10 @@ async def _send(
     *,
     is_head: bool = False,
 ) -> bool:
-    """Send the response `answer`. Always returns False: the connection is then to be closed.
+    """Send the response `answer`. Returns False, which tells the caller to close the connection.
 
-    If `is_head` is True, a HEAD request is answered: the headers state the length of the data, but
-    no data are sent.
+    `is_head` is True for the answer to a HEAD request. The headers then state the length of the
+    data, but no data are sent.
     """
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]

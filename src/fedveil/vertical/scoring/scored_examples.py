@@ -69,9 +69,9 @@ class ScoredExamples:
     def charge(self, positions: Positions) -> None:
         """Count the examples at the distinct `positions` as sent. Call it before they are sent.
 
-        Raises LimitReached if one then costs more than the limit, because another process began to
-        evaluate it after it was allowed. Both processes count before they compare with the limit,
-        so they cannot exceed it together.
+        Raises LimitReached if the cost of an example is then above the limit. This can happen if
+        another process begins to evaluate the same example after `allowed` was called. Each process
+        counts before it compares with the limit, so two processes cannot exceed the limit together.
         """
         if not self._sends:
             return
@@ -98,7 +98,7 @@ class ScoredExamples:
         return np.array(allows, bool)[which.reshape(-1)]
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon that scoring and training cost one scored example.
+        """Return a line with the highest epsilon of a scored example, from scoring and training.
 
         If parts send unprotected values, returns one line per such part, with an infinite epsilon.
         """
@@ -173,7 +173,7 @@ def _counts(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the count of each key, and a mask of the keys that are in `known`.
 
-    `known` is in ascending order, and has the counts `times`. A key that is not in it has the count
-    0. The mask has 1 or 0.
+    `known` is in ascending order, and known[i] has the count times[i]. The count of a key that is
+    not in `known` is 0. The mask is 1 for a key in `known`, otherwise 0.
     """
     return looked_up(keys, known, times), looked_up(keys, known, np.ones(len(known), np.int64))

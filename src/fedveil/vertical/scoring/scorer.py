@@ -127,7 +127,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Choose the rows to score. `positions` in the file are in the order all parties use."""
+        """Choose the rows to score: `positions` in this party's file, in the common order."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)
