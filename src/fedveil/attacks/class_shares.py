@@ -45,12 +45,12 @@ class Observer:
     def readings(
         self, updates: Sequence[Float32s], clients: Sequence[int] | None = None
     ) -> Iterator[Reading]:
-        """Yield the attacker's estimate of each update, from the update's report if possible.
+        """Yield the attacker's estimate of each update, from the report of this update if possible.
 
-        If single reports reveal nothing, the estimate comes from the sum of this report and reports
-        of the job's own clients. `clients` are the clients that made the updates, if they are the
-        job's own: no client is in a sum twice. Raises `AttackImpossible` if the job has too few
-        clients for that.
+        If single reports reveal nothing, the estimate comes from a sum: the report of this update
+        plus reports of some of the job's own clients. If the updates are from the job's own
+        clients, `clients` has their numbers, so that no sum has two reports of a client. Raises
+        `AttackImpossible` if the job has too few clients for a sum.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -92,9 +92,9 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients with `count` examples each.
+    """Simulates clients that hold mostly examples of one class, and clients that do not.
 
-    The attack looks for clients that hold mostly examples of one of the classes `wanted`.
+    Each client has `count` examples. `wanted` are the classes that the attack looks for.
     """
 
     target: Target
@@ -149,8 +149,9 @@ class Classes:
         """Return scores of the attacker's own simulated clients, and of the attacked clients.
 
         A larger score means that a client is likelier to hold mostly the class `wanted`. Each of
-        the two results is a pair of arrays: the scores of clients that do, and of clients that do
-        not. The arrays in the first result have `shadows` scores, those in the second `cases`.
+        the two results is a pair of arrays: the first for clients that hold mostly this class, the
+        second for all others. An array has `shadows` scores of the attacker's own clients, or
+        `cases` scores of attacked clients.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]

@@ -172,12 +172,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that maps a factor to the charges of `rounds` reports, or None.
+    """Return a function that computes the charges of `rounds` reports at a scaled cost, or None.
 
-    A charge is a privacy loss and its number of releases. At factor 1, the charges are those of
-    `protection`. At a larger factor they are larger, as if the parameter that decides the cost,
-    such as an epsilon, had another value. The result is None if there is no such parameter, or if
-    the cost of a round depends on earlier rounds.
+    A charge is a privacy loss and its number of releases. The function takes a factor. At factor 1,
+    it returns the charges of `protection`. At a larger factor, it returns larger charges: those at
+    another value of the parameter that decides the cost, such as an epsilon. Returns None if there
+    is no such parameter, or if the cost of a round depends on earlier rounds.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:

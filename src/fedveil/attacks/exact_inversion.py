@@ -3,9 +3,9 @@
 SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b, features] is the
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
-that its example leaves silent. So the attack searches, by iteratively reweighted least squares, for
-columns of Q: vectors q for which L q has many zeros. It then chooses b of these vectors: those that
-predict best which neurons are silent.
+that its example leaves silent. So the attack searches for columns of Q: vectors q for which L q has
+many zeros. It finds them by iteratively reweighted least squares. It then chooses the b vectors
+that best predict which neurons are silent.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class _Found:
 class _Explanation:
     """Candidate examples [examples, features], and how well each agrees with its direction.
 
-    An example's direction q predicts that it activates the neurons on which q is not zero
-    (`_Factors`). `shares[i]` is the share of neurons for which this is right for example i.
+    An example should activate exactly the neurons on which its direction is not zero (`_Factors`).
+    `shares[i]` is the share of neurons for which this is true of example i.
     """
 
     examples: Float64s
@@ -246,9 +246,9 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Return the examples of the `directions` that best predict which neurons are active.
+    """Return the examples for those columns of `directions` that best predict active neurons.
 
-    One column is chosen for each example. The result is empty if too few are independent.
+    Chooses a column for each example. Empty if too few columns are linearly independent.
     """
     rank = len(directions)
     chosen: list[int] = []

@@ -1,9 +1,9 @@
 """Extraction of secret phrases, planted in clients' texts, from the trained model.
 
 A phrase is a row of random tokens: a known beginning, followed by a secret. Each secret is ranked
-among random candidates by the model's loss. The exposure of a secret (Carlini et al. 2019, "The
-secret sharer") is log2(candidates) - log2(rank). A phrase that was in no client's texts has a
-median exposure of 1 bit.
+among n candidates, itself and random others, by the model's loss. The exposure of a secret (Carlini
+et al. 2019, "The secret sharer") is log2(n) - log2(rank). A phrase that was in no client's texts
+has a median exposure of 1 bit.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 
 
 def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
-    """Copy the phrases, with 0 `copies` for each phrase whose client took part in no round.
+    """Copy the phrases, and set `copies` to 0 for each phrase whose client took part in no round.
 
     `owners[i]` is the client that has phrase i in its texts, or -1 if no client has it. `clients`
-    are the clients that took part. Raises `AttackImpossible` if, for one of the numbers in
-    `COPIES`, no phrase with this number of copies is left.
+    are the clients that took part. `COPIES` lists the numbers of copies that the attack tests.
+    Raises `AttackImpossible` if no phrase is left for one of these numbers.
     """
     copies = np.where(np.isin(owners, clients.astype(np.int64)), phrases.copies, 0)
     if not set(COPIES) <= set(copies.tolist()):

@@ -292,7 +292,8 @@ class Target:
         """Return an attack's result: its metrics beside the epsilon that the protection claims.
 
         The claim is for a client that reports in `rounds` rounds. `more` are further fields of
-        `Finding`. If the protection is adaptive, a note on the epsilon's origin is added to `saw`.
+        `Finding`. For several rounds of an adaptive protection, the field `saw` also says if this
+        epsilon is the ledger's or a forecast.
         """
         promised = self.promised(rounds)
         more["saw"] = more.get("saw", "") + self._basis(rounds, promised)

@@ -46,7 +46,8 @@ class CentralNoise:
 
     Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against everyone
     who reads only the noisy sum. The number of vectors in the sum is public. Nothing is guaranteed
-    against the holder of the sum, or if a vector in the sum is longer than `clip`.
+    against the holder of the sum. If a vector in the sum is longer than `clip`, nothing is
+    guaranteed at all.
     """
 
     # Why: replacing one vector moves the sum by at most 2 · clip, or by a smaller distance `apart`
@@ -141,14 +142,15 @@ class CentralNoise:
 
 
 class CentralSum(CentralNoise):
-    """Central noise for clients' vectors that are sums of clipped contributions, one per example.
+    """Central noise for vectors that add up clipped contributions, one for each example.
 
-    Every contribution moves a client's vector by a vector of L2 norm at most `clip`, whose entries
-    are whole multiples of `step` (see `privacy.grid_sensitivity`). The client's vector is not
-    clipped. Its entries are limited to 2^24 steps in absolute value, which costs no privacy.
+    A client's vector is the sum of its examples' contributions, and is not clipped itself. Each
+    contribution changes it by a vector of L2 norm at most `clip`, whose entries are whole multiples
+    of `step` (see `privacy.grid_sensitivity`). The entries of the client's vector are limited to
+    2^24 steps in absolute value, which costs no privacy.
 
-    Privacy: the guarantee of `CentralNoise`, if one contribution is replaced instead of a client's
-    whole vector. The noise's standard deviation is 2 · clip times the constructor's `ratio`.
+    Privacy: the guarantee of `CentralNoise`, but for replacing one contribution, not a whole
+    vector. The noise's standard deviation is 2 · clip times the constructor's `ratio`.
     """
 
     def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:

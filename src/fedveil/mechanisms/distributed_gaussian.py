@@ -45,10 +45,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in units of a grid step. Each client adds one to its vector.
+    """Shares of Gaussian noise, in units of a grid step. Each client adds one share to its vector.
 
-    A sum of clients' vectors has at least `shares` and at most `clients` terms. If it has exactly
-    `shares` terms, its noise has a standard deviation of at least `ratio` times the sensitivity.
+    A sum adds up the vectors of at least `shares` and at most `clients` clients. With exactly
+    `shares` vectors, its noise has a standard deviation of at least `ratio` times the sensitivity.
     `limit` is the largest squared norm of a vector without noise, and `square` is the squared
     sensitivity (default: 4 · `limit`), both in steps².
     """
@@ -295,10 +295,10 @@ class DistributedSum(NoiseShares):
     """Adds a share of the noise to each client's vector x, so that the sum of vectors is private.
 
     A client computes x from its examples. Each example contributes one clipped vector to x, and x
-    itself is not clipped. A contribution moves x by a vector of whole multiples of `step`, whose L2
-    norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z + N`, where z is x
-    / step with entries limited to 2^24 in absolute value. The entries of N are independent discrete
-    Gaussians with parameter `share_variance`.
+    itself is not clipped. A contribution changes x by a vector of L2 norm at most `clip`, whose
+    entries are whole multiples of `step` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
+    N`. z is x / step, with entries limited to 2^24 in absolute value. The entries of N are
+    independent discrete Gaussians with parameter `share_variance`.
 
     Privacy: if one contribution to one vector is replaced, the sum of m shares has at most the
     privacy loss of `Gaussian(ratio(m))`: Gaussian noise whose standard deviation is `ratio(m)`
@@ -338,7 +338,7 @@ def _blocks(dimension: int) -> list[int]:
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits for sums from -reach to reach modulo 2^bits, with 25% to spare."""
+    """Return the number of bits of a ring that holds sums of -reach..reach, with 25% to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

@@ -1,10 +1,10 @@
 """A random rotation, which spreads the norm of each block of a vector over the block's entries.
 
-    R x = H S x / √B for each block x of B entries, H the B x B Walsh-Hadamard matrix, B a power of
-    two, S = diag(signs) with random signs
+    R x = H S x / √B
 
-R is orthogonal. With uniform signs, an entry of R x exceeds t · |x| / √B in magnitude with
-probability at most 2 exp(-t² / 2), for every block x (Hoeffding).
+for each block x of B entries. B is a power of two, H is the B x B Walsh-Hadamard matrix, and S =
+diag(signs) has random signs. R is orthogonal. With uniform signs, an entry of R x exceeds t · |x| /
+√B in magnitude with probability at most 2 exp(-t² / 2), for every block x (Hoeffding).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class GaussianSum:
 
     Each example is in the batch with probability `rate`, secretly and independently.
 
-    Input: a vector of `dimension` entries. Each example in the batch moves it by a norm of at most
-    `clip`. The vector's own norm is not limited.
+    Input: a vector of `dimension` entries. Each example in the batch adds a vector of norm at most
+    `clip` to it. The norm of the sum is not limited.
 
     Output: z + step * N, where z is the vector on the grid (`to_grid`). The coordinates of N are
     independent discrete Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² ·

@@ -4,10 +4,10 @@ If all charges are equal, they are composed exactly (`compose`). Gaussian losses
 Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of their epsilons (Rogers,
 Roth, Ullman, Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is smaller.
 
-Each of these epsilons is computed for a given delta, and holds at it. If earlier results also
-decide whether all charges are equal, they decide which of the three epsilons is used. A limit on
-the total epsilon then holds at the sum of three deltas: the given delta for equal charges, the
-given delta again for the filter, and the sum of the charges' own deltas. This is at most three
+Each of these epsilons is computed for a given delta, and holds at it. But earlier results may also
+decide whether all charges are equal, and so which of the three epsilons is used. A limit on the
+total epsilon then holds only at the sum of three deltas: the given delta for equal charges, the
+given delta again for the filter, and the sum of the charges' own deltas. This sum is at most three
 times the given delta, or twice if the charges have no deltas of their own. If all charges are
 Gaussian, the limit holds at the given delta.
 """
@@ -67,7 +67,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the joint epsilon at `delta`, or at delta = 0 if it is not larger there."""
+        """Return the joint epsilon at `delta`, or at delta = 0 if that epsilon is not larger."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 

@@ -72,7 +72,11 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by its value in one column: by the log-likelihood ratio of the value's bin."""
+    """Scores a row by its value in one column.
+
+    The column's values are sorted into bins. The score is the log ratio of two frequencies of the
+    value's bin: among outputs for the first input, and among outputs for the second.
+    """
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index

@@ -57,9 +57,9 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which `claim` would probably not be refuted.
 
-        The result does not depend on the hits. It is infinite if even a truthful report in every
-        choice would not refute the claim. `chance(eps)` is the probability that a choice with the
-        epsilon `eps` reports the truth. The claim is tested by a bound that is wrong with
+        The result does not depend on the hits. It is infinite if the claim could not be refuted,
+        even if every choice reported the truth. `chance(eps)` is the probability that a choice with
+        the epsilon `eps` reports the truth. The claim is tested by a bound that is wrong with
         probability at most `error`.
         """
         low, high = -1, self.tries

@@ -208,10 +208,10 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
     """Group the charges by the type of their loss. Also returns ln Pr[no loss is infinite].
 
-    A charge is a loss and the number of its releases. There is one group for each different loss
-    distribution and for each epsilon, and one for all Gaussian releases together. The groups
-    describe the losses given that all are finite. Their order does not depend on the order of
-    `charges`.
+    A charge is a loss and the number of its releases. There is one group for all Gaussian releases
+    together, and one for each different loss distribution. The other losses have one group for
+    each epsilon. The groups describe the losses given that all are finite. Their order does not
+    depend on the order of `charges`.
     """
     survivals, squares = [], []
     pure: Counter[float] = Counter()
@@ -278,7 +278,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the distribution of the sum of the losses in `groups`, tilted, and its tilt.
+    """Return the tilted distribution of the total loss of all `groups`, and the tilt that was used.
 
     A distribution is tilted if each mass is multiplied by e^(tilt * loss) and the masses are
     normalised. The tilt is `tilt`, or a smaller one if `tilt` is too steep.
@@ -321,7 +321,8 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
     """Return the least epsilon by the Rényi bound at `delta`, for the losses in `groups`.
 
-    Also returns tilts for `_total` to try.
+    Also returns two tilts to try in `_total`. They move the losses near this epsilon into the
+    middle of the distribution, where errors weigh least.
     """
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #

@@ -92,10 +92,10 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that random scores rank all members as high as the given scores do.
+    """Return the probability that members rank at least as high as here, if ranks are random.
 
-    It is C(m + k, m) / C(m + n, m) for m members and n others, if k of the others score at least as
-    high as the lowest member.
+    Let k of the n others score at least as high as the lowest of the m members. In a random order,
+    all members are among the first m + k with probability C(m + k, m) / C(m + n, m).
     """
     m, n = len(members), len(others)
     if not m or not n:

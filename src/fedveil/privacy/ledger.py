@@ -239,11 +239,12 @@ class Ledger:
     def _join(
         self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
     ) -> None:
-        """Add `charges` to those of the clients `members` in one round, and update `groups`.
+        """Charge the clients `members` with `charges` for one round, and update `groups`.
 
-        `groups` maps each combination of charges (an index of `_kinds`) to the clients that have
-        it. If `another` is True, `charges` are for one more report of each client. Otherwise they
-        are for the report that was charged before, and counts of equal losses are added.
+        `groups` maps each combination of charges (an index of `_kinds`) to the clients that have it
+        in this round. If `another` is True, `charges` are for one more report of each client.
+        Otherwise they belong to the report that was charged before, and counts of equal losses are
+        added.
         """
         joined = []
         for kind, others in list(groups.items()):
@@ -272,7 +273,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return pairs (k, n): in n rounds, clients had the charges `_kinds[i]` for each i in k."""
+        """Return pairs (k, n): n rounds have exactly the charges `_kinds[i]` for each i in k."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

@@ -169,10 +169,11 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows of `table`, and the largest RMS loss.
+    """Return the largest finite loss between two rows of `table`, and the RMS loss of row 0.
 
-    A row is the output distribution of one input. The RMS loss is that of row 0 against another
-    row, over outputs drawn from row 0. The largest such loss over all other rows is returned.
+    A row is the output distribution of one input. The RMS loss is the root mean square of the loss
+    of row 0 against another row, over outputs drawn from row 0. It is the largest over all other
+    rows.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

@@ -37,7 +37,8 @@ _UNIT_ROUNDOFF = 2.0**-53
 class Tilted:
     """A tilted loss distribution. The loss `origin + step * k` has the tilted mass `weights[k]`.
 
-    Tilting multiplies masses by e^(tilt * loss) and normalises. A mass of <= `slack` is missing.
+    Tilting multiplies masses by e^(tilt * loss) and normalises them. Rare losses may be left out:
+    their tilted mass is at most `slack`.
     """
 
     origin: float
@@ -76,7 +77,7 @@ class Tilted:
     def trimmed(self) -> Tilted:
         """Return the distribution without its smallest and its largest losses.
 
-        They have a tilted mass of at most `TAIL` at each end. The result's `slack` is 2 `TAIL`
+        At each end, a tilted mass of at most `TAIL` is left out. The result's `slack` is 2 `TAIL`
         larger.
         """
         kept = np.flatnonzero(np.cumsum(self.weights) > TAIL)
@@ -112,8 +113,8 @@ class Tilted:
 class TooSteep(Exception):
     """Raised by `Tilted.on_grid` if `tilt` * `step` is too large.
 
-    A tilt multiplies the mass at each loss by e^(tilt * loss). So the factors at two neighbouring
-    points of the grid, whose losses differ by `step`, have the ratio e^(tilt * step).
+    A tilt multiplies the mass at each loss by e^(tilt * loss). So from one point of the grid to the
+    next, whose loss is larger by `step`, this factor grows by e^(tilt * step).
     """
 
 
@@ -156,8 +157,8 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return the argument `parts` of `add` for the sum of `count` independent copies of a loss.
 
-    `block(0)` must return the loss's distribution, and `block(k)` that of the sum of BLOCK losses
-    with the distribution `block(k - 1)`.
+    `block(k)` must return the distribution of the sum of BLOCK^k copies. So `block(0)` is the
+    distribution of one copy.
     """
     parts, level = [], 0
     while count:

@@ -95,12 +95,13 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
+    """Return a lower bound on the distance by which reversing a client's update moves the releases.
 
-    The distance (L2) is between the two sequences of releases without noise, in standard deviations
-    of the noise. The bound is too large with probability at most `error`. `moves[i]` is the
-    component of a release along client i's update, averaged over the rounds, in the units of
-    `noise`. Also returns by how much the uncertainty of the mean of `moves` lowers the bound.
+    A client is replaced by one with the opposite update in each of `rounds` rounds. The distance
+    (L2) is between the two sequences of releases without noise, in standard deviations of the
+    noise. The bound is too large with probability at most `error`. `moves[i]` is the component of a
+    release along client i's update, averaged over the rounds, in the units of `noise`. The mean of
+    `moves` is uncertain, which lowers the bound. The second result says by how much.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

@@ -3,9 +3,9 @@
 Each of m canaries has a secret fair coin. The coin decides which of two inputs the canary puts into
 the run: the first if the coin shows 1 (the canary is "in"), the second if it shows 0. An input is a
 client's whole data, so the two data sets are neighbours (replace-one). An observer computes a score
-for every canary from the run's releases, and guesses some of the coins. If the run is (epsilon,
-delta)-differentially private, then, even for dependent canaries (Steinke, Nasr and Jagielski,
-2023):
+for every canary from the run's releases, and guesses some of the coins. `right` of the `guesses`
+guesses are right. If the run is (epsilon, delta)-differentially private, then, even for dependent
+canaries (Steinke, Nasr and Jagielski, 2023):
 
     Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
 
@@ -146,7 +146,7 @@ class OneRunAudit:
 
     A bound refutes the claim if it is above the claimed epsilon. `unseen` is the largest true
     epsilon at which `bound` would probably not refute the claim, and `unseen_alone` is the same for
-    `alone`. Each is infinite if its bound could not refute the claim even if every guess is right.
+    `alone`. Each is infinite if its bound is at most the claim even when every guess is right.
     """
 
     claim: Figure
@@ -223,8 +223,9 @@ def audit_run(
 class Alone(NamedTuple):
     """Result of guessing for every canary if it is in the run: `bound`, a lower bound on epsilon.
 
-    `right` is the number of right guesses. At a true epsilon up to `unseen`, `bound` probably does
-    not refute the claim: it is not above the claimed epsilon.
+    `right` is the number of right guesses. `unseen` is the largest true epsilon at which `bound`
+    would probably not refute the claim. A bound refutes the claim if it is above the claimed
+    epsilon.
     """
 
     bound: float
@@ -278,10 +279,10 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """Return how many of the `canaries` to guess, for the largest expected lower bound on epsilon.
+    """Return how many of the `canaries` to guess, for a large lower bound on epsilon.
 
-    The number is best if the true epsilon equals the claim. It depends on no coin and no score.
-    `gaussian` is True if the run has Gaussian noise. `confidence` is that of the bound.
+    The number is best for a run whose true epsilon equals the claim. It depends on no coin and no
+    score. `gaussian` is True if the run has Gaussian noise. `confidence` is that of the bound.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.

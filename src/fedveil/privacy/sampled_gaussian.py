@@ -100,11 +100,12 @@ class SampledGaussian:
 
 
 def sampled_release(ratio: float, rate: float) -> Release:
-    """Return the release of a sum with Gaussian noise over a batch sampled at `rate`.
+    """Return the `Release` that describes a sum with Gaussian noise.
 
-    `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
-    contribution. At rate 1, or if `SampledGaussian` cannot compute this ratio, the result is a
-    `Gaussian`, which ignores the sampling and never understates the loss.
+    An example is in the sum with probability `rate`. `ratio` is the noise's standard deviation over
+    2c, where c is the largest norm of an example's contribution. At rate 1, or if `SampledGaussian`
+    cannot compute this ratio, the result is a `Gaussian`, which ignores the sampling and never
+    understates the loss.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
         return Gaussian(ratio)

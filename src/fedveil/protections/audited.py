@@ -1,4 +1,4 @@
-"""The methods of a protection with which an audit inside a run learns what a round releases."""
+"""The methods of a protection by which an audit learns, during a run, what a round releases."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class JobContext:
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
     - `apart` is a bound on the L2 distance between any two possible updates of a client, rounding
-      included. It is None unless the code that makes the updates guarantees a distance below twice
-      the norm clip.
+      included. It is set only if the code that makes the updates guarantees a distance below twice
+      the norm clip. Otherwise it is None.
     - `combining` says how the server combines reports, for example by their mean.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size.
     - `turn_rate` is the probability with which a client adds its update to a round. If it is below
@@ -335,8 +335,9 @@ class Protection(Description):
         """Return the losses to record for one report in a finished round.
 
         `reports` is the number of reports in the sum, or None if the round is void. `limited` says
-        that a limit on the privacy cost may end the run. Then `reports` is not used: a client does
-        not know it, and must be able to tell by itself whether the limit allows a next report.
+        that a limit on the privacy cost may end the run. Each client must then be able to tell by
+        itself if the limit allows its next report. So `reports` is not used, because a client does
+        not know it.
         """
         return self.spending(state) if reports is None or limited else self.spent(state, reports)
 

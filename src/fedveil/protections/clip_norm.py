@@ -133,7 +133,8 @@ class Clipping:
     def carried(self, clipped: Float64s, told: Message) -> Update:
         """Return the clipped update, without the scaling and the clip bit that `joint` adds.
 
-        `clipped` is the result of `joint`, clipped. `told` is the server's request with the clip.
+        `clipped` is the result of `joint` after clipping. `told` is the server's request with the
+        clip.
         """
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)

@@ -36,7 +36,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 def check_noised_sum(name: str, context: JobContext) -> None:
     """Raise `InvalidValue` unless clients have equal weights and delta is above 0.
 
-    `context` has both settings. `name` is the protection that needs them.
+    `context` has the weighting of clients and the delta. `name` names the protection in the error.
     """
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")

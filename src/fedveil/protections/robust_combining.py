@@ -80,11 +80,12 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. The sum is their number times each entry's mean without extreme values.
+    """Stores all reports. Its sum is the number of reports times their mean without extreme values.
 
-    An entry's largest and smallest values are dropped. The number dropped at each end is the
-    fraction `cut` of the reports, rounded up. If this would drop all values, the median remains:
-    the middle value, or the two middle values of an even number of reports.
+    The mean is taken entry by entry, and leaves out an entry's largest and smallest values. The
+    number left out at each end is the fraction `cut` of the reports, rounded up. If this would
+    leave out all values, the median remains: the middle value, or the two middle values of an even
+    number of reports.
     """
 
     def __init__(self, cut: float) -> None:

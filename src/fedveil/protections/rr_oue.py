@@ -72,8 +72,8 @@ class Unary(Protection):
     smaller one as invalid. A client also refuses an epsilon at which a single report would exceed
     `total_eps`. It cannot check the epsilon further, so deployments need `total_eps`.
 
-    `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
-    on the sum of pure losses, which is also valid if they were chosen adaptively.
+    `total_eps` limits the total epsilon of a client that takes part in every round. The total is
+    the sum of the rounds' pure losses, which is valid even if they are chosen adaptively.
 
     With `fidelity: aggregate`, in simulation only, each client sends 32 random bytes and its
     rounded values without noise, and the server draws the sum of the reports from its distribution.

@@ -26,12 +26,12 @@ class Client:
     """The client's part in a round of secure aggregation.
 
     It checks each message of the server, and answers it once, in order. It sends only public keys,
-    encrypted shares of its own secrets, its masked vector and, for each client in its neighbourhood
-    (itself and its neighbours in the masking graph), a share of that client's seed or of its key,
-    never of both. The masked vector is uniform for everyone who has fewer than `threshold` shares
-    of the client's seed, or who does not know its pairwise mask with at least one other client. If
-    a message is out of order, invalid or asks for more than the protocol allows, the client raises
-    `ClientWithheld` and answers nothing more in this round.
+    encrypted shares of its own secrets, its masked vector, and one share of each client in its
+    neighbourhood (itself and its neighbours in the masking graph). This is a share of that client's
+    seed or of its key, never of both. To unmask the vector, an attacker needs `threshold` shares of
+    the client's seed, and its pairwise masks with all neighbours. To anyone with less, the masked
+    vector is uniform. If a message is out of order, invalid or asks for more than the protocol
+    allows, the client raises `ClientWithheld` and answers nothing more in this round.
 
     Under active security, it discloses shares only if `threshold` survivors have signed the same
     text as this client. The text covers the list of survivors and everything that the server has
@@ -255,8 +255,9 @@ class Client:
     def _open(self, sealed: Mapping[int, bytes], tags: Sequence[bytes]) -> list[int]:
         """Decrypt and save the shares in `sealed`, by dealer. Returns dealers of invalid shares.
 
-        `tags` has the two tags that each dealer sent to the server. A share is valid only with its
-        tag: the server would reject this client if it disclosed any other.
+        `tags` has, for each dealer, the tags of its two shares as the server received them. A share
+        that does not match its tag is invalid: the server would reject this client for disclosing
+        it.
         """
         refused = []
         for (dealer, box), tag in zip(sealed.items(), tags, strict=True):

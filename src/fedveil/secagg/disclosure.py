@@ -54,7 +54,7 @@ class Disclosure:
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def tags_of(self, places: Mapping[int, int]) -> list[bytes]:
-        """Return, for each dealer, the two tags of the shares that it dealt to one holder.
+        """Return, for each dealer, the tags (hashes) of the two shares that it dealt to one holder.
 
         `places` maps a dealer to the index of these shares, as `places_of` returns it.
         """
@@ -200,8 +200,9 @@ class Disclosure:
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
         """Return the row of `dealer`'s share among the shares that `holder` disclosed.
 
-        `index` is a cache: for each neighbourhood, the row of each dealer if no share is refused.
-        Missing entries are added. The result takes the shares that `holder` refused into account.
+        `index` caches, for each neighbourhood, the row of each dealer if no share is refused.
+        Missing entries are added. Each dealer before this one that `holder` refused lowers the row
+        by 1.
         """
         number = self._graph.numbers[holder]
         if number not in index:

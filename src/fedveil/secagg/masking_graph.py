@@ -101,8 +101,8 @@ def automatic(clients: int, threshold: int) -> int | None:
     """Return the smallest safe number of neighbours for `clients` clients and this `threshold`.
 
     Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
-    number below half of the clients is safe. A number is safe if both are true whenever at most the
-    fraction `DROPPED` of the clients drops out, in any phase and independently of the graph:
+    number below half of the clients is safe. Let at most the fraction `DROPPED` of the clients drop
+    out, in any phase and independently of the graph. A number is safe if both conditions then hold:
 
     - If the fraction `CORRUPT` of the clients colludes with the server, the probability is at most
       `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the honest
@@ -145,10 +145,10 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     Each client has `neighbours` neighbours. In a sparse graph, the result is at most the fraction
     `CORRUPT` of the clients. If this many collude, the probability is at most `UNMASKED` that a
     neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected.
-    This holds for any dropouts, because the server draws no graph among fewer than `fewest_drawn`
-    clients, and unmasks no sum of fewer than `fewest_left` vectors. If at most the fraction
-    `DROPPED` of the clients drops out, these limits do not end the round. A smaller number of
-    colluding clients may be safe with certainty.
+    This holds for any dropouts, because the server ends a round with too few clients: it draws no
+    graph among fewer than `fewest_drawn` clients, and unmasks no sum of fewer than `fewest_left`
+    vectors. It need not end a round for this reason if at most the fraction `DROPPED` of the
+    clients drops out. A smaller number of colluding clients may be safe with certainty.
     """
     if neighbours >= clients - 1:
         return threshold - 1
@@ -167,8 +167,8 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of clients among which the server may draw the graph.
 
-    The round was planned for `clients` clients. If fewer than the result are there, the number of
-    colluding clients that `tolerated` returns may be too large a part of them.
+    The round was planned for `clients` clients, and `tolerated` of them may collude. In a graph of
+    fewer clients than the result, these may be too large a part.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -185,9 +185,9 @@ def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of vectors whose sum the server may unmask.
 
-    The round was planned for `clients` clients, and the server drew the graph among `drawn` of
-    them. If fewer than the result are left, the dropouts may cut the graph, together with the
-    number of colluding clients that `tolerated` returns.
+    The round was planned for `clients` clients, and `tolerated` of them may collude. The server
+    drew the graph among `drawn` clients. If fewer than the result are left, the dropouts together
+    with the colluding clients may cut the graph.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -199,14 +199,14 @@ def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> in
 
 
 def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
-    """Return the result of `tolerated`, or 0 if it is safe whatever clients drop out."""
+    """Return the result of `tolerated`, or 0 if no dropouts can make this number unsafe."""
     most = tolerated(clients, neighbours, threshold)
     complete = neighbours >= clients - 1
     return 0 if complete or most <= _certainly(neighbours, threshold) else most
 
 
 def _certainly(neighbours: int, threshold: int) -> int:
-    """Return a number of colluding clients that cannot unmask a part of a sum in any graph."""
+    """Return a number of colluding clients that is safe in every graph: they unmask nothing."""
     # The circle is cut by two runs of neighbours / 2 clients that dropped out or collude. The
     # neighbourhood of the client next to a run contains the run, and the round is void unless
     # `threshold` of its members are left. So at least threshold - 1 - neighbours / 2 clients of
@@ -228,8 +228,8 @@ def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: in
 def _overrun(drawn: int, corrupt: int, neighbours: int, threshold: int) -> float:
     """Return an upper bound on Pr[an honest client has `threshold` colluding neighbours].
 
-    Of the graph's `drawn` clients, `corrupt` collude, and each has `neighbours` neighbours. A bound
-    of at most `UNMASKED` becomes only smaller if more honest clients are drawn.
+    Of the graph's `drawn` clients, `corrupt` collude, and each has `neighbours` neighbours. If the
+    bound is at most `UNMASKED`, it is even smaller for a graph of more honest clients.
     """
     # The exact union bound is the number of honest clients, drawn - corrupt, times a tail among the
     # drawn - 1 others. Its term for j colluding neighbours is the term used here, times 1 -
@@ -250,7 +250,7 @@ def _cut(drawn: int, gone: int, neighbours: int) -> float:
 
 
 def _even(neighbours: int) -> int:
-    """Return the largest number of neighbours of a client: `sparse` may add 1 to an odd number."""
+    """Return the most neighbours of a client, because `sparse` may add 1 to an odd number."""
     return neighbours + neighbours % 2
 
 

@@ -38,8 +38,8 @@ class Server:
     It adds up masked vectors as they arrive, then removes the masks. `receive` raises
     `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
     when `advance` closes a phase has dropped out. If too few remain, or if the dropouts disconnect
-    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. In a sparse graph,
-    a number is too small if colluding clients might then unmask a part of the sum
+    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. Too few clients
+    remain in a sparse graph if colluding clients among them might unmask a part of the sum
     (`terms.fewest_drawn` and `terms.fewest_left`). `entropy` draws the sparse graph. It also draws
     the clients that continue, if more than `terms.sharing` clients answer at first. `origin` is a
     digest of the data that the vectors were made from. This digest must be equal on server and

@@ -1,9 +1,10 @@
 """The view: everything that a client has been shown in a round, as one digest.
 
 In the complete graph, the digest covers everything that a server could show differently to
-different clients. In a sparse graph, it covers only what must be equal for all clients. The keys
-of encrypted shares, and the masks, are derived from the digest of what was shown before. So clients
-with different views cannot decrypt each other's shares, and their masks do not cancel.
+different clients. In a sparse graph, it covers only what must be equal for all clients. Two clients
+derive their mask, and the key that encrypts their shares, from the digest of what they were shown
+before. So clients with different views cannot decrypt each other's shares, and their masks do not
+cancel.
 
 This alone does not stop a lying server, which can replace clients' keys by its own. With active
 security, each client signs its view together with the survivors that it was shown, and discloses a

@@ -73,8 +73,9 @@ class View:
 class Sight:
     """A job before its first round, as the attacker sees it: weights, and typical data.
 
-    `allowed` limits which clients are attacked. Raises `AttackImpossible` if it excludes every
-    client, or if the attack cannot reproduce the job's training steps.
+    `allowed` limits the examples and the local steps of a client to attack. Raises
+    `AttackImpossible` if no client is within these limits, or if the attack cannot reproduce the
+    job's training steps.
     """
 
     def __init__(self, target: Target, allowed: Bounds) -> None:

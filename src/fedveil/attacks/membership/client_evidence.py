@@ -71,10 +71,11 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up a run's evidence that a client of the run is one of some known candidates.
+    """Adds up the evidence that clients of a run are among some known candidates.
 
-    There is one sum over the rounds for each pair of a client and a candidate. `clients` is the
-    number of clients, and `candidates` the number of candidates.
+    For each pair of a client and a candidate, it sums over the rounds the log-likelihood ratio that
+    this client is this candidate. `clients` is the number of clients, and `candidates` the number
+    of candidates.
     """
 
     def __init__(self, clients: int, candidates: int) -> None:

@@ -8,10 +8,10 @@ training examples of the clients that took part in a round. All other examples a
 If the model predicts tokens, an example is a text of a client, or a piece of a longer one, and its
 loss is the mean loss over its tokens.
 
-A random half makes members and non-members exchangeable, also if the examples are pieces of one
-text: if the model reveals nothing, no score is above chance level, except by chance. If whole texts
-were drawn instead, all pieces of a text would be members together. The confidence intervals count
-the pieces as independent, and would be too narrow. Of a finished run, the members are not drawn at
+A random half makes members and non-members exchangeable, even if the examples are pieces of one
+text. So if the model reveals nothing, scores are above chance level only by chance. If whole texts
+were drawn, all pieces of a text would be members together. The confidence intervals, which count
+the pieces as independent, would then be too narrow. The members of a finished run are not drawn at
 random, so its test examples must come from the same distribution as its training examples.
 """
 
@@ -94,7 +94,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def _of_pieces(target: Target) -> str:
-    """Return a note if pieces of one text may be members and others non-members, else ""."""
+    """Return a note if a text may have pieces that are members and pieces that are not, else ""."""
     if target.trained or target.job.task != "next_token":
         return ""
     return (
@@ -109,9 +109,9 @@ class Case:
 
     `pool` has all examples to test. `members` marks the examples of the pool that `model` was
     trained on. `target` is the attacked job, with the weights at the start of the attacked round.
-    `given` marks the examples of its clients, including clients that took part in no round. `other`
-    is the job that trained the first reference model, and `other_given` marks the examples of its
-    clients.
+    `given` marks the examples that the job's clients hold, even if a client took part in no round.
+    `other` is the job that trained the first reference model. `other_given` marks the examples that
+    the clients of `other` hold.
     """
 
     pool: Pool

@@ -63,11 +63,11 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of each example's score over reference models.
 
-        `of` computes the scores of all examples from one model's outputs. If `member` is True, the
-        models that were trained on the example are used, otherwise the models that were not. If an
-        example has no model of this kind, its mean over the models of the other kind is used, plus
-        a correction. The correction is the average difference between the two means, over the
-        examples that have models of this kind.
+        `of` computes the scores of all examples from one model's outputs. If `member` is True, only
+        the models that were trained on the example count, otherwise only the models that were not.
+        If no such model exists for an example, its mean over the other models is used, plus a
+        correction. The correction is the average difference between the two kinds of models, over
+        the examples that have both kinds.
 
         With fewer than 15 models, all examples have the same standard deviation. Otherwise an
         example's own variance is shrunk towards the common one (Smyth 2004).

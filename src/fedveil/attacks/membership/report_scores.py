@@ -89,9 +89,8 @@ class ReportScores:
         """Return by how much each example's loss falls if the estimated update is applied.
 
         The examples are the rows of `x` and `y`. `reading` must estimate the update's length as
-        well as its direction. If it estimates nothing, all results are 0. A result is within the
-        range of float32, and at its lower end if the estimated update makes the loss infinite or
-        NaN.
+        well as its direction. If it estimates nothing, all results are 0. If the estimated update
+        makes a loss infinite or NaN, the result is the lowest float32.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -115,7 +114,8 @@ class ReportScores:
     ) -> Float64s:
         """Return the scores of all examples. A batch has at most `most` (default: `_BATCH`).
 
-        `score` computes a batch's scores from a function that maps weights to the batch's losses.
+        `score` gets a function that maps weights to a batch's losses, and returns the batch's
+        scores.
         """
         most = _BATCH if most is None else most
         task = Classification() if are_classes(y) else NextToken()
@@ -134,10 +134,10 @@ class ReportScores:
 
 @contextmanager
 def _forward_derivatives(model: nn.Module) -> Iterator[None]:
-    """A context in which the model's outputs have derivatives with respect to dual numbers.
+    """A context in which torch can compute forward-mode derivatives of the model's outputs.
 
-    torch's fastest attention and recurrent layers have no such derivatives, so the context
-    replaces them by slower ones.
+    torch's fastest attention and recurrent layers do not support this mode, so the context replaces
+    them by slower ones.
     """
     attention, onednn = torch.backends.mha, torch.backends.mkldnn
     with ExitStack() as stack:
@@ -170,8 +170,9 @@ class Round:
     def scores(self, score: Scorer, x: Array, y: Array) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and the scores of `strangers`.
 
-        `score` computes the scores of examples, rows of `x` and `y`, from the estimate of an
-        update. An example's score is reduced by its mean score under the other clients' reports.
+        `score` computes the scores of examples, which are rows of `x` and `y`, from the estimate of
+        an update. Each example is tested against the report of one client. Its mean score under the
+        reports of all other clients is subtracted.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -98,7 +98,8 @@ class Rehearsal:
     """Result of a simulated run: its final model, and the number of its rounds.
 
     `clients` are the clients that took part before this model was saved. `claim` is the ledger's
-    guarantee if the run is adaptive, otherwise None.
+    guarantee if the run is adaptive, that is, if a round's cost depends on earlier rounds.
+    Otherwise it is None.
     """
 
     model: nn.Module

@@ -63,10 +63,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` random reports for each row of `seen`.
+    """Draw `evidence.reports` random reports for each row of `seen`, and return their mean.
 
-    `seen` is [n, values]. If reports are bits, an entry is the probability that this bit is 1. If
-    reports have no random bits, `seen` is returned.
+    `seen` is [n, values]. If reports are random bits, an entry is the probability that a bit is 1.
+    If reports are not random, `seen` itself is returned.
     """
     if evidence.lie is None or evidence.lie == 0:
         return seen

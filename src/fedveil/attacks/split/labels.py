@@ -91,8 +91,8 @@ class _Begun:
 
     `windows` has the gradients' directions. Each window covers a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
-    the true label of example i. `added` has two summaries of each example's gradients: their sum
-    over the steps, and their change.
+    the true label of example i. `added` has the two summaries of each example's gradients that
+    `_added` computes.
     """
 
     windows: list[Window]
@@ -255,8 +255,8 @@ def _added(
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
     """Return the metric `name`: the AUC with which a singular vector finds the `rare` examples.
 
-    It is the first singular vector of `rows`, [examples, values]. The better of its two signs
-    counts, so the AUC is at least 1/2.
+    An example's score is its projection on the first singular vector of `rows`, [examples, values].
+    The better of the vector's two signs counts, so the AUC is at least 1/2.
     """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])

@@ -119,7 +119,8 @@ class SplitTarget:
     def crossing(self, part: str) -> Crossing:
         """Return the first crossing at which another party receives the output of `part`.
 
-        Raises `AttackImpossible` if no other party receives it.
+        A `Crossing` is one transfer of a part's output to another party. Raises `AttackImpossible`
+        if no other party receives it.
         """
         for crossing in self.split.crossings:
             if crossing.part == part:
@@ -243,9 +244,9 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run a party's side of an exchange, and append each message that it sends to `heard`.
+    """Run a party's side of an exchange, and record each message that the party sends.
 
-    An entry of `heard` is the party's name and the message.
+    Appends the party's name and the message to the list `heard`.
     """
     answer: Message | None = None
     while True:

@@ -2,15 +2,15 @@
 
 Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
 range of each statistic is divided into cells. A row of the layer responds to the examples x in its
-cell. So the row's gradients are sums over these x: of delta * x for the weights, and of delta, the
-loss's derivative, for the bias. If a cell holds a single example, the quotient of both sums is this
-example.
+cell. The gradient of the row's weights is the sum of delta * x over these x, where delta is the
+loss's derivative. The gradient of its bias is the sum of delta. If a cell holds a single example,
+the quotient of both sums is this example.
 
-In the form `relu`, a row responds to all statistics above its threshold, and a cell's sums are the
-difference of two rows' sums. Clients must make a single local step. In the form `window`, a row
-responds only between two bounds. A client's first step on an example in the row's cell moves the
-row so far that the row responds to no example any more. So the row does not change in the client's
-further steps.
+In the form `relu`, a row responds to all examples whose statistic is above its threshold, and a
+cell's sums are the difference of two rows' sums. Clients must make a single local step. In the form
+`window`, a row responds only between two bounds. A client's first step on an example in the row's
+cell moves the row so far that it responds to no example any more. So the row does not change in the
+client's further steps.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ class Imprint:
     ) -> Imprint:
         """Create an imprint from `public`, examples that resemble those of the clients.
 
-        The first of its `statistics` is the mean of all features. Each further one is a random
-        combination of the features, drawn from `rng` (default: a generator with seed 0). Each
-        statistic has `cells` cells, into which equally many of the `public` examples fall, and one
-        more cell that stays empty. With the `form` "window", a neuron responds to the examples of
-        one cell. With "relu", it responds to all examples above a bound.
+        The imprint computes `statistics` statistics of an example. The first is the mean of all
+        features. Each further one is a random combination of the features, drawn from `rng`
+        (default: a generator with seed 0). Each statistic has `cells` cells, into which equally
+        many of the `public` examples fall, and one more cell that stays empty. With the `form`
+        "window", a neuron responds to the examples of one cell. With "relu", it responds to all
+        examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)

@@ -144,8 +144,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples i that can lie in cell `cells[i]`.
 
-    `noise` is the standard deviation of the noise in each entry of the examples. If `noise` is
-    passed with a minus sign, the mask marks only the examples that certainly lie in their cell.
+    `noise` is the standard deviation of the noise in each entry of the examples. Pass it with a
+    minus sign for a mask of only the examples that certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

@@ -91,8 +91,8 @@ class DiscreteGaussian:
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
         """Add a draw to each entry of `values`, if `place_bits` is 0.
 
-        Returns the indices of the entries that are still unchanged, because their draws were
-        rejected.
+        A draw of a negative zero is rejected. Returns the indices of the entries whose draws were
+        rejected. They are still unchanged.
         """
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
@@ -115,8 +115,9 @@ class DiscreteGaussian:
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
         """Add a draw x to each entry of `values`, if `place_bits` is above 0.
 
-        The two parts of |x| = cell · 2^place_bits + place are drawn separately. Returns the indices
-        of the entries that are still unchanged, because their draws were rejected.
+        The two parts of |x| = cell · 2^place_bits + place are drawn separately. A draw can be
+        rejected (see `_keeps`). Returns the indices of the entries whose draws were rejected. They
+        are still unchanged.
         """
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)

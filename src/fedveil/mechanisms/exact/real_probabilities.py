@@ -32,9 +32,9 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    Each cumulative probability F_i is a monotone function of e^x, for the float `x`. `floors(y,
-    bits)` returns floor(2^bits F_i) for all i but the last, computed with the fraction y in place
-    of e^x.
+    Each cumulative probability F_i is a monotone function of e^x, for the given float `x`. Calling
+    `floors(y, bits)` with a fraction y in place of e^x must return floor(2^bits F_i) for all i but
+    the last.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -55,7 +55,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw that its first 64 random bits, the integer `prefix`, do not decide.
+        """Return a draw for which the first 64 random bits, the integer `prefix`, are not enough.
 
         Reads 64 more bits at a time from `entropy` until they decide the draw.
         """

@@ -30,9 +30,9 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
 
     `plan` and `eps` are those of the selection from `dim` weights. Before the report, both signs
     are equally likely. Assumptions: the changes of all weights are exchangeable and not 0, and a
-    change of any size is equally likely to have either sign. All changes in the top-k set have the
-    report's sign, which holds if at least `plan.topk` changes have it, as is usual. Raises
-    `InvalidValue` if the top-k set has more than half of the weights.
+    change of any size is equally likely to have either sign. At least `plan.topk` changes have the
+    report's sign, as is usual, so all changes in the top-k set have it. Raises `InvalidValue` if
+    the top-k set has more than half of the weights.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

@@ -24,11 +24,12 @@ class MagnitudeEstimator:
     """The server's estimate of the size of the clients' updates, from one bit of each client.
 
     A client's bit is 1 if its update is small (`bit`), and is protected by randomised response. B
-    is the majority of a round's bits. In the phase `growth`, B = 0 multiplies the estimate by
-    `growth`, and B = 1 starts the phase `shrink`. In the phase `shrink`, B = 0 changes nothing, and
-    B = 1 halves the estimate. The phase `growth` returns only with `regrow`, after five rounds in a
-    row with B = 0. The state consists of `estimate`, `phase` and `zeros`, the number of rounds in a
-    row with B = 0. The estimate is limited to the range of normal float32 numbers.
+    is the majority of a round's bits, so B = 0 means that most updates are large. In the phase
+    `growth`, B = 0 multiplies the estimate by `growth`, and B = 1 starts the phase `shrink`. In the
+    phase `shrink`, B = 0 changes nothing, and B = 1 halves the estimate. The phase `growth` returns
+    only with `regrow`, after five rounds in a row with B = 0. The state consists of `estimate`,
+    `phase` and `zeros`, the number of rounds in a row with B = 0. The estimate is limited to the
+    range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 

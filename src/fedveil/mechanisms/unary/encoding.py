@@ -152,10 +152,10 @@ class UnaryEncoding:
     def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
-        With the rounding `nearest`, it is the nearest state, or the even one of two equally near
-        states. With `stochastic`, the number is rounded up or down at random, drawn from `entropy`,
-        so that the expected state is the number. Infinities are clipped. Raises `InvalidValue` on
-        NaN.
+        The rounding `nearest` takes the nearest state, or the even one of two equally near states.
+        The rounding `stochastic` goes up or down at random, drawn from `entropy`, so that the
+        expected state is the number before rounding. Infinities are clipped. Raises `InvalidValue`
+        on NaN.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)

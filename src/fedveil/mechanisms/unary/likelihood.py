@@ -62,7 +62,7 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps a vector of values to Σ ln chance(state of a value).
+    """Return a function that maps a vector of values to their sum of ln chance(state).
 
     `chance` maps an array of states to their probabilities. If values are rounded at random, the
     probabilities of a value's two possible states are averaged before the logarithm is taken.

@@ -95,7 +95,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
-    """Fill rows low..high-1 of `laws`. Row v is the distribution of the sum of the code of state v.
+    """Fill rows low..high-1 of `laws`. Row v is the distribution of a code's sum in the state v.
 
     The code of a parameter has one bit for each state. Its sum adds up the states whose bits are 1.
     `law` is the distribution of this sum without the bits of the states low..high-1. The function
