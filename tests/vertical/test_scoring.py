@@ -62,6 +62,7 @@ from scoring_parts import (
     trained,
     write_table,
 )
+from synced_disk import SyncedDisk
 
 COMMON = NEW - BANKS - LEADERS
 
@@ -219,6 +220,19 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
         for scored, sent in totals
     }
     assert source._all["lead"].keep_account() == []
+
+
+def test_scores_are_on_disk_before_the_rows_are_sent(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count that only the memory of the machine has is lost in a power failure."""
+    scored = scorers(trained(tmp_path, eps=0.5, limit=13.0), stack)["bank"]
+    path = scored.state.path / SCORED
+    disk = SyncedDisk(path, monkeypatch)
+    for number, rows in enumerate(([3, 1], [4, 1, 5]), 1):
+        scored.scored.charge(np.array(rows))
+        assert disk.content == path.read_bytes()
+        assert len(disk.content) == (2, 5)[number - 1] * DIGEST_BYTES
 
 
 def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:
