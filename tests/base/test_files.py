@@ -13,6 +13,7 @@ import pytest
 from fedveil.base.files import (
     PARTIAL,
     alone,
+    append_synced,
     append_whole,
     from_home,
     open_in_place,
@@ -109,7 +110,8 @@ def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
     assert file.getvalue() == b'{"round": 3, "loss": 0.25}\n'
 
 
-def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("append", [append_whole, append_synced])
+def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path, append: Any) -> None:
     """The disk takes three bytes at a time, and fills up in the second record."""
 
     class Disk(io.FileIO):
@@ -123,9 +125,9 @@ def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
             return written
 
     with Disk(tmp_path / "file", "ab") as file:
-        append_whole(file, b"12345678")
+        append(file, b"12345678")
         with pytest.raises(OSError, match="No space"):
-            append_whole(file, b"abcdefgh")
+            append(file, b"abcdefgh")
         file.room = 8
-        append_whole(file, b"ABCDEFGH")
+        append(file, b"ABCDEFGH")
     assert (tmp_path / "file").read_bytes() == b"12345678ABCDEFGH"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -69,6 +70,7 @@ def context(task: str = "train", job: str = "job-7", identity: str = "north") ->
     of = HERE["workspace"]
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, of, private=True, sticky=False)
     for key, value in (
+        (FLContextKey.RUNNER, MagicMock()),
         (FLContextKey.TASK_NAME, task),
         (ReservedKey.RUN_NUM, job),
         (ReservedKey.IDENTITY_NAME, identity),

@@ -87,6 +87,7 @@ def context(folder: Path, name: str, task: str = "train") -> FLContext:
     (place / "local" / "resources.json").write_text(json.dumps(resources()))
     fl_ctx = FLContext()
     for key, value in (
+        (FLContextKey.RUNNER, SimpleNamespace(find_executor=lambda task: PhaseExecutor())),
         (FLContextKey.WORKSPACE_OBJECT, Workspace(str(place), site_name=name)),
         (FLContextKey.TASK_NAME, task),
         (ReservedKey.RUN_NUM, "job-7"),

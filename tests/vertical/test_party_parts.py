@@ -240,19 +240,20 @@ def test_a_calibration_is_charged_only_if_every_example_that_it_sends_allows_it(
     times, asked = np.zeros(50, np.int64), list[Any]()
     times[order.set_aside[3]], times[order.trained] = 4, 6
 
-    def check(what: str, times: int, *, labelled: bool) -> None:
-        asked.append((what, times, labelled))
+    def check(what: str, times: int, subset: str, positions: npt.NDArray[np.int64]) -> None:
+        asked.append((what, times, subset, positions.tolist()))
         raise LimitReached("it is reached")
 
     charge: Any = lambda: pytest.fail("charged before the check")  # noqa: E731
     parts = SimpleNamespace(
-        order=order, limit=SimpleNamespace(check=check),
+        order=order,
         releases=SimpleNamespace(train=times, begin_calibration=charge),
     )  # fmt: skip
-    run: Any = SimpleNamespace(_parts=parts, setting=SimpleNamespace(rows={"train": None}))
+    setting = SimpleNamespace(rows={"train": None})
+    run: Any = SimpleNamespace(_parts=parts, setting=setting, _check_limit=check)
     with pytest.raises(LimitReached):
         next(PartyRun._calibrate(run, 3))
-    assert asked == [("calibration", 5, True)]
+    assert asked == [("calibration", 5, "train", order.set_aside.tolist())]
 
 
 def test_a_calibration_sends_each_example_that_is_set_aside_once_as_no_other_report() -> None:
@@ -264,13 +265,13 @@ def test_a_calibration_sends_each_example_that_is_set_aside_once_as_no_other_rep
 
     run: Any = SimpleNamespace(
         _parts=SimpleNamespace(
-            order=order, limit=SimpleNamespace(check=lambda *given, **named: None),
+            order=order,
             releases=SimpleNamespace(
                 train=np.zeros(50, np.int64), begin_calibration=lambda: looks.append("charged")
             ),
         ),
         setting=SimpleNamespace(rows={"train": SimpleNamespace(batch=np.ndarray.tolist)}),
-        party=SimpleNamespace(look=look), done=18,
+        party=SimpleNamespace(look=look), done=18, _check_limit=lambda *given: None,
         log=SimpleNamespace(record=lambda **named: told.append(named)),
         _window=SimpleNamespace(look_away=lambda: told.append("looked away")),
     )  # fmt: skip

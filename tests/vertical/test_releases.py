@@ -15,6 +15,7 @@ from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
+from synced_disk import SyncedDisk
 
 ORDER = Order(4, 50, 9, aside=7)
 
@@ -46,6 +47,35 @@ def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
     assert opened(tmp_path, 1).train[ORDER.of_step(2)].tolist() == [2] * len(ORDER.of_step(2))
     for releases in (first, again):
         releases.close()
+
+
+def test_counts_survive_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "begun"
+    disk, first = SyncedDisk(path, monkeypatch), opened(tmp_path)
+    first.settle(0)
+    for step in (1, 2, 3):
+        first.begin_step(step, ORDER.of_step(step))
+        assert disk.content == path.read_bytes()
+    first.begin_look()
+    assert disk.content == path.read_bytes()
+    first.close()
+    assert len(set(disk.contents)) == 6  # nothing, and then five different contents
+
+
+def test_counts_are_never_below_those_of_the_checkpoint(tmp_path: Path) -> None:
+    """An older copy of the file with the last begun step lies beside a newer checkpoint."""
+    first = opened(tmp_path)
+    first.settle(0)
+    older = (tmp_path / "begun").read_bytes()
+    for step in (1, 2, 3):
+        first.begin_step(step, ORDER.of_step(step))
+    first.begin_look()
+    first.close()
+    (tmp_path / "begun").write_bytes(older)
+    again = Releases(RunFolder(tmp_path, None), ORDER, fresh=True, epochs=4)  # type: ignore[arg-type]
+    again.restore(3, 1)
+    assert again.train.tolist() == first.train.tolist()
+    assert again.looks == 1
 
 
 @pytest.mark.parametrize("name", ["releases", "begun"])

@@ -28,10 +28,11 @@ from fedveil.errors import (
     LimitReached,
     MessageInvalid,
     MessageTooLong,
+    PartFailed,
     Unfit,
 )
 from fedveil.link.channel import Receive, Send, drive_together
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import TRACEBACK, RunFolder
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import bundle as bundle_module
 from fedveil.vertical import evaluate, train
@@ -62,6 +63,7 @@ from scoring_parts import (
     trained,
     write_table,
 )
+from synced_disk import SyncedDisk
 
 COMMON = NEW - BANKS - LEADERS
 
@@ -219,6 +221,41 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
         for scored, sent in totals
     }
     assert source._all["lead"].keep_account() == []
+
+
+def test_that_a_part_failed_on_a_row_has_no_finite_epsilon(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that asks for one row learns of this row whether the part fails."""
+    folder = trained(tmp_path, eps=0.5)
+    both = scorers(folder, stack)
+    bank, source = both["bank"], Together(list(both.values()))
+    source.scores(source.common[:2])
+    assert [math.isinf(line.epsilon) for line in bank.keep_account()] == [False]
+
+    def failing(*inputs: torch.Tensor) -> torch.Tensor:
+        raise KeyError("unseen")
+
+    monkeypatch.setattr(next(iter(bank.party.modules.values())), "forward", failing)
+    with pytest.raises(PartFailed, match=r"^the part bank_.* of bank failed"):
+        source.scores(source.common[4:5])
+    assert [(math.isinf(line.epsilon), line.what) for line in bank.keep_account()][1:] == [
+        (True, "the failure of a part, which the other parties were told")
+    ]
+    assert "KeyError: 'unseen'" in (bank.state.path / TRACEBACK).read_text()
+
+
+def test_scores_are_on_disk_before_the_rows_are_sent(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count that only the memory of the machine has is lost in a power failure."""
+    scored = scorers(trained(tmp_path, eps=0.5, limit=13.0), stack)["bank"]
+    path = scored.state.path / SCORED
+    disk = SyncedDisk(path, monkeypatch)
+    for number, rows in enumerate(([3, 1], [4, 1, 5]), 1):
+        scored.scored.charge(np.array(rows))
+        assert disk.content == path.read_bytes()
+        assert len(disk.content) == (2, 5)[number - 1] * DIGEST_BYTES
 
 
 def test_evaluations_and_scores_share_one_limit(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vertical_parts
-from fedveil.entropy import Secure, Seeded
+from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import RunFolderError
 from fedveil.record.run_folder import METRICS, RunFolder
 from fedveil.record.sealed_message import unsealed
@@ -27,6 +27,7 @@ from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import Measured
+from synced_disk import SyncedDisk
 
 
 def test_a_record_has_the_means_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +169,23 @@ def test_reports_are_the_saved_ones_after_a_kill_within_a_record_and_after_a_clo
     for reports in (second, Reports(Secure(), tmp_path)):
         assert sent(reports, 5, 7, 2, 4, 9) == [*after[::-1], *before[:2]]
         reports.close()
+
+
+@pytest.mark.parametrize(("entropy", "on_disk"), [(Secure(), True), (Seeded(3), False)])
+def test_reports_that_cannot_be_drawn_again_are_on_disk_before_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entropy: Entropy, on_disk: bool
+) -> None:
+    reused = EmbeddingPrivacy(0.5, gradient="none", reuse=True)
+    private = vertical_parts.Bottoms().split_model().replace("left", privacy=reused)
+    crossing = replace(private.crossings[0], output=(3, 7))
+    path = tmp_path / f"reports-{crossing.part}-train"
+    disk, reports = SyncedDisk(path, monkeypatch), Reports(entropy, tmp_path)
+    for positions in ([4, 9], [9, 2, 5]):
+        values = np.ones((len(positions), 3, 7), np.float32)
+        reports(crossing, values, Occasion("train", 0, 1, 0, np.array(positions)))
+        assert (disk.content == path.read_bytes()) == on_disk
+    reports.close()
+    assert path.stat().st_size == 4 * (8 + 3)
 
 
 def test_without_a_limit_all_may_be_scored_and_with_one_nothing_unprotected() -> None:

@@ -39,6 +39,7 @@ from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.one_process import Parties
+from fedveil.vertical.party import Party
 from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote.machine import Machine
@@ -394,6 +395,26 @@ def test_a_part_that_fails_is_told_with_its_line_and_is_not_gone_on_with(
     party = str(caught.value).split()[4]
     assert note == f"the traceback is in {folder / party / TRACEBACK}"
     assert "raise KeyError" in (folder / party / TRACEBACK).read_text()
+
+
+def test_a_failure_is_saved_before_another_party_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed after it has told the failure still has it in its account."""
+    folder, end = _new(), Party.end
+    saved: list[tuple[str, bool]] = []
+
+    def told(self: Party, reason: str, **more: Any) -> Any:
+        saved.append((self.name, (folder / self.name / TRACEBACK).exists()))
+        return end(self, reason, **more)
+
+    def failing(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("unseen")
+
+    monkeypatch.setattr(Party, "end", told)
+    monkeypatch.setattr(torch.nn.Linear, "forward", failing)
+    with pytest.raises(PartFailed) as caught:
+        train(job(), folder)
+    assert saved[0] == (str(caught.value).split()[4], True)
+    assert len(caught.value.__notes__) == 1
 
 
 # --- privacy

@@ -92,6 +92,13 @@ def append_whole(file: IO[bytes], data: bytes) -> None:
         write_all(file, data)
 
 
+def append_synced(file: IO[bytes], data: bytes) -> None:
+    """Append `data` as `append_whole` does, and wait until it is on disk."""
+    with restored_on_failure(file):
+        write_all(file, data)
+        os.fsync(file.fileno())
+
+
 def open_in_place(path: Path, flags: int) -> int:
     """Open a file with the `flags` of `os.open`, to modify it in place. Returns its descriptor.
 

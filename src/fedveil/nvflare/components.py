@@ -34,6 +34,7 @@ from fedveil.errors import (
     SiteRefused,
 )
 from fedveil.flower.app.arrays import Arrays
+from fedveil.nvflare.hidden_failures import hide_failures
 from fedveil.site.nvflare_resources import open_ways
 from fedveil.site.one_report import Admitted, SiteReports
 from fedveil.site.task_terms import ReportSum, Terms
@@ -119,6 +120,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
                 reports.answer(words or b"", dimension, job=job, site=site, round=round)
             )
         before = _arrays(shareable, DataKind.WEIGHTS)[0]
+        hide_failures(fl_ctx, name)
         admitted = reports.admit(before, job=job, task=name, site=site, round=round, words=words)
         return _Task(admitted, self._plain)
 

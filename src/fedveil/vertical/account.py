@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.files import open_in_place
+from fedveil.base.files import open_in_place, sync_to_disk
 from fedveil.base.message import only_fields, take, take_array
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import integer
@@ -34,7 +34,7 @@ from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss, exactly
 from fedveil.record.account_lines import OWN_REPORTS, UNPROTECTED, influence
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import (
     private_parts,
@@ -78,7 +78,8 @@ class Releases:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
         With a seed, the counts follow from these three numbers. With fresh randomness, they are
-        read from files, which also count examples that were sent after `step` and before a crash.
+        read from files, which also count what was sent after `step`, before an interruption. Counts
+        below those of `step` are raised to them.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -86,8 +87,8 @@ class Releases:
             self.looks = looks
             return
         base, begun_step, begun_looks = self._read(step)
-        self.train += self._sent(base, begun_step)
-        self.looks = begun_looks
+        self.train += self._sent(base, max(begun_step, step))
+        self.looks = max(begun_looks, looks)
 
     def examples(self, step: int) -> int:
         """Return the number of distinct examples in the training steps 1 to `step`."""
@@ -152,13 +153,19 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Save the last begun step and the number of begun evaluations, in case of a crash."""
+        """Save the last begun step and the number of begun evaluations, and wait for the disk.
+
+        So the counts survive a crash of the process, and of the machine.
+        """
         if self._folder is None:
             return
-        if self._begun is None:
-            path = self._folder.path / _BEGUN
-            self._begun = open_in_place(path, os.O_WRONLY | os.O_CREAT)
-        os.pwrite(self._begun, _noted(self._step, self.looks), 0)
+        path = self._folder.path / _BEGUN
+        with explained(path):
+            if self._begun is None:
+                self._begun = open_in_place(path, os.O_WRONLY | os.O_CREAT)
+                sync_to_disk(path.parent)
+            os.pwrite(self._begun, _noted(self._step, self.looks), 0)
+            os.fsync(self._begun)
 
     def _read(self, done: int) -> tuple[int, int, int]:
         """Load into `self.train` the saved number of times that each training example was sent.

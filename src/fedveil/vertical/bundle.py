@@ -193,6 +193,19 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
     folder.write_atomically(MANIFEST, manifest.written())
 
 
+def retire(run: RunFolder) -> None:
+    """Make the bundle in a party's folder unusable, because the run goes on.
+
+    The bundle does not know how often the further steps send each example. The end of the run
+    writes a new one. Raises `FolderInUse` if a command is scoring with the bundle.
+    """
+    path = run.path / BUNDLE
+    if (path / MANIFEST).exists():
+        held = RunFolder.reopen(path)
+        held.remove(MANIFEST)
+        held.close()
+
+
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
     """Encode the number of times that each example was sent. Ids are replaced by their digests.
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.files import append_whole, open_to_append
+from fedveil.base.files import append_synced, append_whole, open_to_append
 from fedveil.base.packing import packed_size
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP, Packed
 from fedveil.mechanisms.report_memory import ReportMemory
@@ -110,15 +110,18 @@ class Reports:
             width = packed_size(math.prod(crossing.output), 1)
             memory = ReportMemory(width)
             if self._folder is not None:
-                memory = _KeptMemory(width, self._folder / f"reports-{crossing.part}-{subset}")
+                path = self._folder / f"reports-{crossing.part}-{subset}"
+                memory = _KeptMemory(width, path, fresh=not isinstance(self._entropy, Seeded))
             self._memories[place] = memory
         return memory
 
 
 class _KeptMemory(ReportMemory):
-    def __init__(self, width: int, path: Path) -> None:
+    def __init__(self, width: int, path: Path, *, fresh: bool) -> None:
         super().__init__(width)
         self._path = path
+        #: Reports from a seed can be drawn again. All others must be on disk before they are sent.
+        self._save = append_synced if fresh else append_whole
         record = _KEY_BYTES + width
         raw = read_bytes(path, MOST_STATE_BYTES) if path.exists() else b""
         whole = len(raw) - len(raw) % record  # a killed process may have left an incomplete record
@@ -141,7 +144,7 @@ class _KeptMemory(ReportMemory):
             if self._file is not None:
                 heads = named[places].reshape(-1, 1).view(np.uint8)
                 with explained(self._path):
-                    append_whole(self._file, np.concatenate([heads, rows], axis=1).tobytes())
+                    self._save(self._file, np.concatenate([heads, rows], axis=1).tobytes())
             return rows
 
         return super().reports(named, kept)

@@ -6,7 +6,7 @@ A party yields requests to send and receive (`channel`), and does not know where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -22,6 +22,7 @@ from fedveil.errors import (
     ExchangeError,
     InvalidValue,
     LinkLost,
+    PartFailed,
     PeerAborted,
     PeerAtLimit,
     PeerRefused,
@@ -62,7 +63,8 @@ class Party:
     leader sends this loss to the followers. `entropy` is the randomness of EmbeddingDP, and `seed`
     that of dropout. `report`, if given, replaces the function that turns outputs into EmbeddingDP's
     bits. `returned`, if given, is a function that is applied to the gradients that the leader
-    returns.
+    returns. `failed`, if given, is called with the error of a part that fails, before another party
+    learns of it.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Party:
         tell_loss: bool = True,
         report: Report | None = None,
         returned: Returned | None = None,
+        failed: Callable[[PartFailed], None] = lambda failure: None,
     ) -> None:
         if name not in split.parties:
             raise InvalidValue(f"name = {name!r} is not one of {', '.join(split.parties)}")
@@ -95,6 +98,7 @@ class Party:
         )
         self.waited_s = 0.0
         self.sent_bytes = self.received_bytes = 0
+        self._failed = failed
         self._seed = seed
         self._seeds: tuple[int, Uint64s] = -1, np.zeros(0, np.uint64)
         first = Context(
@@ -155,6 +159,8 @@ class Party:
         try:
             return (yield from exchange)
         except ExchangeError as error:
+            if isinstance(error, PartFailed):
+                self._failed(error)
             knows = error.peer if isinstance(error, PeerAborted) else None
             yield from self.end(error.told, at_limit=isinstance(error, PeerAtLimit), but=knows)
             raise

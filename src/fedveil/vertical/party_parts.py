@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import JobError, RunFolderError
@@ -25,6 +26,7 @@ from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step_checkpoint import held
 from fedveil.vertical.task import Subset, Task
+from fedveil.vertical.told_failures import keep_failure
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
         tell_loss=job.record.followers_see_loss,
         report=reports,
         returned=gradients if is_leader else None,
+        failed=partial(keep_failure, folder),
     )
     return PartyParts(
         party=party,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
-from fedveil.errors import ExchangeError, LimitReached, PartFailed, PeerAtLimit, RunFolderError
+from fedveil.errors import ExchangeError, LimitReached, PeerAtLimit, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import CROSSES, Metrics
-from fedveil.record.run_folder import METRICS, TRACEBACK, RunFolder, uninterrupted
+from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
 from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, bundle
@@ -37,7 +35,8 @@ from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, held
 from fedveil.vertical.step_window import StepWindow
-from fedveil.vertical.task import SUBSETS, Measured, Task, aligned_by, files_of
+from fedveil.vertical.task import SUBSETS, Measured, Subset, Task, aligned_by, files_of
+from fedveil.vertical.told_failures import told_failure
 
 T = TypeVar("T")
 #: The file in a run's folder with the secret seed of a party on a machine of its own.
@@ -141,7 +140,7 @@ class PartyRun:
         """
         self.stopped = None
         try:
-            yield from self._noting_failure(self._train())
+            yield from self._train()
         except LimitReached as limit:
             self.stopped = str(limit)
             yield from self.party.end("its own privacy.max_epsilon is reached", at_limit=True)
@@ -160,21 +159,6 @@ class PartyRun:
                 self._checkpoint()
         self._finish()
 
-    def _noting_failure(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Run `exchange`. If a part fails, save the traceback in the run's folder.
-
-        Later, `figures` takes this file as a sign that other parties have learned of the failure.
-        """
-        try:
-            return (yield from exchange)
-        except PartFailed as failure:
-            whole = "".join(traceback.format_exception(failure.__cause__))
-            self.setting.folder.write_atomically(TRACEBACK, whole.encode())
-            note = f"the traceback is in {self.setting.folder.path / TRACEBACK}"
-            if note not in getattr(failure, "__notes__", ()):  # evaluate may have added it
-                failure.add_note(note)
-            raise
-
     def _train(self) -> Exchange[None]:
         job, parts = self.setting.job, self._parts
         if not self._has_told:
@@ -191,12 +175,14 @@ class PartyRun:
                 self.log.say(forecast)
         self._has_told = True
         self._watch_labels()
+        if self.done < self.total:
+            bundle.retire(self.setting.folder)
         while self.done < self.total:
             number = self.done + 1
             epoch, within = divmod(self.done, parts.order.steps)
             batch = parts.rows["train"].batch(parts.order.of_step(number))
             sent = int(parts.releases.train[batch.positions].max())
-            parts.limit.check(f"step {number}", sent + 1, labelled=True)
+            self._check_limit(f"step {number}", sent + 1, "train", batch.positions)
             parts.releases.begin_step(number, batch.positions)
             loss = yield from self.party.step(number, batch, settled=epoch > 0)
             self.done = number
@@ -216,24 +202,20 @@ class PartyRun:
         """Evaluate the held-out examples. Returns the metrics at the leader, {} at a follower."""
         measured = Measured(self.setting.task)
         looking = self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
-        yield from self._noting_failure(looking)
+        yield from looking
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         found: list[npt.NDArray[Any]] = []
         looking = self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
-        yield from self._noting_failure(looking)
+        yield from looking
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
         """Return this party's epsilons so far. At the leader, includes the labels' epsilon."""
         parts, split, delta = self._parts, self.setting.split, self.setting.job.privacy.delta
         found = account.figures(split, self.name, parts.releases, delta, parts.label_loss)
-        if found and (self.setting.folder.path / TRACEBACK).exists():
-            found.append(
-                Line(math.inf, 0.0, "the failure of a part, which the other parties were told")
-            )
-        return found
+        return [*found, *told_failure(self.setting.folder)] if found else []
 
     def keep_account(self) -> None:
         if self._sends:
@@ -282,11 +264,22 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _check_look(self, looks: int) -> None:
-        """Raise LimitReached if `looks` evaluations and the scores so far exceed the limit."""
-        parts, ids = self._parts, self._parts.rows["test"].ids
+        everything = np.arange(self._parts.rows["test"].count)
         what = f"evaluation {looks} of the held-out examples"
-        scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, ids)
-        parts.limit.check(what, looks, labelled=False, scored=scored)
+        self._check_limit(what, looks, "test", everything)
+
+    def _check_limit(
+        self, what: str, times: int, subset: Subset, positions: npt.NDArray[np.int64]
+    ) -> None:
+        """Raise LimitReached if sending examples `times` times in all exceeds the limit.
+
+        `positions` says which examples of `subset`. Their scores so far count too. `what` describes
+        the step or the evaluation that would send them.
+        """
+        parts, ids = self._parts, self._parts.rows[subset].ids
+        own = ids[positions] if len(ids) else ids
+        scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, own)
+        parts.limit.check(what, times, labelled=subset == "train", scored=scored)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
         """Run the model on the examples set aside, and fit the leader's calibrator to their labels.
@@ -295,7 +288,8 @@ class PartyRun:
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside
-        parts.limit.check("calibration", int(parts.releases.train[aside].max()) + 1, labelled=True)
+        sent = int(parts.releases.train[aside].max())
+        self._check_limit("calibration", sent + 1, "train", aside)
         parts.releases.begin_calibration()
         size, found = parts.order.batch_size, list[torch.Tensor]()
         for number, start in enumerate(range(0, len(aside), size), start=1):

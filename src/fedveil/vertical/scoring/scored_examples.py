@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
-from fedveil.base.files import append_whole, open_to_append
+from fedveil.base.files import append_synced, open_to_append
 from fedveil.base.message import take_array
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
@@ -76,7 +76,7 @@ class ScoredExamples:
         if not self._sends:
             return
         with explained(self._path):
-            append_whole(self._file, self._own[positions].tobytes())
+            append_synced(self._file, self._own[positions].tobytes())
         self._scored[positions] += 1
         if not self._within_limit(positions, 0).all():
             raise LimitReached(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from fedveil.vertical.party import Party
 from fedveil.vertical.rows import Positions, Rows
 from fedveil.vertical.scoring.scored_examples import ScoredExamples
 from fedveil.vertical.task import NewRows
+from fedveil.vertical.told_failures import keep_failure, told_failure
 
 #: The largest number of rows in a request.
 MOST_ROWS = 4096
@@ -97,6 +99,7 @@ class Scorer:
             loss=self.task.loss if is_leader else None,
             device=self.job.device,
             report=Reports(Secure(), note=self.note, remember=False),
+            failed=partial(keep_failure, self.state),
         )
         read_model(folder.path / MODEL, self.party.modules)
         label = self.job.privacy.label_dp if is_leader else None
@@ -138,6 +141,7 @@ class Scorer:
     def keep_account(self) -> list[Line]:
         """Save this party's epsilons of scored examples to the bundle. Returns the saved lines."""
         lines = self.scored.figures()
+        lines = [*lines, *told_failure(self.state)] if lines else []
         keep_accounts(self.state, lines, self.log.event)
         return lines
 

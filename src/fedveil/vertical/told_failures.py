@@ -1,0 +1,24 @@
+"""The failure of a party's part, which other parties are told: saved first, and in the account."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+
+from fedveil.errors import PartFailed
+from fedveil.privacy.ledger import Line
+from fedveil.record.run_folder import TRACEBACK, RunFolder
+
+
+def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
+    """Save the traceback of `failure` in `folder`. Call it before another party is told."""
+    whole = "".join(traceback.format_exception(failure.__cause__))
+    folder.write_atomically(TRACEBACK, whole.encode())
+    failure.add_note(f"the traceback is in {folder.path / TRACEBACK}")
+
+
+def told_failure(folder: RunFolder) -> Iterator[Line]:
+    """Yield an account line with an infinite epsilon if `folder` has a failure's traceback."""
+    if (folder.path / TRACEBACK).exists():
+        yield Line(math.inf, 0.0, "the failure of a part, which the other parties were told")
