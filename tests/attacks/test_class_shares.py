@@ -28,7 +28,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.gradient.label_counts import _whole, label_counts
 from fedveil.attacks.gradient.label_recovery import LastLayer
 from fedveil.attacks.target import Target
-from fedveil.entropy import Seeded
+from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Finding, Measured
@@ -119,6 +119,25 @@ def test_the_attacker_learns_from_its_own_examples(monkeypatch: pytest.MonkeyPat
     assert [examples is data.test for examples, _ in asked] == [True, True, False, False]
     assert [has for _, has in asked] == [True, False] * 2
     assert [len(side) for side in (*taught, *found)] == [3, 3, 2, 2]
+
+
+def test_reports_of_every_group_of_clients_have_noise_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attacker knows neither the attacked clients' noise nor that of its own clients again."""
+    target, made = Target.of(job(clients={"number": 30})), list[bytes]()
+    classes = Classes(target, 8, [0, 2], Seeded(6, "classes"))
+
+    def noting(target: Target, entropy: Entropy) -> Observer:
+        made.append(entropy.token(16))
+        return Observer(target, entropy)
+
+    monkeypatch.setattr(class_shares, "Observer", noting)
+    same = [np.zeros(len(target.weights), np.float32)]
+    monkeypatch.setattr(Classes, "updates", lambda *_: same)
+    for wanted in classes.wanted:
+        classes.scores(wanted, 1, 1)
+    assert len(set(made)) == len(made) == 2 * 2 * 2
 
 
 def test_simulated_clients_train_on_the_examples_that_they_are_given(

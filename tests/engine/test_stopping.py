@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_patience_counts_tests_without_a_better_figure() -> None:
     assert stopping.why(measured(0.5, 0.7, float("nan"), -1, 0.7)) == (
         "accuracy was best in round 2 and has not improved in stopping.patience = 2 tests"
     )
+
+
+@pytest.mark.parametrize(("metric", "best"), [("accuracy", 4), ("loss", 2)])
+def test_a_figure_that_is_no_number_is_never_the_best(metric: str, best: int) -> None:
+    """It comes first, where any comparison with it would fail."""
+    stopping = Stopping(StoppingSettings(keep="best", metric=metric, patience=3), USUAL)
+    for nothing in (math.nan, -math.nan):
+        records = measured(nothing, 0.3, nothing, 0.7, metric=metric)
+        assert stopping.best_round(records) == best
+        assert stopping.why(records) is None
+    assert stopping.best_round(measured(math.nan, math.nan, metric=metric)) == 1
 
 
 def test_of_equally_good_rounds_the_first_is_kept() -> None:

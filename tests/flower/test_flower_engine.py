@@ -36,6 +36,7 @@ from fedveil.pages.dossier.dossier_folder import Dossier
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of
 from fedveil.pages.run_list import run_list
+from fedveil.privacy.ledger import Ledger
 from fedveil.record.run_folder import TRACEBACK
 from flower_parts import (
     CLIENTS,
@@ -412,6 +413,38 @@ def test_a_secure_sum_that_clients_do_not_repeat_is_charged(tmp_path: Path):
     assert sum(again[0]["withheld"].values())
     name = "epsilon_run_most_drawn"
     assert [record[name] for record in again] == [record[name] for record in whole]
+
+
+def test_a_client_whose_first_report_has_left_is_charged_in_a_repetition_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The others suffice for the sum of the repeated round."""
+    shares = {**SHARES["distributed_dp"], "dropout_tolerance": 0.34}
+    settings = job(protection={"name": "distributed_dp", "distributed_dp": shares}, rounds=3)
+    app, _ = app_of(tmp_path / "app", settings, seeded=True)
+    grid = LocalGrid(app, tmp_path / "state")
+
+    def tamper(message: Any) -> Any:
+        metadata = message.metadata
+        reply = metadata.reply_to_message_id and metadata.src_node_id == 101
+        if reply and (metadata.group_id, metadata.message_type) == ("2", "train.masked"):
+            raise Killed
+        return message
+
+    grid.tamper = tamper
+    with pytest.raises(Killed):
+        serve(app, grid, tmp_path / "run")
+    charged, record_many = dict[int, list[int]](), Ledger.record_many
+
+    def noted(self: Ledger, *spent: Any, clients: Any, ahead: bool = False, **named: Any) -> None:
+        if not ahead:
+            charged[named["round"]] = list(clients)
+        record_many(self, *spent, clients=clients, ahead=ahead, **named)
+
+    monkeypatch.setattr(Ledger, "record_many", noted)
+    metrics = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run").metrics
+    assert [(m["reports"], sum(m["withheld"].values())) for m in metrics[1:]] == [(4, 2), (6, 0)]
+    assert charged == {2: list(range(CLIENTS)), 3: list(range(CLIENTS))}
 
 
 def test_a_deployment_that_was_killed_in_its_first_round_states_what_was_sent(tmp_path: Path):

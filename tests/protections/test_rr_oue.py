@@ -445,6 +445,20 @@ def test_cohorts_merge_and_are_bounded() -> None:
         halves[0].merge(halves[1])
 
 
+@pytest.mark.parametrize("clients", [255, 256, 257])
+def test_a_state_that_all_clients_share_is_counted_whole(clients: int) -> None:
+    """A count of 256 does not fit in eight bits. With almost no noise the sum is exact."""
+    p, q = 1 - Fraction(1, 1 << 30), Fraction(1, 1 << 30)
+    whole, halves = CohortSum(3, 2, clients), [CohortSum(3, 2, clients) for _ in range(2)]
+    for client in range(clients):
+        for cohort in (whole, halves[client % 2]):
+            cohort.add(np.array([2, -1, client % 2], np.int16))
+    halves[0].merge(halves[1])
+    for cohort in (whole, halves[0]):
+        drawn = cohort.draw(p, q, Seeded(5))
+        assert drawn.tolist() == [2 * clients, -clients, clients // 2]
+
+
 def test_compiled_and_numpy_counts_are_the_same() -> None:
     kernel = cohort_sum._count
     states = np.arange(-2, 3, dtype=np.int16)

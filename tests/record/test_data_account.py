@@ -53,6 +53,25 @@ def test_two_kinds_of_loss_cost_what_the_renyi_filter_says(tmp_path: Path) -> No
     assert account.figure(DELTA).epsilon > 1.2 * compose(charges, DELTA)
 
 
+@pytest.mark.parametrize(("share", "fits"), [(0.999, False), (1.001, True)])
+def test_a_limit_holds_for_charges_that_were_chosen_later(
+    tmp_path: Path, share: float, fits: bool
+) -> None:
+    """The figure of charges that were fixed in advance would pass either limit."""
+    account = DataAccount(tmp_path / "account", "client")
+    charges = [(PrivacyLoss(0.02), 130), (PrivacyLoss(0.03), 90)]
+    account.charge(charges[:1], None, DELTA, "a")
+    limit = share * filtered_epsilon(charges, DELTA)
+    assert compose(charges, DELTA) < limit
+    if fits:
+        account.charge(charges[1:], limit, DELTA, "b")
+        return
+    before = account.path.read_bytes()
+    with pytest.raises(LimitReached, match="b would bring the account"):
+        account.charge(charges[1:], limit, DELTA, "b")
+    assert account.path.read_bytes() == before
+
+
 def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(
     tmp_path: Path,
 ) -> None:

@@ -75,6 +75,31 @@ def test_a_charge_that_a_full_disk_left_uncounted_is_in_the_account(
     assert account.spent() == place.open().spent()
 
 
+@pytest.mark.parametrize("reader", ["new", "running"])
+def test_a_line_that_a_killed_process_left_uncounted_cannot_be_removed_once_it_was_read(
+    place: Place, reader: str
+) -> None:
+    """The next process counts the line, even if it charges nothing."""
+    charged(place, 2)
+    running = place.open()
+
+    def die() -> None:
+        account = place.open()
+        killed_at(1, 0.4)
+        account.charge(release(PrivacyLoss(0.7)), limit=FREE)
+
+    assert os.waitpid(in_a_process(die), 0)[1] == signal.SIGKILL
+    whole = lines_of(place)
+    if reader == "new":
+        place.open()
+    else:
+        running.refresh()
+    assert len(whole) == 3
+    place.file().write_bytes(b"".join(whole[:2]))
+    with pytest.raises(AccountInvalid, match=r"has 2 lines, but .* has counted 3"):
+        place.open()
+
+
 def test_a_process_killed_in_its_first_write_leaves_an_account(place: Place) -> None:
     for append, share, lines in ((0, 0.5, 0), (1, 0.5, 1)):
 

@@ -166,6 +166,24 @@ def test_clients_that_did_not_report_are_like_the_others_and_are_counted_in_all_
     assert (answers.rejected, answers.reports) == ({"too late": 2}, 10)
 
 
+def test_the_noise_of_a_part_of_the_clients_is_multiplied_as_their_sum_is() -> None:
+    file = QuestionFile.read({"protection": "central_gaussian", "epsilon": 2.0,
+                              "questions": {"n": {"ask": "count"}}}, [])  # fmt: skip
+    clients = load(file, {"x": [1.0] * 12})
+    all_of_them, ten = (
+        Asking(file, made(file, clients)).run()["n"].estimates[0].noise
+        for made in (Simulator, Losing)
+    )
+    assert ten == pytest.approx(all_of_them * 12 / 10, rel=1e-3)
+    # Under oue, the reports of a quarter of the clients have a quarter of the variance.
+    data, old = people(1204), QUESTIONS["old"]
+    alone, shared = (
+        asked(questions, data, "oue", epsilon=2.0)["a"].estimates[0].noise
+        for questions in ({"a": old}, {"a": old, "b": {**old, "weight": 3.0}})
+    )
+    assert shared == pytest.approx(alone * 4 / 4**0.5, rel=0.05)
+
+
 def test_rows_depend_on_each_other_where_a_part_of_the_clients_is_asked() -> None:
     data = {"age": np.arange(60.0), "town": np.arange(60) % 20}
     more = {"unit": "row", "client": "town", "rows": 3}
