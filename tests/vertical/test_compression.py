@@ -275,5 +275,5 @@ def test_a_level_that_is_infinite_only_as_a_bfloat16_is_refused(gradient: bool) 
         if fits:
             assert from_wire(message, transfer, training=True, step=3, rows=2)[1, 1] == most
         else:
-            with pytest.raises(ExchangeError, match="sent 'left.*' with NaN or infinity in it"):
+            with pytest.raises(ExchangeError, match=r"sent 'left.*' with NaN or infinity in it"):
                 from_wire(message, transfer, training=True, step=3, rows=2)
