@@ -648,7 +648,11 @@ def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
     assert {m.metadata.message_type for m in grid.sent} == {"train"}
 
 
-@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+class Panic(BaseException):
+    """A panic of a library written in Rust is no `Exception` either."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, Panic])
 def test_an_apps_error_says_its_kind_and_not_its_text(kind):
     """This is without a guarantee. Under a guarantee there is no error."""
 
