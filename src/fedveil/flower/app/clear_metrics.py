@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +84,7 @@ class Means:
         assert isinstance(weight, int | float)
         for name, value in metrics.items():
             if name != self._weight_key:
-                values = value if isinstance(value, list) else [value]
+                values: Sequence[float] = value if isinstance(value, list) else [value]
                 sums = self._sums.setdefault(name, {})
                 sums.setdefault(length_of(value), _Sum([v * 0 for v in values])).add(values, weight)
 
@@ -101,11 +101,11 @@ class Means:
 class _Sum:
     """The sums of one metric's entries times the clients' weights, and the sum of these weights."""
 
-    totals: list[int | float]
+    totals: Sequence[float]
     weights: float = 0.0
     clients: int = 0
 
-    def add(self, values: list[int] | list[float], weight: float) -> None:
+    def add(self, values: Sequence[float], weight: float) -> None:
         self.totals = [t + v * weight for t, v in zip(self.totals, values, strict=True)]
         self.weights += weight
         self.clients += 1
