@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.example_arrays import IGNORED
-from fedveil.data.lone_records import Form, described, read
+from fedveil.data.lone_records import Form, described, items, read
 from fedveil.errors import DataInvalid
 
 
@@ -97,3 +97,56 @@ def test_own_targets_of_two_shapes_are_one_sentence() -> None:
     parts = [(np.ones((2, 2)), np.ones((2, width))) for width in (3, 4)]
     with pytest.raises(DataInvalid, match=r"^data n: clients' parts do not fit together: "):
         read("n", parts, form)
+
+
+class Panic(BaseException):
+    """A panic of a library written in Rust is no `Exception` either."""
+
+
+class Raising:
+    """A record whose own code raises. It may stand for an item, for its x or for its y."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    def __iter__(self) -> Any:
+        raise self.error
+
+
+class Items:
+    """A map-style Dataset of four items. Reading the second raises, or yields `odd`."""
+
+    def __init__(self, odd: Any) -> None:
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index != 1:
+            return np.float32([index, 0.5]), index % 3
+        if isinstance(self.odd, BaseException):
+            raise self.odd
+        return self.odd
+
+
+@pytest.mark.parametrize("error", [ValueError("4711"), SystemExit(3), Panic("4711")])
+def test_a_record_that_ends_the_process_or_panics_counts_for_nothing_alone(
+    error: BaseException,
+) -> None:
+    raising, fine = Raising(error), np.float32([1, 0.5])
+    for odd in (error, raising, (raising, 1), (fine, raising)):
+        found = read("own", [items(Items(odd))], Form((2,), "class", 3))
+        assert found.usable is not None
+        assert found.usable.tolist() == [True, False, True, True]
+        assert found.x.tolist() == [[0, 0.5], [0, 0], [2, 0.5], [3, 0.5]]
+        assert found.y.tolist() == [0, 0, 2, 0]
+
+
+def test_an_interruption_while_a_record_is_read_ends_the_reading() -> None:
+    for odd in (KeyboardInterrupt(), (Raising(KeyboardInterrupt()), 1)):
+        with pytest.raises(KeyboardInterrupt):
+            read("own", [items(Items(odd))], Form((2,), "class", 3))

@@ -18,6 +18,7 @@ from fedveil.engine.assembly import load_data
 from fedveil.errors import DataInvalid, DataUnavailable, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.pretrained.model_folder import ModelFolder
+from fedveil.pretrained.token_rows import TokenRows
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,39 @@ def test_a_text_that_the_tokeniser_refuses_is_an_invalid_line(words: Path, tmp_p
     train = text_folder.read(str(texts), form, apart=True).train
     assert train.usable is not None
     assert train.usable.tolist() == [True, False]
+
+
+class Panic(BaseException):
+    """A panic of a library written in Rust is no `Exception` either."""
+
+
+def test_a_text_at_which_the_tokeniser_panics_is_an_invalid_line_alone(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panicking:
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def encode(self, text: str, **more: Any) -> Any:
+            if text == "dragon":
+                raise Panic("index out of range")
+            return self.real.encode(text, **more)
+
+    begin = TokenRows.__init__
+
+    def init(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._tokenizer = Panicking(self._tokenizer)
+
+    monkeypatch.setattr(TokenRows, "__init__", init)
+    lines = [{"text": "rain rain"}, {"text": "dragon"}, {"text": "cat"}]
+    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[:1])
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 40)
+    train = text_folder.read(str(texts), form, apart=True).train
+    assert train.usable is not None
+    assert train.usable.tolist() == [True, False, True]
+    with pytest.raises(DataInvalid, match="line 2: the tokeniser cannot convert it: Panic: index"):
+        text_folder.read(str(texts), form)
 
 
 def test_only_a_line_feed_ends_a_line(words: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -25,6 +27,17 @@ def test_a_mean_is_weighed_and_of_those_that_gave_the_metric() -> None:
     assert found["loss"] == pytest.approx(2.0)
     assert found["each"] == pytest.approx([11 / 7, 31 / 7])
     assert found["late"] == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize("lie", [[9.0], [9.0, 9.0, 9.0], 9.0])
+def test_one_client_with_another_length_moves_no_mean(place: int, lie: float | list[float]) -> None:
+    told: list[dict[str, Any]] = [{"n": 1 + i, "each": [i / 2, -1.0]} for i in range(4)]
+    told.insert(place, {"n": 1 << 20, "each": lie})
+    means = Means("n")
+    for metrics in told:
+        means.add(MetricRecord(metrics))
+    assert means.record()["each"] == pytest.approx([1.0, -1.0])
 
 
 def test_only_named_metrics_are_shown() -> None:

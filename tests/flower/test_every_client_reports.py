@@ -331,7 +331,7 @@ def test_a_client_of_an_app_is_charged_before_it_trains(tmp_path: Path) -> None:
 def test_a_killed_app_has_paid(tmp_path: Path) -> None:
     """A context that is lost with the process does not undo its charges."""
 
-    class Killed(BaseException):
+    class Killed(KeyboardInterrupt):
         pass
 
     def killed(arrays: dict[str, np.ndarray], node: int) -> Any:

@@ -346,6 +346,26 @@ def test_replies_are_folded_a_few_at_a_time_as_they_come():
     assert grid.most_pulled <= BATCH
 
 
+def test_a_client_cannot_make_the_model_infinite():
+    """A report within its range moves a model of float16 beyond what float16 holds."""
+    grid = federation()
+    liars = {list(grid.nodes)[2]}
+
+    def lying(arrays, node):
+        far = 900.0 if node in liars else 0.0
+        liars.discard(node)
+        return {name: np.float32(a) + np.float32(far) for name, a in arrays.items()}, {}
+
+    for node in grid.nodes.values():
+        node.app = client_app(lying, [ProtectMod()])
+    arrays = {name: np.full(shape, 65504.0, np.float16) for name, shape in SHAPES.items()}
+    strategy = ProtectedStrategy(flower.FedAvg(), clip=1024.0, weighting="equal", **PW)
+    _, ended = run(grid, strategy, rounds=2, arrays=arrays)
+    assert [record.reports for record in strategy.rounds] == [0, 6]
+    assert "is not finite" in strategy.rounds[0].void
+    assert np.isfinite(flat(ended)).all()
+
+
 @ALL
 def test_a_client_without_a_reply_is_left_out_and_counted_as_having_spent(settings):
     grid = federation()
@@ -648,7 +668,11 @@ def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
     assert {m.metadata.message_type for m in grid.sent} == {"train"}
 
 
-@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+class Panic(BaseException):
+    """A panic of a library written in Rust is no `Exception` either."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, Panic])
 def test_an_apps_error_says_its_kind_and_not_its_text(kind):
     """This is without a guarantee. Under a guarantee there is no error."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import ModelInvalid
+from fedveil.errors import ModelInvalid, RoundVoid
 from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from flower_app_parts import arrays_of, record_of
 
@@ -69,6 +71,23 @@ def test_a_sum_is_rounded_once_to_the_arrays_own_type():
     old = {"w": np.float16([-60000.0, 1.0, 2048.0])}
     moved = arrays_of(ArrayLayout(old).moved(record_of(old), np.array([90000.0, 3e-4, 1.001])))
     assert moved["w"].tolist() == [30000.0, 1.0, 2050.0]
+
+
+def test_a_sum_beyond_the_arrays_own_type_voids_the_round():
+    old = {"h": np.float16([-65504.0, 1.0]), "w": np.float64([1e300, 2.0])}
+    layout = ArrayLayout(old)
+    fits = arrays_of(layout.moved(record_of(old), np.array([-8.0, 65503.0, 1e300, 0.5])))
+    assert fits["h"].tolist() == [-65504.0, 65504.0]
+    assert fits["w"].tolist() == [2e300, 2.5]
+    for moves, name in (
+        ([-32.0, 0, 0, 0], "h"), ([0, 65600.0, 0, 0], "h"), ([0, 0, 1.79e308, 0], None),
+        ([0, 0, 0, np.inf], "w"), ([0, np.nan, 0, 0], "h"),
+    ):  # fmt: skip
+        expected = nullcontext() if name is None else pytest.raises(
+            RoundVoid, match=f"the resulting {name} is not finite"
+        )  # fmt: skip
+        with expected:
+            layout.moved(record_of(old), np.array(moves))
 
 
 def test_a_reply_may_have_another_type_of_float():

@@ -68,7 +68,24 @@ def test_what_cannot_be_used_is_an_update_of_zero(name: str, update: Any) -> Non
         assert np.array_equal(replaced.message[field], value)
 
 
-@pytest.mark.parametrize("error", [ValueError("4711"), SystemExit(3), MemoryError()])
+class Panic(BaseException):
+    """A panic of a library written in Rust is no `Exception` either."""
+
+
+def test_an_interruption_is_never_reported() -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    made = protection("rr")
+    opening = server_half(made, [0], MODEL).opening()
+    with pytest.raises(KeyboardInterrupt):
+        answer_trained(
+            made, lambda _: client_half(made, 0, MODEL), lambda: client_half(made, 0, MODEL),
+            opening, interrupted, always=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [ValueError("4711"), SystemExit(3), MemoryError(), Panic("4711")])
 @pytest.mark.parametrize("name", ["dp_encrypt", "not_encrypt"])
 def test_a_training_that_fails_or_ends_its_process_is_reported_under_a_promise(
     name: str, error: BaseException

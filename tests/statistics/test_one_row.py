@@ -17,7 +17,7 @@ from fedveil.base.array_types import Float32s
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
 from fedveil.statistics.carriage import Carriage, Participants, make_protection
-from fedveil.statistics.clients import Clients, load
+from fedveil.statistics.clients import Clients, clients_of, load
 from fedveil.statistics.plan import Layout
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.schedule import Schedule
@@ -142,7 +142,101 @@ ALIKE: list[list[Any]] = [
 OTHERS: list[Any] = [
     None, "x", "x" * 999, b"f", 2**63, 10**5000, math.nan, True, 2.5, [1, 2], SECOND, object(),
     np.datetime64("2262-01-01T00:00:00.000000001"), np.datetime64("NaT"), np.array([1, 2]),
+    np.datetime64(2**62, "as"),
 ]  # fmt: skip
+
+
+class OddText(str):
+    def __str__(self) -> str:
+        return self
+
+    def strip(self, *_: Any) -> Any:
+        return 5
+
+
+class OddBytes(bytes):
+    def __new__(cls) -> OddBytes:
+        return super().__new__(cls, b"q")
+
+    def decode(self, *_: Any) -> str:
+        raise RuntimeError("4711")
+
+
+class NoClass:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("4711")
+
+    def __len__(self) -> int:
+        raise RuntimeError("4711")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("4711")
+
+
+def made(odd: Any) -> Any:
+    """Return an object in place of its class. pytest calls the methods of its parameters."""
+    return odd() if isinstance(odd, type) else odd
+
+
+@pytest.mark.parametrize("odd", [OddText(" q "), OddBytes, NoClass, OTHERS[-1]])
+def test_a_cell_whose_own_code_fails_is_missing_and_changes_no_other(odd: Any) -> None:
+    cells = np.array(["3", None, "5"], object)
+    cells[1] = made(odd)
+    for column in (cells, [*cells]):
+        table = as_table({"x": column}, apart=True)
+        assert table.words("x")[::2].tolist() == ["3", "5"]
+        assert table.numbers("x")[::2].tolist() == [3, 5]
+        assert np.isnan(table.numbers("x")[1])
+
+
+def test_an_unreadable_cell_is_one_sentence_without_a_guarantee_for_a_row() -> None:
+    with pytest.raises(DataInvalid, match="row 2: x holds a value of type datetime64 that cannot"):
+        as_table({"x": ["3", OTHERS[-1]]}).words("x")
+
+
+@pytest.mark.parametrize(
+    "odd", [[4], [4, 5, 6], [], None, "ab", [[4, 5], [6, 7]], {"a": 1, "b": 2}, 7, NoClass]
+)
+def test_a_row_of_another_form_is_missing_and_moves_no_other(odd: Any) -> None:
+    odd = made(odd)
+    plain = [[1, "f"], (2, "m"), np.array([3, "f"], object)]
+    for rows in ([*plain, odd], [odd, *plain]):
+        here = slice(0, 3) if rows[-1] is odd else slice(1, 4)
+        for data in (rows, (rows, [0, 1, 0, 1])):
+            table = as_table(data, apart=True)
+            assert len(table) == 4
+            assert table.numbers("0")[here].tolist() == [1, 2, 3]
+            assert table.words("1")[here].tolist() == ["f", "m", "f"]
+            assert sum(word == "" for word in table.words("1")) == 1
+        with pytest.raises((DataInvalid, RuntimeError)):
+            as_table(rows).numbers("1")
+
+
+@pytest.mark.parametrize("cells", [[3, NoClass()], [np.zeros((2, 2)), np.zeros((2, 3))]])
+def test_a_row_whose_cell_raises_is_missing_and_moves_no_other(cells: list[Any]) -> None:
+    table = as_table([[1, "f"], cells, [2, "m"]], apart=True)
+    assert table.words("1").tolist() == ["f", "", "m"]
+
+
+def test_examples_that_are_single_numbers_are_rows_of_one_cell() -> None:
+    table = as_table(([4, [5], 6], ["u", "v", "w"]), apart=True)
+    assert table.numbers("0")[::2].tolist() == [4, 6]
+    assert table.words("y").tolist() == ["u", "v", "w"]
+
+
+@pytest.mark.parametrize("odd", ["", None, math.nan, NoClass])
+def test_a_row_without_a_client_is_left_out_of_all_clients(
+    odd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {"who": ["b", made(odd), "a", "b"], "age": [1, 2, 3, 4]}
+    with caplog.at_level(logging.INFO, "fedveil.client"):
+        clients = clients_of(as_table(data, "t", apart=True), "who", None)
+    mine = [clients.contributed(client, Seeded(1)).tolist() for client in range(len(clients))]
+    assert mine == [[2], [0, 3]]
+    assert "t, row 2: who is empty, so the row has no client; 1 such rows" in caplog.text
+    with pytest.raises(DataInvalid, match="row 1: who is empty"):
+        clients_of(as_table({"who": ["", None]}, apart=True), "who", None)
 
 
 def read(data: Any) -> list[list[str]]:

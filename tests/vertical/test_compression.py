@@ -257,3 +257,23 @@ def test_a_bfloat16_tensor_is_compressed_too(gradient: bool) -> None:
     assert arrived.dtype == torch.bfloat16
     level = (sent.amax(dim=1) - sent.amin(dim=1)).float() / 63
     assert ((arrived - sent).float().abs() <= level[:, None]).all()
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_level_that_is_infinite_only_as_a_bfloat16_is_refused(gradient: bool) -> None:
+    """The largest float32 is finite in the message, and infinite in the tensor made of it."""
+    split = vertical_parts.Bottoms().split_model()
+    most = np.finfo(np.float32).max
+    data, ranges = compressed(np.float32([[1.5, -2.0], [0.25, most]]), 6)
+    for dtype, fits in (("float32", True), ("bfloat16", False)):
+        coarse = split.replace("left", output=(2,), dtype=dtype, compression=Compression(6))
+        transfer = Transfer(coarse.crossings[0], 4, gradient)
+        fields = {"data": data, "ranges": ranges}
+        message = tensor_message(transfer, fields, training=True, step=3)
+        loose = from_wire(message, transfer, training=True, step=3, rows=2, finite=False)
+        assert bool(loose.isfinite().all()) is fits
+        if fits:
+            assert from_wire(message, transfer, training=True, step=3, rows=2)[1, 1] == most
+        else:
+            with pytest.raises(ExchangeError, match=r"sent 'left.*' with NaN or infinity in it"):
+                from_wire(message, transfer, training=True, step=3, rows=2)

@@ -120,6 +120,27 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
         raise error(f"{key}: {what} raised {described(raised)}{where}") from raised
 
 
+def interrupts(error: BaseException) -> bool:
+    """Return True if `error` ends the program, and is no error of a user's code.
+
+    A user's code may call `sys.exit`, and a panic of a library written in Rust is no `Exception`.
+    """
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+@contextmanager
+def as_exceptions() -> Iterator[None]:
+    """Convert an error that is no `Exception` into a RuntimeError, unless it `interrupts`."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if interrupts(error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 def described(error: Exception) -> str:
     """Return an exception of the user's code as one line, such as "ValueError: bad shape"."""
     # The text of a syntax error already contains its place.

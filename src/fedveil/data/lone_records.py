@@ -101,7 +101,8 @@ def items(dataset: Any) -> tuple[list[Any], list[Any]]:
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:
-            one, learnt = item
+            with own_code.as_exceptions():
+                one, learnt = item
         except Exception:
             one = learnt = None
         x.append(one)
@@ -116,7 +117,8 @@ def _each(records: Any) -> Iterator[Any]:
         return
     for index in range(len(records)):
         try:
-            record = records[index]
+            with own_code.as_exceptions():
+                record = records[index]
         except Exception:  # it may read a damaged file
             record = None
         yield record
@@ -224,7 +226,8 @@ def _numbers(
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
     """Return one record as numbers, or None if it is not numeric or has none of the `shapes`."""
     try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        with own_code.as_exceptions():
+            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:
             return None
         if array.dtype.kind == "c":

@@ -270,7 +270,8 @@ def _are_sequences(value: Any) -> bool:
 
 def _is_sequence(item: Any) -> bool:
     try:
-        return np.ndim(item) == 1
+        with own_code.as_exceptions():
+            return np.ndim(item) == 1
     except Exception:  # several sequences of different lengths
         return False
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.base.array_types import Int64s
 from fedveil.base.example_arrays import IGNORED
+from fedveil.base.own_code import as_exceptions
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.pretrained.model_folder import ModelFolder
 
@@ -41,7 +42,8 @@ class TokenRows:
         Raises `DataInvalid` for a text that the tokeniser cannot convert.
         """
         try:
-            found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
+            with as_exceptions():
+                found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
         except Exception as error:  # the library raises Exception itself
             raise DataInvalid(f"the tokeniser cannot convert it: {error}") from None
         return found

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedveil.base.message import Message
+from fedveil.base.own_code import interrupts
 from fedveil.errors import ClientWithheld, FedveilError
 from fedveil.protections.base import ClientRound, Protection, Update
 
@@ -52,8 +53,8 @@ def answer_trained(
         _check(update, protection.dimension)
         mine = half(examples)
         return Reply(mine, mine.respond(message, update))
-    except (Exception, SystemExit) as error:  # a client's own code may try to end its process
-        if not (always or protection.always_reports):
+    except BaseException as error:  # a client's own code may end its process, or panic
+        if interrupts(error) or not (always or protection.always_reports):
             raise
         unusable = error
     other = spare()

@@ -16,6 +16,7 @@ from functools import partial
 from flwr.app import Context, Error, Message
 
 from fedveil.base.message import Message as Words
+from fedveil.base.own_code import interrupts
 from fedveil.engine.job_protection import in_clear
 from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
@@ -57,7 +58,9 @@ class Door:
                 answer = self._answer(read(), message, context)
             for warning in caught:
                 self._log.line(f"noted {what}: {warning.message}")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if interrupts(error):
+                raise
             self._log.line(f"refused {what}: {reason(error)}")
             word = Error(job_client.ERROR_CODE, job_client.WITHHELD)
             return Message(word, reply_to=message)

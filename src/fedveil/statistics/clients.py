@@ -56,16 +56,21 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
     If `column` is None, every row is a client. Clients are numbered in alphabetical order of their
     names. `rows` is the largest number of rows that a client contributes. Raises `DataInvalid` if a
-    row has no client.
+    row has no client. If the table is `apart`, leaves such a row out instead, unless no row has a
+    client.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)
     names = table.words(column)
-    if (names == "").any():
+    owned = np.flatnonzero(names != "")
+    if lost := len(names) - len(owned):
         row = int((names == "").argmax()) + 1
-        raise DataInvalid(f"{table.name}, row {row}: {column} is empty, so the row has no client")
-    _, owners = np.unique(names, return_inverse=True)
-    order = np.argsort(owners, kind="stable")
+        said = f"{table.name}, row {row}: {column} is empty, so the row has no client"
+        if not table.apart or not len(owned):
+            raise DataInvalid(said)
+        log.info("%s; %d such rows are left out", said, lost)
+    _, owners = np.unique(names[owned], return_inverse=True)
+    order = owned[np.argsort(owners, kind="stable")]
     counts = np.bincount(owners)
     return Clients(table, order, np.concatenate([[0], np.cumsum(counts)]), rows)
 

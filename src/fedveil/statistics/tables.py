@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, time
 from functools import lru_cache
 from pathlib import Path
@@ -51,7 +53,7 @@ class Table(ABC):
     columns: Sequence[str]
 
     def __init__(self, *, apart: bool = False) -> None:
-        self._apart = apart
+        self.apart = apart
         # Cached: a question reads a column for its cells and for each condition.
         self.numbers = lru_cache(maxsize=64)(self._checked_numbers)
         self.words = lru_cache(maxsize=64)(self._checked_words)
@@ -119,7 +121,7 @@ class FileTable(Table):
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
         wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
-        refusals = Refusals(self.name) if self._apart else None
+        refusals = Refusals(self.name) if self.apart else None
         table = table_file.read(self.name, wanted, refusals)
         if refusals is not None and (count := refusals.left_out()):
             log.info("%d cells or rows of %s cannot be read", count, self.name)
@@ -157,7 +159,7 @@ class ArrayTable(Table):
         if held.dtype.kind not in "biuf":
             held = np.array([self._number(column, row, cell) for row, cell in enumerate(held)])
         numbers = held.astype(np.float64)
-        if self._apart:
+        if self.apart:
             return np.where(np.isinf(numbers), np.nan, numbers)
         if len(wrong := np.flatnonzero(np.isinf(numbers))):
             self._refuse(column, int(wrong[0]), float(numbers[wrong[0]]))
@@ -171,7 +173,7 @@ class ArrayTable(Table):
             exact = isinstance(cell, bool | np.bool_ | np.floating)
             return float(cell) if exact else float(text)  # type: ignore[arg-type]
         except ValueError:
-            if self._apart:
+            if self.apart:
                 return float("nan")
             self._refuse(column, row, text)
             raise
@@ -180,7 +182,7 @@ class ArrayTable(Table):
         try:
             return _text_of(cell)
         except Exception:  # Python writes no integer of more than 4,300 digits
-            if self._apart:
+            if self.apart:
                 return ""
             raise DataInvalid(
                 f"{self.name}, row {row + 1}: {plain(column)} holds a value of type "
@@ -238,28 +240,41 @@ def _as_words(texts: Sequence[str]) -> Words:
     return np.array([text.rstrip("\0") for text in texts], object)
 
 
-def _rows_of(value: Any) -> Array:
-    """Return rows as an array.
+def _rows_of(value: Any, *, apart: bool) -> Array:
+    """Return rows as an array. Rows in lists become objects, so that none decides about another.
 
-    If the rows are a list or a tuple, it is an array of Python objects, so that no cell is
-    converted to another cell's type.
+    If `apart` is True, a row in a list that does not have the shape of most rows becomes a row of
+    missing cells.
     """
-    return np.asarray(value, object if isinstance(value, list | tuple) else None)
+    if not isinstance(value, list | tuple):
+        return np.asarray(value)
+    if not apart:
+        return np.asarray(value, object)
+    rows = [_row(row) for row in value]
+    ((usual, _),) = Counter(map(np.shape, rows)).most_common(1) or [((), 0)]
+    found = np.full((len(rows), *usual), None, object)
+    for place, row in enumerate(rows):
+        if row.shape == usual:
+            found[place, ...] = row
+    return found
+
+
+def _row(value: Any) -> Array:
+    """Return one row of a list as an array of objects, or one object if it is not an array."""
+    held = np.full(1, None, object)
+    with suppress(Exception):  # arrays of different shapes, or the row's own code
+        if isinstance(value, list | tuple | np.ndarray):
+            return np.asarray(value, object)
+        held[0] = value
+    return held.reshape(())
 
 
 def _texts(column: Array) -> Array:
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
     if column.dtype.kind == "O" and column.ndim == 1:
-        return _of_list([_text_or_cell(cell) for cell in column])
+        return _of_list([*column])
     return _dates(column) if column.dtype.kind == "M" else column
-
-
-def _text_or_cell(cell: object) -> object:
-    """Return bytes or a NumPy date as text, and any other cell unchanged."""
-    if isinstance(cell, bytes):
-        return cell.decode("utf-8", "backslashreplace")
-    return str(_dates(np.array([cell]))[0]) if isinstance(cell, np.datetime64) else cell
 
 
 def _dates(column: Array) -> Array:
@@ -282,12 +297,16 @@ def _text_of(cell: object) -> str:
         if np.isnan(cell):
             return ""
         return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "backslashreplace").strip()
+    if isinstance(cell, np.datetime64):
+        return str(_dates(np.array([cell]))[0])
     if isinstance(cell, datetime) and cell.tzinfo is None:
         if str(cell) == "NaT":  # pandas' missing time
             return ""
         midnight = cell.time() == time.min
         return str(cell.date()) if midnight else cell.isoformat(" ", "seconds")
-    return str(cell).strip()
+    return str.strip(str(cell))  # a text's own class may have another method
 
 
 def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
@@ -305,13 +324,13 @@ def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
     if isinstance(data, str | Path):
         return FileTable(str(data), apart=apart)
     if hasattr(data, "train") and hasattr(data, "owners"):
-        columns = _of_pair(data.train.x, data.train.y)
+        columns = _of_pair(data.train.x, data.train.y, apart=apart)
         owners = {} if data.owners is None else {"client": data.owners}
         return ArrayTable(data.name, {**columns, **owners}, apart=apart)
-    return ArrayTable(name, _columns_of(data, name), apart=apart)
+    return ArrayTable(name, _columns_of(data, name, apart=apart), apart=apart)
 
 
-def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
+def _columns_of(data: Any, name: str, *, apart: bool) -> Mapping[str, Any]:
     """Return the columns by name of a mapping, a DataFrame, a pair (x, y) or an array.
 
     Raises `DataInvalid`, with a message that calls the data `name`, if it is none of these.
@@ -321,9 +340,9 @@ def _columns_of(data: Any, name: str) -> Mapping[str, Any]:
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return {str(c): _of_frame(data[c]) for c in data.columns}
     if isinstance(data, tuple) and len(data) == 2:
-        return _of_pair(*data)
+        return _of_pair(*data, apart=apart)
     try:
-        array = _rows_of(data)
+        array = _rows_of(data, apart=apart)
     except ValueError:
         array = np.empty(0)
     if array.dtype.names:
@@ -342,7 +361,7 @@ def _of_frame(column: Any) -> Array:
     return values
 
 
-def _of_pair(x: Any, y: Any) -> dict[str, Array]:
-    rows = _rows_of(x)
+def _of_pair(x: Any, y: Any, *, apart: bool) -> dict[str, Array]:
+    rows = _rows_of(x, apart=apart)
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return {**{str(i): flat[:, i] for i in range(flat.shape[1])}, "y": y}

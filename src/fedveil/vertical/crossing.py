@@ -160,8 +160,8 @@ def _values(
     _check_form(data, _ON_WIRE[crossing.dtype], shape, peer, name)
     tensor = torch.from_numpy(data if data.flags.writeable else data.copy())
     tensor = tensor.view(DTYPES[crossing.dtype])
-    if finite and not is_finite(tensor):
-        raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
+    if finite:
+        _check_finite(tensor, peer, name)
     return tensor
 
 
@@ -185,7 +185,15 @@ def _decompressed(
         values = restored(data, ranges, shape, bits, finite=finite)
     except InvalidValue as error:
         raise ExchangeError(f"{peer} sent {name!r} malformed: {error}") from None
-    return torch.from_numpy(values).to(DTYPES[crossing.dtype])
+    tensor = torch.from_numpy(values).to(DTYPES[crossing.dtype])
+    if finite:  # the largest float32 is infinite as a bfloat16
+        _check_finite(tensor, peer, name)
+    return tensor
+
+
+def _check_finite(tensor: torch.Tensor, peer: str, name: str) -> None:
+    if not is_finite(tensor):
+        raise ExchangeError(f"{peer} sent {name!r} with NaN or infinity in it")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

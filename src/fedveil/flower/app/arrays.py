@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
-from fedveil.errors import ModelInvalid
+from fedveil.errors import ModelInvalid, RoundVoid
 from fedveil.protections.base import Update
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -107,14 +107,20 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update. Arrays that stay at clients are unchanged."""
+        """Return the record's arrays plus the update. Arrays that stay at clients are unchanged.
+
+        Raises `RoundVoid` if an entry of the result is not finite in its array's own type.
+        """
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):
             for place in self.places:
                 part = update[place.span].reshape(place.shape)
                 total = arrays[place.name].astype(np.float64) + part
-                out[place.name] = Array(np.asarray(total, place.dtype))
+                new = np.asarray(total, place.dtype)
+                if not np.isfinite(new).all():
+                    raise RoundVoid("report", 0, 0, f"the resulting {place.name} is not finite")
+                out[place.name] = Array(new)
         return ArrayRecord(out)
 
 

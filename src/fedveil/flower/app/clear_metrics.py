@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,14 @@ def length_of(metric: Metric) -> int | None:
 class Means:
     """Running means of the revealed metrics, over the clients whose reports are in a round's sum.
 
-    A client's weight is its metric `weight_key`, or 1 if it does not reveal this metric.
+    A client's weight is its metric `weight_key`, or 1 if it does not reveal this metric. If clients
+    give a metric in several lengths, its mean is that of the length that most of them give.
     """
 
     def __init__(self, weight_key: str) -> None:
         self._weight_key = weight_key
-        #: Each metric's length (None if it is not a list), sums, and total weight.
-        self._sums: dict[str, tuple[int | None, Sequence[float], float]] = {}
+        #: The sums of each metric, by its length (None if it is not a list).
+        self._sums: dict[str, dict[int | None, _Sum]] = {}
 
     def add(self, metrics: MetricRecord) -> None:
         """Add one client's metrics. A metric that is a list is averaged entry by entry."""
@@ -81,18 +83,29 @@ class Means:
         weight = metrics.get(self._weight_key, 1)
         assert isinstance(weight, int | float)
         for name, value in metrics.items():
-            if name == self._weight_key:
-                continue
-            length = length_of(value)
-            values = value if isinstance(value, list) else [value]
-            known, totals, weights = self._sums.get(name, (length, [v * 0 for v in values], 0.0))
-            if length == known:
-                totals = [t + v * weight for t, v in zip(totals, values, strict=True)]
-                self._sums[name] = (known, totals, weights + weight)
+            if name != self._weight_key:
+                values: Sequence[float] = value if isinstance(value, list) else [value]
+                sums = self._sums.setdefault(name, {})
+                sums.setdefault(length_of(value), _Sum([v * 0 for v in values])).add(values, weight)
 
     def record(self) -> dict[str, Metric]:
         found: dict[str, Metric] = {}
-        for name, (length, totals, weights) in self._sums.items():
-            means = [total * (1 / weights) for total in totals]
+        for name, sums in self._sums.items():
+            length = max(sums, key=lambda each: sums[each].clients)
+            means = [total * (1 / sums[length].weights) for total in sums[length].totals]
             found[name] = means[0] if length is None else means
         return found
+
+
+@dataclass
+class _Sum:
+    """The sums of one metric's entries times the clients' weights, and the sum of these weights."""
+
+    totals: Sequence[float]
+    weights: float = 0.0
+    clients: int = 0
+
+    def add(self, values: Sequence[float], weight: float) -> None:
+        self.totals = [t + v * weight for t, v in zip(self.totals, values, strict=True)]
+        self.weights += weight
+        self.clients += 1

@@ -272,17 +272,19 @@ class ProtectedStrategy(Strategy):
             self._write(self._number, protection.cut_off(state, closed.charges(spending)))
 
         outcome = drive(server, carrier, opening, protection.trains, begun)
-        aggregate = outcome.result(server.aggregate)
-        reports = None if aggregate is None else aggregate.reports
+        found = outcome.result(
+            lambda: (made := server.aggregate(), layout.moved(arrays, made.update))
+        )
+        reports = None if found is None else found[0].reports
         limited = self.options.max_epsilon is not None
         paid = protection.paid(state, reports, limited=limited)
         charge(closed, paid, outcome.charged)
         self.ledger = closed
         self._note(record, outcome, carrier)
-        if aggregate is not None:
-            record.reports = aggregate.reports
-            self._state = aggregate.state
-            content = self._content(layout.moved(arrays, aggregate.update), record)
+        if found is not None:
+            aggregate, moved = found
+            record.reports, self._state = aggregate.reports, aggregate.state
+            content = self._content(moved, record)
             self._averaged = Averaged(Message(content, reply_to=messages[0]), arrays, layout.kept)
         elif outcome.charged:
             self._state = protection.cut_off(state, closed.charges(spending))

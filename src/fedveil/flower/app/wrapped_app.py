@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp.typing import ClientAppCallable
 
+from fedveil.base.own_code import interrupts
 from fedveil.flower.fixed_time import FixedTime
 
 log = logging.getLogger("flwr.fedveil")
@@ -37,7 +38,9 @@ def ask_in_time(
 def _ask_app(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
     try:
         reply = call_next(message, context)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if interrupts(error):
+            raise
         log.exception("fedveil: the client's app failed")
         raise AppFailed(f"the client's app failed with {type(error).__name__}") from None
     if reply.has_error():
