@@ -153,7 +153,6 @@ class Federation:
             keep_accounts(self.folder, others, self.recorder.event)
             if which is not None:
                 self.recorder.event(which)
-            self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
@@ -161,6 +160,8 @@ class Federation:
                 keep_before_after(self.folder, compared)
             shape = parts.shape.example_shape
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples, shape)
+            # This line makes the run a finished one, so every file but the page comes first.
+            self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)
         return Run(
