@@ -323,9 +323,10 @@ def test_a_run_that_was_killed_while_it_wrote_its_results_is_ended_again(
     def killed(*arguments: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(federation, at, killed)
-        ended_run(job, tmp_path / "run")
+        with pytest.raises(Killed):
+            ended_run(job, tmp_path / "run")
     assert not read_run(tmp_path / "run").finished
     again = ended_run(job, tmp_path / "run")
     assert again.finished
@@ -345,9 +346,10 @@ def test_a_run_that_was_extended_and_killed_is_not_finished(
             raise Killed
         return play(self, number)
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(Federation, "_round", cut)
-        fedveil.resume(tmp_path / "run", rounds=4)
+        with pytest.raises(Killed):
+            fedveil.resume(tmp_path / "run", rounds=4)
     cut_off = read_run(tmp_path / "run")
     assert (len(cut_off.records), cut_off.finished) == (3, False)
     assert of_run(cut_off)["model"] is None  # it is the model of round 2
