@@ -189,7 +189,7 @@ class Federation:
         )
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)  # may refuse the round by its own limit
-        admit(parts.job, state.ledger, spending, drawn, number)
+        admit(parts.job, state.ledger, spending, drawn, number, begun=self._has_begun)
         again = number in self._unrepeated
         with own_errors(parts.protection):
             self.executor.open(context)
@@ -298,6 +298,11 @@ class Federation:
                 f"round {number} was started before ({times}x) and interrupted: its reports may "
                 f"have been sent, so they are charged"
             )
+
+    @property
+    def _has_begun(self) -> bool:
+        """True if a round has ended, or was begun by an earlier process, even if it is repeated."""
+        return self.state.done > 0 or bool(self.attempts.begun) or self.recorder.went_back
 
     @property
     def _unrepeated(self) -> dict[int, Kind]:
