@@ -104,8 +104,8 @@ def admit(
     the same data. Without this key, no account is charged. `spending` is the cost of one report,
     and `cohort` are the round's clients. A round that is repeated after an interruption is charged
     again. `begun` is True if the run has charged a round before, also if that round is now
-    repeated. Raises `LimitReached` if the run or the account would exceed its limit, and `RunStopped`
-    if the account of earlier rounds is missing.
+    repeated. Raises `LimitReached` if the run or the account would exceed its limit, and
+    `RunStopped` if the account of earlier rounds is missing.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy
