@@ -15,7 +15,7 @@ from fedveil.pages.plot import Curve
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.record.run_folder import JOB, MODEL
-from fedveil.studies.several_runs import ended_run, other_than, refuse_other
+from fedveil.studies.several_runs import ended_run, has_finished, other_than, refuse_other
 
 #: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
@@ -43,7 +43,7 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
         refuse_other(path, arm.job)
-        if not (path / MODEL).is_file():
+        if not has_finished(path):
             same = None if path.exists() else _finished_beside(folder, arm.job)
             line = f"run {number} of {len(arms)}: {arm.name}"
             if same:
@@ -64,7 +64,7 @@ def _finished_beside(folder: Path, job: Job) -> Path | None:
 
 def _is_run_of(job: Job, path: Path) -> bool:
     try:
-        return (path / JOB).is_file() and not other_than(job, path)
+        return (path / JOB).is_file() and not other_than(job, path) and has_finished(path)
     except FedveilError:
         return False  # a job file that this version cannot read
 

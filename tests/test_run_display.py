@@ -139,7 +139,8 @@ def test_the_summary_says_where_everything_is_and_how_it_is_taken_up(tmp_path: P
         {**RECORD, "round": number, "accuracy": accuracy, "seconds_round": 40.0}
         for number, accuracy in enumerate((0.5, 0.75, 0.625), 1)
     ]
-    run = run_of(folder, rounds, events=["no report.html: the disk is full"])
+    events = ["finished after round 3: the last", "no report.html: the disk is full"]
+    run = run_of(folder, rounds, events=events)
     said = summary(run, 80)
     assert "rounds       3 of 20, 2 min 0 s" in said
     assert "best round   2, accuracy 75.0%" in said

@@ -68,7 +68,7 @@ def test_a_training_that_protects_examples_charges_the_account_of_a_row(tmp_path
         privacy={"account": str(tmp_path / "a"), "unit": "example", "delta": DELTA},
         protection={"name": "dp_encrypt"}, training={"epochs": 1, "sampling_rate": 0.5},
     )  # fmt: skip
-    admit(job, Ledger(), [Spending(PrivacyLoss(0.25), 3)], [0, 4], 1)
+    admit(job, Ledger(), [Spending(PrivacyLoss(0.25), 3)], [0, 4], 1, begun=False)
     assert DataAccount(tmp_path / "a", "row").figure(DELTA).epsilon == pytest.approx(0.75, rel=1e-3)
 
 
@@ -78,10 +78,37 @@ def test_a_run_resumed_in_another_folder_begins_no_second_account(
     """The path in the job is relative to the folder in which the run was started."""
     job, spent = small_job().with_(privacy={"account": "a"}), [Spending(PrivacyLoss(0.25), 1)]
     monkeypatch.chdir(tmp_path)
-    admit(job, Ledger(), spent, [0, 4], 1)
-    admit(job, Ledger(), spent, [0, 4], 2)
+    admit(job, Ledger(), spent, [0, 4], 1, begun=False)
+    admit(job, Ledger(), spent, [0, 4], 2, begun=True)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     with pytest.raises(RunStopped, match=r"privacy\.account = a is missing, but earlier rounds"):
-        admit(job, Ledger(), spent, [0, 4], 3)
+        admit(job, Ledger(), spent, [0, 4], 3, begun=True)
     assert not list(Path().iterdir())
+
+
+def test_rounds_before_the_first_checkpoint_are_in_the_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed before its first checkpoint repeats its first round."""
+    job = small_job().with_(
+        rounds=4, privacy={"account": "a"}, checkpoint={"every": 4}, server={"weighting": "equal"},
+        protection={"name": "dp_encrypt"},
+    )  # fmt: skip
+
+    def cut(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(job, tmp_path / "run", progress=cut)
+    before = DataAccount(tmp_path / "a", "client").figure(DELTA).epsilon
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(RunStopped, match=r"privacy\.account = a is missing, but earlier rounds"):
+        fedveil.resume(tmp_path / "run")
+    assert not list(Path().iterdir())
+    monkeypatch.chdir(tmp_path)
+    fedveil.resume(tmp_path / "run")
+    assert DataAccount(tmp_path / "a", "client").figure(DELTA).epsilon > before

@@ -15,7 +15,7 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.loss_distribution import LossDistribution
 from fedveil.privacy.sampled_gaussian import SampledGaussian
-from fedveil.site.account import Limits, Release
+from fedveil.site.account import Charged, Limits, Release, SiteAccount, Window
 from renyi_sum import filtered_epsilon
 
 SAMPLED = PrivacyLoss.of_release(SampledGaussian(0.9, 0.04), "example")
@@ -247,3 +247,46 @@ def test_added_deltas_above_the_limit_s_are_no_statement(place: Place) -> None:
     account.charge(release(PrivacyLoss(0.2, half)), limit=FREE)
     assert account.spent(delta=DELTA).figure.epsilon == math.inf
     assert account.spent(delta=2 * DELTA).figure == (0.5, 2 * DELTA)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_interrupted_reading_leaves_no_charge_out(
+    at: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends a call in a notebook, and the next call uses the same account."""
+    account, other = place.open(), place.open()
+    account.charge(release(PrivacyLoss(0.1)), limit=FREE)
+    for epsilon in (0.2, 0.4):
+        other.charge(release(PrivacyLoss(epsilon)), limit=FREE)
+    add, left = Window.add, [at]
+
+    def interrupted(self: Window, charged: Charged) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise KeyboardInterrupt
+        add(self, charged)
+
+    monkeypatch.setattr(Window, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        account.refresh()
+    assert account.windows("ever") == {}
+    with pytest.raises(OverSpent, match=r"to epsilon 1\.[0-9]"):
+        account.charge(release(PrivacyLoss(0.8)), limit=Limits(month=1.45))
+    assert account.windows("ever")[""].total.figure(DELTA).epsilon == pytest.approx(0.7)
+
+
+def test_a_charge_that_is_interrupted_after_its_line_is_written_counts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = place.open()
+    account.charge(release(PrivacyLoss(0.1)), limit=FREE)
+
+    def interrupted(self: SiteAccount, kind: str, charged: Charged) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SiteAccount, "_add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            account.charge(release(PrivacyLoss(0.6)), limit=FREE)
+    account.refresh()
+    assert account.windows("ever")[""].total.figure(DELTA).epsilon == pytest.approx(0.7)

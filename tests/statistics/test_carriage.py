@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import InvalidValue, MissingExtra, RoundVoid
+from fedveil.errors import InvalidValue, MissingExtra, RoundVoid, RunFolderError
 from fedveil.protections.base import TIMING
+from fedveil.record.recorder import revived
 from fedveil.record.run_folder import RunFolder
 from fedveil.rounds.loop import Outcome
 from fedveil.statistics import answer_folder, asking, carriage
@@ -89,3 +91,37 @@ def test_an_answer_without_a_page_says_what_is_missing(
     assert answers.epsilon == math.inf
     text = (tmp_path / answer_folder.ANSWERS).read_text("utf-8")
     json.loads(text, parse_constant=pytest.fail)  # no other program reads Infinity
+
+
+def test_answers_that_cannot_be_saved_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The account is charged for them, so a full disk must not lose them."""
+    answers = asked({"n": {"ask": "count"}})
+    write = RunFolder.write_atomically
+
+    def full(self: RunFolder, name: str, data: bytes) -> None:
+        if name == answer_folder.ANSWERS:
+            raise RunFolderError(f"{self.path / name} cannot be written: No space left on device")
+        write(self, name, data)
+
+    monkeypatch.setattr(RunFolder, "write_atomically", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        answer_folder.keep(answers, RunFolder(tmp_path, None))  # type: ignore[arg-type]
+    assert revived(json.loads(capsys.readouterr().err)) == answers.data()
+
+
+def test_answers_are_saved_before_an_interrupt_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = asked({"n": {"ask": "count"}})
+    write = RunFolder.write_atomically
+
+    def interrupted(self: RunFolder, name: str, data: bytes) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(self, name, data)
+
+    monkeypatch.setattr(RunFolder, "write_atomically", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer_folder.keep(answers, RunFolder(tmp_path, None))  # type: ignore[arg-type]
+    assert answer_folder.saved(tmp_path) == answers.data()

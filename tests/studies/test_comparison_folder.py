@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedveil
 import parts
 from comparing_parts import compared, small_job
 from fedveil.attacks.membership import membership
-from fedveil.engine import simulation
+from fedveil.engine import federation, simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
 from fedveil.entry import simulation as entry
 from fedveil.errors import AttackImpossible, FolderInUse, RunFolderError, RunStopped
+from fedveil.pages.read_run import read_run
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
+from fedveil.record.recorder import ADVICE
 from fedveil.record.run_folder import IMPORTS, JOB, METRICS, MODEL
+from fedveil.run_display import of_run
 from fedveil.studies import comparison, several_runs
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder, Result
@@ -301,3 +305,52 @@ def test_an_error_that_names_a_command_names_that_of_the_study() -> None:
         with pytest.raises(RunStopped) as raised, resumed_by("fedveil compare"):
             raise error
         assert getattr(raised.value, "__notes__", []) == notes
+
+
+class Killed(BaseException):
+    """Raised at the instant at which a process is killed."""
+
+
+@pytest.mark.parametrize("at", ["write_model", "keep_accounts", "advise"])
+def test_a_run_that_was_killed_while_it_wrote_its_results_is_ended_again(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small_job(
+        protection={"name": "central_gaussian", "central_gaussian": {"noise_multiplier": 3.0}}
+    )
+    whole = ended_run(job, tmp_path / "whole")
+
+    def killed(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(federation, at, killed)
+        with pytest.raises(Killed):
+            ended_run(job, tmp_path / "run")
+    assert not read_run(tmp_path / "run").finished
+    again = ended_run(job, tmp_path / "run")
+    assert again.finished
+    assert len(again.accounts) > 0
+    assert again.accounts == whole.accounts
+    assert again.all_said(ADVICE) == whole.all_said(ADVICE)
+
+
+def test_a_run_that_was_extended_and_killed_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_run(small_job(), tmp_path / "run")
+    play = Federation._round
+
+    def cut(self: Federation, number: int) -> Any:
+        if number == 4:
+            raise Killed
+        return play(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Federation, "_round", cut)
+        with pytest.raises(Killed):
+            fedveil.resume(tmp_path / "run", rounds=4)
+    cut_off = read_run(tmp_path / "run")
+    assert (len(cut_off.records), cut_off.finished) == (3, False)
+    assert of_run(cut_off)["model"] is None  # it is the model of round 2
+    assert ended_run(small_job(rounds=4), tmp_path / "run").finished

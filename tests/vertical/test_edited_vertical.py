@@ -38,7 +38,7 @@ def interrupted(folder: Path, task: str, **changes: Any) -> Path:
 
     settings = VerticalJob(
         name="small", epochs=2, batch_size=9, task=f"vertical_parts:{task}",
-        record={"every_steps": 1}, checkpoint={"every_steps": 5}, **changes,
+        record={"every_steps": 1}, **{"checkpoint": {"every_steps": 5}, **changes},
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         train(settings, folder, progress=stop)
@@ -216,4 +216,32 @@ def test_reports_that_were_lost_are_not_drawn_anew(randomness: str, tmp_path: Pa
     kept.unlink()
     assert "reports-left-train is missing or cut short" in str(sentence_of(run, resume))
     kept.write_bytes(raw)
+    looked = run / "bank" / "reports-left-test"  # an evaluation has sent them too
+    raw = looked.read_bytes()
+    looked.write_bytes(raw[:-9])
+    assert "reports-left-test is missing or cut short" in str(sentence_of(run, resume))
+    looked.write_bytes(raw)
     assert sentence_of(run, resume) is None
+
+
+def test_what_is_lost_before_the_first_saved_step_is_not_made_anew(tmp_path: Path) -> None:
+    """The only checkpoint is that of step 0, but 11 steps were sent."""
+    embedding = {"eps": 0.5, "reuse": True, "gradient": "none"}
+    every = {"label_dp": {"eps": 1.0}, "randomness": "secure", "embedding_dp": embedding}
+    noise = {"label_protection": {"name": "max_norm"}, "randomness": "secure"}
+    never = {"checkpoint": {"every_steps": 50}}
+    for privacy, names in (
+        (every, ["lead/labels", "bank/releases", "bank/begun", "bank/reports-left-train"]),
+        (noise, ["lead/label-noise-key"]),
+    ):
+        run = interrupted(
+            tmp_path / names[0].replace("/", "-"), "bottoms", privacy=privacy, **never
+        )
+        assert [path.name for path in (run / "bank/checkpoint").iterdir()] == ["0" * 9]
+        for name in names:
+            raw = (run / name).read_bytes()
+            (run / name).unlink()
+            assert f"{name} is missing" in str(sentence_of(run, resume))
+            assert not (run / name).exists()
+            (run / name).write_bytes(raw)
+        assert sentence_of(run, resume) is None

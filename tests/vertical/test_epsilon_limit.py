@@ -205,7 +205,7 @@ def test_restored_counts_are_those_of_the_steps_and_of_the_calibrations() -> Non
             np.add.at(expected, order.of_step(number), 1)
         expected[order.set_aside] += 3
         assert releases.train.tolist() == expected.tolist()
-        assert (releases.looks, releases.examples(step)) == (2, int((expected > 0).sum()) - 7)
+        assert (releases.looks, releases.examples) == (2, int((expected > 0).sum()) - 7)
         releases.begin_calibration()
         expected[order.set_aside] += 1
         assert releases.train.tolist() == expected.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,17 @@ from synced_disk import SyncedDisk
 ORDER = Order(4, 50, 9, aside=7)
 
 
-def opened(folder: Path, step: int = 0) -> Releases:
-    """Open the counts of a folder, and restore them at `step`."""
+def opened(folder: Path, step: int = 0, *, new: bool = False) -> Releases:
+    """Open the counts of a folder, and restore them at `step`. A `new` folder has none yet."""
     found = Releases(RunFolder(folder, None), ORDER, fresh=True, epochs=4)  # type: ignore[arg-type]
+    if new:
+        found.begin()
     found.restore(step, 0)
     return found
 
 
 def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
-    first = opened(tmp_path)
-    first.settle(0)
+    first = opened(tmp_path, new=True)
     first.begin_step(1, ORDER.of_step(1))
     first.begin_calibration()
     first.begin_step(2, ORDER.of_step(2))
@@ -51,8 +53,7 @@ def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
 
 def test_counts_survive_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "begun"
-    disk, first = SyncedDisk(path, monkeypatch), opened(tmp_path)
-    first.settle(0)
+    disk, first = SyncedDisk(path, monkeypatch), opened(tmp_path, new=True)
     for step in (1, 2, 3):
         first.begin_step(step, ORDER.of_step(step))
         assert disk.content == path.read_bytes()
@@ -64,8 +65,7 @@ def test_counts_survive_a_power_failure(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_counts_are_never_below_those_of_the_checkpoint(tmp_path: Path) -> None:
     """An older copy of the file with the last begun step lies beside a newer checkpoint."""
-    first = opened(tmp_path)
-    first.settle(0)
+    first = opened(tmp_path, new=True)
     older = (tmp_path / "begun").read_bytes()
     for step in (1, 2, 3):
         first.begin_step(step, ORDER.of_step(step))
@@ -78,19 +78,54 @@ def test_counts_are_never_below_those_of_the_checkpoint(tmp_path: Path) -> None:
     assert again.looks == 1
 
 
+@pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("name", ["releases", "begun"])
-def test_a_folder_without_its_counts_is_refused(tmp_path: Path, name: str) -> None:
-    first = opened(tmp_path)
-    first.settle(3)
+def test_a_folder_without_its_counts_is_refused(tmp_path: Path, name: str, step: int) -> None:
+    first = opened(tmp_path, new=True)
+    first.settle(step)
+    first.begin_step(step + 1, ORDER.of_step(step + 1))
     first.close()
     (tmp_path / name).unlink()
     with pytest.raises(RunFolderError, match=rf"{name} is missing: it records what was sent"):
-        opened(tmp_path, 3)
+        opened(tmp_path, step)
+
+
+def test_counts_that_were_saved_before_a_checkpoint_are_not_begun_anew(tmp_path: Path) -> None:
+    first = opened(tmp_path, new=True)
+    first.begin_step(1, ORDER.of_step(1))
+    first.close()
+    again = opened(tmp_path, new=True)
+    assert again.train.tolist() == first.train.tolist()
+    assert again.train.sum() == 9
+
+
+def test_counts_are_on_disk_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tmp_path, new=True)
+    first.begin_step(1, ORDER.of_step(1))
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda of: synced.append(os.fstat(of).st_ino))
+    first.sync()
+    assert synced == [(tmp_path / "begun").stat().st_ino]
+    # A power failure that lost the note of a step does not lose a saved step.
+    first.close()
+    assert opened(tmp_path, 2).train.sum() == 18
+
+
+def test_all_steps_that_were_sent_to_their_end_have_saved_reports(tmp_path: Path) -> None:
+    first = opened(tmp_path, new=True)
+    for step in (1, 2, 3):
+        first.begin_step(step, ORDER.of_step(step))
+    assert opened(tmp_path).examples == 18  # the last step may have been cut off
+    first.close()
+    seeded = Releases(None, ORDER, fresh=False, epochs=4)
+    seeded.restore(3, 0)
+    assert seeded.examples == 27
 
 
 def test_no_saved_count_is_beyond_the_bound(tmp_path: Path) -> None:
-    first = opened(tmp_path)
-    first.settle(0)
+    first = opened(tmp_path, new=True)
     first.close()
     for count, holds in ((1 << 20, True), ((1 << 20) + 1, False), (-1, False)):
         train = np.append(np.zeros(49, np.int64), count)

@@ -29,6 +29,7 @@ from fedveil.errors import (
     MessageInvalid,
     MessageTooLong,
     PartFailed,
+    RunFolderError,
     Unfit,
 )
 from fedveil.link.channel import Receive, Send, drive_together
@@ -753,6 +754,35 @@ def test_a_row_whose_output_overflows_at_a_follower_leaves_the_others_their_scor
     assert predicted.usable(found.outputs).tolist() == [True, True, False, True, True, True]
     others = predicted.usable(found.outputs)
     assert np.array_equal(found.outputs[others], clean.outputs[others])
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError])
+def test_predictions_that_are_cut_off_are_kept_and_do_not_look_complete(
+    end: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicted, "MOST_ROWS", 3)
+    source, path = Refusing(11, [9, 4, 2, 7, 0, 10, 5], {9}), tmp_path / "out.csv"
+    scores, pieces = source.scores, list[Any]()
+
+    def cut(rows: Any) -> Scores:
+        pieces.append(rows)
+        if len(pieces) == 3:
+            assert (tmp_path / "out.csv.part").read_text("utf-8").count("\n") == 6  # if killed now
+            raise end(28, "No space left on device")
+        return scores(rows)
+
+    monkeypatch.setattr(source, "scores", cut)
+    with pytest.raises((KeyboardInterrupt, RunFolderError)) as error:
+        ScoreFile(path).write(source, lambda sentence: None)
+    assert error.value.__notes__ == [f"the predictions so far are in {path}.part"]
+    assert not path.exists()
+    ids = [line.partition(",")[0] for line in Path(f"{path}.part").read_text("utf-8").splitlines()]
+    assert ids == ["id", "id4", "id2", "id7", "id0", "id10"]
+    with pytest.raises(RunFolderError, match=r"out\.csv\.part has the predictions of a command"):
+        ScoreFile(path)
+    Path(f"{path}.part").unlink()
+    ScoreFile(path).write(source, lambda sentence: None)
+    assert [found.name for found in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_a_file_has_a_line_for_each_row_that_no_party_refuses(

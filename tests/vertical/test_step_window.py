@@ -134,11 +134,11 @@ def test_every_report_that_was_sent_is_required_to_its_last_byte(tmp_path: Path)
     crossing = replace(split.crossings[0], output=(3, 7))  # 21 bits are three bytes
     reports, path = Reports(Seeded(1), tmp_path), tmp_path / f"reports-{crossing.part}-train"
     path.write_bytes(bytes(5 * (8 + 3)))
-    reports.require(crossing, 5)
+    reports.require(crossing, "train", 5)
     for size in (5 * (8 + 3) - 1, 0):
         path.write_bytes(bytes(size))
         with pytest.raises(RunFolderError, match="is missing or cut short"):
-            reports.require(crossing, 5)
+            reports.require(crossing, "train", 5)
 
 
 def test_reports_are_the_saved_ones_after_a_kill_within_a_record_and_after_a_close(

@@ -90,15 +90,22 @@ def check_limit(
 
 
 def admit(
-    job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
+    job: Job,
+    ledger: Ledger,
+    spending: Sequence[Spending],
+    cohort: Sequence[ClientId],
+    number: int,
+    *,
+    begun: bool,
 ) -> None:
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
     The account is the file `privacy.account`, which records the privacy costs of several runs on
     the same data. Without this key, no account is charged. `spending` is the cost of one report,
     and `cohort` are the round's clients. A round that is repeated after an interruption is charged
-    again. Raises `LimitReached` if the run or the account would exceed its limit, and `RunStopped`
-    if the account of earlier rounds is missing.
+    again. `begun` is True if the run has charged a round before, also if that round is now
+    repeated. Raises `LimitReached` if the run or the account would exceed its limit, and
+    `RunStopped` if the account of earlier rounds is missing.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy
@@ -106,7 +113,7 @@ def admit(
         return
     unit = "row" if privacy.unit == "example" else "client"
     what = f"round {number} of {job.name}"
-    if number > 1 and not Path(privacy.account).exists():  # a new one would omit earlier charges
+    if begun and not Path(privacy.account).exists():  # a new one would omit earlier charges
         raise RunStopped(
             f"privacy.account = {privacy.account} is missing, but earlier rounds are charged to "
             f"it: restore it from a copy, or resume the run in the folder in which it was started"

@@ -153,7 +153,6 @@ class Federation:
             keep_accounts(self.folder, others, self.recorder.event)
             if which is not None:
                 self.recorder.event(which)
-            self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
@@ -161,6 +160,8 @@ class Federation:
                 keep_before_after(self.folder, compared)
             shape = parts.shape.example_shape
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples, shape)
+            # This line makes the run a finished one, so every file but the page comes first.
+            self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
             if self.presentation is not None and parts.job.record.page:
                 self.presentation.page(self.folder, self.recorder.event)
         return Run(
@@ -188,7 +189,7 @@ class Federation:
         )
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)  # may refuse the round by its own limit
-        admit(parts.job, state.ledger, spending, drawn, number)
+        admit(parts.job, state.ledger, spending, drawn, number, begun=self._has_begun)
         again = number in self._unrepeated
         with own_errors(parts.protection):
             self.executor.open(context)
@@ -297,6 +298,11 @@ class Federation:
                 f"round {number} was started before ({times}x) and interrupted: its reports may "
                 f"have been sent, so they are charged"
             )
+
+    @property
+    def _has_begun(self) -> bool:
+        """True if a round has ended, or was begun by an earlier process, even if it is repeated."""
+        return self.state.done > 0 or bool(self.attempts.begun) or self.recorder.went_back
 
     @property
     def _unrepeated(self) -> dict[int, Kind]:

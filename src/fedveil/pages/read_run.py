@@ -60,8 +60,12 @@ class ReadRun:
 
     @property
     def finished(self) -> bool:
-        """True if the run has ended and saved its model."""
-        return (self.folder / MODEL).is_file()
+        """True if the run has ended and saved its model and all other results.
+
+        False for a finished run that was extended and has not ended again: its model is older than
+        its records.
+        """
+        return (self.ended or "").startswith(_ENDED) and (self.folder / MODEL).is_file()
 
     @property
     def deployed(self) -> bool:
@@ -175,7 +179,7 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     with intact(path / FINDINGS, path / ACCOUNTS, path / BEFORE_AFTER):
         beside = read_accounts(path), read_before_after(path), started
         found = ReadRun(path, job, records, read_findings(path), events, *beside)
-    if federated and not records and (found.ended or "").startswith("finished after "):
+    if federated and not records and (found.ended or "").startswith(_ENDED):
         raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
     return found
 

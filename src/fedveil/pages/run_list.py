@@ -131,7 +131,8 @@ def _listed(path: Path, name: str) -> ListedRun:
         return _vertical(run, name)
     protection, last = str(run.job["protection"]["name"]), run.last
     if not (run.records or run.started):
-        state = "attack" if run.findings and not run.finished else _state(run, run)
+        trained = (path / MODEL).is_file()
+        state = "attack" if run.findings and not trained else _state(run, run)
         return ListedRun(path, name, protection, state, began=_began(run))
     metric = deciding(last)[0]
     return ListedRun(

@@ -63,6 +63,8 @@ class Recorder:
         with explained(folder.path):
             # Unbuffered, so that closing the file does not retry a line that did not fit on disk.
             self._metrics: IO[bytes] = open_to_append(folder.path / METRICS)
+            #: True if the folder has records of rounds after its checkpoint, which are removed.
+            self.went_back = os.fstat(self._metrics.fileno()).st_size > kept.size
             self._metrics.truncate(kept.size)
             self._metrics.seek(kept.size)
             self._events = EventLog(folder.path / EVENTS)

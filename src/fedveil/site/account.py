@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -255,8 +256,7 @@ class SiteAccount:
                     f"cannot be charged to {self.name}"
                 )
             self._check(found[1], limit)
-            self._file.append(body)
-            self._add(*found)
+            self._write(body, *found)
 
     def disclose(self, released: Release) -> None:
         """Write a line about `released`: values that a run sends in the clear, outside of a report.
@@ -273,8 +273,7 @@ class SiteAccount:
                 return
             body = self._body(self._charged(released, ()))
             found = self._read(body)  # never write a line that cannot be read back
-            self._file.append(body)
-            self._add(*found)
+            self._write(body, *found)
 
     def _charged(self, released: Release, kind: Kind) -> Charged:
         return Charged(
@@ -317,10 +316,29 @@ class SiteAccount:
                 )
 
     def _catch_up(self) -> None:
-        for void, body in self._file.bodies():
-            if void:
-                self._clear()
-            self._add(*self._read(body))
+        with self._read_again_if_interrupted():
+            for void, body in self._file.bodies():
+                if void:
+                    self._clear()
+                self._add(*self._read(body))
+
+    def _write(self, body: bytes, kind: str, charged: Charged) -> None:
+        with self._read_again_if_interrupted():
+            self._file.append(body)
+            self._add(kind, charged)
+
+    @contextmanager
+    def _read_again_if_interrupted(self) -> Iterator[None]:
+        """A context that forgets all charges after an error, so that the next call reads them.
+
+        Otherwise, after Ctrl-C in a notebook, a charge in the file could be missing in the sums.
+        """
+        try:
+            yield
+        except BaseException:
+            self._file.forget()
+            self._clear()
+            raise
 
     def _body(self, charged: Charged) -> bytes:
         """Encode a charge as a JSON line. Repeated losses are written only as their hash."""

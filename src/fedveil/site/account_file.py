@@ -47,9 +47,10 @@ class AccountFile:
         self._key = key
         self._counter = AccountCounter(counter or folder / "counter", name, key)
         self._start = self._mac(f"fedveil site account {name}".encode())
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget all lines, so that `bodies` yields them again."""
         self._code = self._before = self._start
         self._count = self._size = 0
         self._inode: int | None = None
@@ -81,7 +82,7 @@ class AccountFile:
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):
-            self._forget()
+            self.forget()
         if found is not None:
             for body in self._unread():
                 yield self._void, body

@@ -55,6 +55,11 @@ def resumed_by(command: str) -> Iterator[None]:
         raise
 
 
+def has_finished(folder: Path) -> bool:
+    """Return True if `folder` holds a run that has ended and saved all its results."""
+    return (folder / MODEL).is_file() and read_run(folder).finished
+
+
 def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None = None) -> ReadRun:
     """Return the finished run of `job` in `folder`. Starts or resumes it if necessary.
 
@@ -64,7 +69,7 @@ def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None 
 
     if not (folder / JOB).is_file():
         simulate(job, folder, progress=progress)
-    elif not (folder / MODEL).is_file():
+    elif not has_finished(folder):
         resume(folder, progress=progress)
     return read_run(folder)
 

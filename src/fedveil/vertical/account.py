@@ -68,7 +68,7 @@ class Releases:
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
         self.train = np.zeros(order.count, np.int64)
         self.looks = 0
-        self._step = 0
+        self._step = self._finished = 0
         self._order = order
         self._last = epochs * order.steps
         self._folder = folder if fresh else None
@@ -81,18 +81,24 @@ class Releases:
         read from files, which also count what was sent after `step`, before an interruption. Counts
         below those of `step` are raised to them.
         """
+        self._finished = step
         if self._folder is None:
             self.train = self._sent(0, step)
             self.train[self._order.set_aside] += calibrations
             self.looks = looks
             return
-        base, begun_step, begun_looks = self._read(step)
+        base, begun_step, begun_looks = self._read()
+        self._finished = max(step, begun_step - 1)
         self.train += self._sent(base, max(begun_step, step))
         self.looks = max(begun_looks, looks)
 
-    def examples(self, step: int) -> int:
-        """Return the number of distinct examples in the training steps 1 to `step`."""
-        return int(np.count_nonzero(self._sent(0, step)))
+    @property
+    def examples(self) -> int:
+        """The number of distinct examples in all training steps that were sent to their end.
+
+        They include the steps after the restored checkpoint, if the counts are saved in files.
+        """
+        return int(np.count_nonzero(self._sent(0, self._finished)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
         """Return a CSV file that says how often each example was sent.
@@ -111,6 +117,14 @@ class Releases:
                     between = f",{times[start]}\r\n{subset},"
                     text.append(f"{subset}," + between.join(fields[start:end]) + f",{times[start]}")
         return "\r\n".join([*text, ""]).encode()
+
+    def begin(self) -> None:
+        """Create the files with the counts, unless they exist. Call it before a first checkpoint.
+
+        A folder with a checkpoint and without these files has then lost them.
+        """
+        if self._folder is not None and not (self._folder.path / _BEGUN).exists():
+            self.settle(0)
 
     def settle(self, step: int) -> None:
         """Save all counts, as of `step`. Does nothing if the randomness comes from a seed."""
@@ -135,6 +149,11 @@ class Releases:
         """Count the held-out examples as sent. Call it before they are sent."""
         self.looks += 1
         self._note()
+
+    def sync(self) -> None:
+        """Wait until the counts so far are on disk. Call it before each checkpoint."""
+        if self._begun is not None:
+            os.fsync(self._begun)
 
     def close(self) -> None:
         if self._begun is not None:
@@ -167,21 +186,17 @@ class Releases:
             os.pwrite(self._begun, _noted(self._step, self.looks), 0)
             os.fsync(self._begun)
 
-    def _read(self, done: int) -> tuple[int, int, int]:
+    def _read(self) -> tuple[int, int, int]:
         """Load into `self.train` the saved number of times that each training example was sent.
 
-        Returns three numbers: the last step that the loaded numbers include, the last step that was
-        begun, and the number of evaluations that were begun. `done` is the step to resume from. If
-        a file is missing, returns zeros in a new run (`done` is 0), and raises `RunFolderError` in
-        any other run.
+        Returns the step up to which these numbers count, the last step that was begun, and the
+        number of evaluations that were begun. Raises `RunFolderError` if a file is missing.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
-        if missing and done:
-            raise RunFolderError(f"{missing[0]} is missing: it records what was sent")
         if missing:
-            return 0, 0, 0
+            raise RunFolderError(f"{missing[0]} is missing: it records what was sent")
         with intact(counts):
             fields = unsealed(read_bytes(counts, MOST_STATE_BYTES))
             only_fields(fields, "step", "train")

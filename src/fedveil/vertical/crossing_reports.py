@@ -84,13 +84,13 @@ class Reports:
             values[lost] = 0
         return values
 
-    def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if fewer than `examples` training examples have a saved report.
+    def require(self, crossing: Crossing, subset: str, examples: int) -> None:
+        """Raise RunFolderError if fewer than `examples` examples of `subset` have a saved report.
 
         `crossing` names the part whose reports are counted.
         """
         assert self._folder is not None
-        path = self._folder / f"reports-{crossing.part}-train"
+        path = self._folder / f"reports-{crossing.part}-{subset}"
         size = path.stat().st_size if path.exists() else 0
         if size < examples * (_KEY_BYTES + packed_size(math.prod(crossing.output), 1)):
             raise RunFolderError(

@@ -64,6 +64,22 @@ class PartyParts:
     #: A digest of everything that must be unchanged if the run is resumed.
     fingerprint: str
 
+    def require_reports(self, looks: int, calibrations: int) -> None:
+        """Raise `RunFolderError` if a report that was sent, and is sent again later, is not saved.
+
+        Call it after `Releases.restore`. `looks` and `calibrations` are the numbers of evaluations
+        and calibrations that have ended. Each has sent all its examples.
+        """
+        examples: dict[str, int] = {
+            "train": self.releases.examples,
+            "test": self.rows["test"].count if looks else 0,
+            "calibration": self.order.aside if calibrations else 0,
+        }
+        for crossing in self.party.split.crossings:
+            if crossing.sender == self.party.name and crossing.privacy and crossing.privacy.reuse:
+                for subset, count in examples.items():
+                    self.reports.require(crossing, subset, count)
+
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
     """Build one party's objects for a run. Warnings about the party's outputs go to `log`."""
@@ -153,7 +169,7 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     path = setting.folder.path / noisy_labels.LABELS
     if path.exists():
         told = noisy_labels.kept(path, rows, classes)
-    elif any(held(setting.folder)):
+    elif held(setting.folder):
         raise RunFolderError(f"{path} is missing: it contains the labels that the run trains on")
     else:
         told = noisy_labels.drawn(rows, mechanism, classes, setting.entropy)

@@ -71,6 +71,7 @@ class PartyRun:
         self._metrics = Metrics()
         if not held(setting.folder):
             check_begins(setting.folder)
+            parts.releases.begin()
             self._checkpoint()
 
     @property
@@ -114,14 +115,10 @@ class PartyRun:
                 line(record)
         saved.give(folder, self.party)
         self._window = StepWindow(self.party, saved.window)
-        self._parts.releases.restore(
-            step,
-            looks=sum("look" in record for record in metrics.records),
-            calibrations=sum("calibration" in record for record in metrics.records),
-        )
-        for crossing in self.setting.split.crossings:
-            if crossing.sender == self.name and crossing.privacy and crossing.privacy.reuse:
-                self._parts.reports.require(crossing, self._parts.releases.examples(step))
+        looks = sum("look" in record for record in metrics.records)
+        calibrations = sum("calibration" in record for record in metrics.records)
+        self._parts.releases.restore(step, looks, calibrations)
+        self._parts.require_reports(looks, calibrations)
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
@@ -338,6 +335,7 @@ class PartyRun:
 
     def _checkpoint(self) -> None:
         metrics_bytes, metrics_digest = self.log.synced()
+        self._parts.releases.sync()
         with uninterrupted():
             Checkpoint(
                 step=self.done,

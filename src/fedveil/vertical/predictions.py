@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array
+from fedveil.base.files import PARTIAL, put_in_place
 from fedveil.base.own_code import called
 from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, RunFolderError
@@ -63,10 +65,10 @@ class PredictionFile:
 
     def write(self, found: Predictions) -> str:
         if self._path.suffix == ARRAYS:
-            with explained(self._path), self._path.open("xb") as file:
+            with unfinished(self._path) as partial, partial.open("xb") as file:
                 np.savez(file, ids=found.ids, outputs=found.outputs)
             return f"{len(found.outputs)} outputs of shape {found.outputs.shape[1:]}"
-        with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
+        with unfinished(self._path) as part, part.open("x", encoding="utf-8", newline="") as table:
             lines = csv.writer(table, lineterminator="\n")
             lines.writerow(("id", *found.columns))
             lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
@@ -83,12 +85,39 @@ def new_file(path: Path, *endings: str) -> Path:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():
         raise RunFolderError(f"{path} already exists; it is not overwritten")
+    if (partial := _partial(path)).exists():
+        raise RunFolderError(
+            f"{partial} has the predictions of a command that was cut off: move or delete it, or "
+            f"name another file"
+        )
     if not path.parent.is_dir():
         raise RunFolderError(f"--out {path}: there is no folder {path.parent}")
     with explained(path):
         path.open("xb").close()
         path.unlink()
     return path
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yield a path for writing predictions. Renames the file to `path` when the block ends.
+
+    After an error or Ctrl-C, the file keeps its name, which ends in `.part`. So predictions that
+    cost privacy are not lost, and do not look complete.
+    """
+    partial = _partial(path)
+    try:
+        with explained(path):
+            yield partial
+            put_in_place(partial, path)
+    except BaseException as error:
+        if partial.exists():
+            error.add_note(f"the predictions so far are in {partial}")
+        raise
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL)
 
 
 def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:

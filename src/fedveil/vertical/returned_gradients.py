@@ -135,7 +135,7 @@ def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
             if len(key) != _KEY_BYTES:
                 raise InvalidValue(f"its key has {len(key)} bytes, {_KEY_BYTES} are needed")
             return key
-    if any(held(folder)):
+    if held(folder):
         raise RunFolderError(f"{path} is missing: the noise of this run is drawn from it")
     key = drawn_key(entropy)
     folder.write_atomically(NOISE_KEY, sealed({"key": key}))

@@ -15,11 +15,10 @@ from fedveil.base.array_types import Array
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import InvalidValue
-from fedveil.record.run_folder import explained
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
-from fedveil.vertical.predictions import TABLE, new_file, told_numbers, told_scores
+from fedveil.vertical.predictions import TABLE, new_file, told_numbers, told_scores, unfinished
 from fedveil.vertical.rows import Positions
 from fedveil.vertical.scoring.scorer import MOST_ROWS, Scorer
 from fedveil.vertical.scoring.sources import Source
@@ -124,7 +123,7 @@ class ScoreFile:
         if decision.note is not None:
             tell(decision.note)
         sent, bad = 0, list[Any]()
-        with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
+        with unfinished(self._path) as part, part.open("x", encoding="utf-8", newline="") as table:
             lines = csv.writer(table, lineterminator="\n")
             for piece, (rows, outputs) in enumerate(pieces(answers)):
                 sent, good = sent + len(rows), usable(outputs)
@@ -134,6 +133,7 @@ class ScoreFile:
                     lines.writerow(("id", *columns))
                 ids = leader.ids[rows[good]].tolist()
                 lines.writerows(zip(ids, *columns.values(), strict=True))
+                table.flush()  # a killed process loses only predictions of this piece
         if bad:
             tell(
                 f"no prediction for {quantity(len(bad), 'row')}, such as {bad[0]!r}: the model's "
