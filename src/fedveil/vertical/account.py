@@ -150,11 +150,6 @@ class Releases:
         self.looks += 1
         self._note()
 
-    def sync(self) -> None:
-        """Wait until the counts so far are on disk. Call it before each checkpoint."""
-        if self._begun is not None:
-            os.fsync(self._begun)
-
     def close(self) -> None:
         if self._begun is not None:
             os.close(self._begun)
