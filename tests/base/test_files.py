@@ -129,19 +129,3 @@ def test_a_record_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         file.room = 8
         append_whole(file, b"ABCDEFGH")
     assert (tmp_path / "file").read_bytes() == b"12345678ABCDEFGH"
-
-
-def test_a_record_is_on_disk_when_it_is_appended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, synced = tmp_path / "file", list[tuple[Path, bytes]]()
-    monkeypatch.setattr(
-        "os.fsync",
-        lambda opened: synced.append(
-            (Path(f"/proc/self/fd/{opened}").resolve(), path.read_bytes())
-        ),
-    )
-    with open_to_append(path) as file:
-        append_whole(file, b"one")
-        append_whole(file, b"three")
-    assert synced == [(path, b"one"), (path, b"onethree")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -69,20 +68,6 @@ def test_counts_that_were_saved_before_a_checkpoint_are_not_begun_anew(tmp_path:
     again = opened(tmp_path, new=True)
     assert again.train.tolist() == first.train.tolist()
     assert again.train.sum() == 9
-
-
-def test_counts_are_on_disk_before_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = opened(tmp_path, new=True)
-    first.begin_step(1, ORDER.of_step(1))
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda of: synced.append(os.fstat(of).st_ino))
-    first.sync()
-    assert synced == [(tmp_path / "begun").stat().st_ino]
-    # A power failure that lost the note of a step does not lose a saved step.
-    first.close()
-    assert opened(tmp_path, 2).train.sum() == 18
 
 
 def test_all_steps_that_were_sent_to_their_end_have_saved_reports(tmp_path: Path) -> None:

@@ -84,13 +84,9 @@ def restored_on_failure(file: IO[bytes]) -> Iterator[None]:
 
 
 def append_whole(file: IO[bytes], data: bytes) -> None:
-    """Append `data` to a file from `open_to_append`, and wait until it is on disk.
-
-    After an OSError, the file is unchanged.
-    """
+    """Append `data` to a file from `open_to_append`. After an OSError, the file is unchanged."""
     with restored_on_failure(file):
         write_all(file, data)
-        os.fsync(file.fileno())
 
 
 def open_in_place(path: Path, flags: int) -> int:

@@ -87,8 +87,8 @@ class Releases:
             return
         base, begun_step, begun_looks = self._read()
         self._finished = max(step, begun_step - 1)
-        self.train += self._sent(base, max(step, begun_step))
-        self.looks = max(looks, begun_looks)
+        self.train += self._sent(base, max(begun_step, step))
+        self.looks = max(begun_looks, looks)
 
     @property
     def examples(self) -> int:
@@ -147,11 +147,6 @@ class Releases:
         """Count the held-out examples as sent. Call it before they are sent."""
         self.looks += 1
         self._note()
-
-    def sync(self) -> None:
-        """Wait until the counts so far are on disk. Call it before each checkpoint."""
-        if self._begun is not None:
-            os.fsync(self._begun)
 
     def close(self) -> None:
         if self._begun is not None:

@@ -341,7 +341,6 @@ class PartyRun:
 
     def _checkpoint(self) -> None:
         metrics_bytes, metrics_digest = self.log.synced()
-        self._parts.releases.sync()
         with uninterrupted():
             Checkpoint(
                 step=self.done,
