@@ -290,6 +290,7 @@ def test_a_run_tells_its_progress_when_it_begins_and_when_it_is_resumed(
     monkeypatch.setattr(entry, "simulate", lambda *given, progress: told.append((given, progress)))
     monkeypatch.setattr(entry, "resume", lambda *given, progress: told.append((given, progress)))
     monkeypatch.setattr(several_runs, "read_run", lambda folder: folder)
+    monkeypatch.setattr(several_runs, "has_finished", lambda folder: (folder / MODEL).is_file())
     assert ended_run(job, tmp_path, progress) == tmp_path
     (tmp_path / JOB).touch()
     assert ended_run(job, tmp_path, progress) == tmp_path
