@@ -192,7 +192,7 @@ def test_what_a_limit_refuses_is_said_and_counted(tmp_path: Path) -> None:
     with ExitStack() as stack:
         source = together(trained(tmp_path, eps=0.5, limit=13.0), stack)
         bank, ids = source._all["bank"], source.leader.ids[source.common].tolist()
-        for _ in range(9):
+        while bank.scored.allowed(bank._used[[3]]).all():
             bank.scored.charge(bank._used[[3]])
         with Served(source) as served:
             status, one = served.ask("/predict?again=1", {"id": ids[3]})

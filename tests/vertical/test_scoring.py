@@ -686,6 +686,7 @@ def test_each_row_is_charged_for_its_own_times_and_its_own_label(tmp_path: Path)
     scored = ScoredExamples(folder, folder, split, "bank", SimpleNamespace(allows=allows))  # type: ignore[arg-type]
     scored.load(np.array(["t2", "u1", "new", "u2", "u7", "u3", "t4"]))
     scored.charge(np.array([4, 0]))
+    asked.clear()
     allowed = [scored.allowed(np.array([row])).tolist() for row in range(7)]
     assert asked == [
         (9, False, 2), (6, True, 1), (0, False, 1), (7, True, 1), (4, True, 2), (5, True, 1),
