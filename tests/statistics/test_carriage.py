@@ -122,6 +122,10 @@ def test_answers_are_saved_before_an_interrupt_counts(
         write(self, name, data)
 
     monkeypatch.setattr(RunFolder, "write_atomically", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        answer_folder.keep(answers, RunFolder(tmp_path, None))  # type: ignore[arg-type]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # may have been ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            answer_folder.keep(answers, RunFolder(tmp_path, None))  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert answer_folder.saved(tmp_path) == answers.data()
