@@ -15,9 +15,7 @@ import typer
 from fedveil.base import plain_text
 from fedveil.record.recorder import strict
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="At the end, print the result as JSON on standard output.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="At the end, print the result as JSON.")]
 
 
 @contextmanager

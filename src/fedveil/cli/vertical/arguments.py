@@ -78,16 +78,12 @@ Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder with this party's certificate.pem, key.pem and authority.pem, such as "
-        "CERTS/PARTY of `fedveil vertical certificates CERTS --party PARTY`. Certificates of your "
-        "own certificate authority also work.",
+        help="The folder with this party's certificate.pem, key.pem and authority.pem, from "
+        "`fedveil vertical certificates` or from your own certificate authority.",
     ),
 ]
 Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure", help="Use no TLS. Any address except a loopback address needs --tls."
-    ),
+    bool, typer.Option("--insecure", help="Use no TLS. Only for loopback addresses.")
 ]
 Patience = Annotated[
     float,
