@@ -283,6 +283,18 @@ def test_a_restored_account_goes_on(place: Place) -> None:
     assert running.spent().releases == running.windows("ever")[""].releases == 4
 
 
+def test_a_copy_in_the_place_of_an_account_is_counted_once(place: Place) -> None:
+    """No call sees the account without its file, so none has failed."""
+    charged(place, 3)
+    running = place.open()
+    copy = place.file().with_suffix(".copy")
+    copy.write_bytes(place.file().read_bytes())
+    copy.replace(place.file())
+    running.charge(release(), limit=FREE)
+    assert running.spent(delta=DELTA) == place.open().spent(delta=DELTA)
+    assert running.spent().releases == running.windows("ever")[""].releases == 4
+
+
 def test_a_count_after_an_unfinished_one_is_counted(place: Place) -> None:
     charged(place, 2)
     with place.counter.open("ab") as counter:
