@@ -198,14 +198,12 @@ class PartyRun:
     def evaluate(self) -> Exchange[dict[str, Any]]:
         """Evaluate the held-out examples. Returns the metrics at the leader, {} at a follower."""
         measured = Measured(self.setting.task)
-        looking = self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
-        yield from looking
+        yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()
 
     def predict(self) -> Exchange[npt.NDArray[Any] | None]:
         found: list[npt.NDArray[Any]] = []
-        looking = self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
-        yield from looking
+        yield from self._look(lambda outputs, batch: found.append(outputs.float().numpy()))
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
@@ -274,6 +272,8 @@ class PartyRun:
         the step or the evaluation that would send them.
         """
         parts, ids = self._parts, self._parts.rows[subset].ids
+        if self.setting.job.privacy.max_epsilon is None:
+            return  # without reading in every step what was scored
         own = ids[positions] if len(ids) else ids
         scored = bundle.most_scored(self.setting.folder.path / bundle.BUNDLE, own)
         parts.limit.check(what, times, labelled=subset == "train", scored=scored)
