@@ -286,10 +286,10 @@ def test_a_leader_that_is_not_the_one_of_the_job(meet: Any) -> None:
 def test_another_version_of_the_protocol(meet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = meet()
     monkeypatch.setattr(
-        Greeting, "to_bytes", lambda self, kind: encode({"kind": kind, "protocol": 2, "new": True})
+        Greeting, "to_bytes", lambda self, kind: encode({"kind": kind, "protocol": 3, "new": True})
     )
     reason = (
-        "bank speaks version 2 of the protocol between parties, lead speaks version 1: both need "
+        "bank speaks version 3 of the protocol between parties, lead speaks version 2: both need "
         "the same version of fedveil"
     )
     assert refused(meeting.dial()) == f"lead refuses: {reason}"
@@ -303,7 +303,7 @@ def test_another_version_of_the_protocol(meet: Any, monkeypatch: pytest.MonkeyPa
         ({"session": b""}, "its session has 0 bytes"),
         ({"session": bytes(17)}, "its session has 17 bytes"),
         ({"protocol": 0}, "bank speaks version 0 of the protocol"),
-        ({"protocol": 2}, "bank speaks version 2 of the protocol"),
+        ({"protocol": 1}, "bank speaks version 1 of the protocol"),
         ({"arrived": "1"}, "arrived"),
     ],
 )

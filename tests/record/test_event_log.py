@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedveil.record import event_log
-from fedveil.record.event_log import CHAIN, DIGEST_LETTERS, EventLog, anchor, anchors, faults
+from fedveil.record.event_log import CHAIN, DIGEST_LETTERS, EventLog, anchor, anchors, faults, seal
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import EVENTS, RunFolder
 
@@ -76,7 +76,7 @@ def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
     log.close()
     (tmp_path / "other").mkdir()
     other = written(tmp_path / "other", f"2026-01-02T03:04:05 {anchor('bank', head)}")
-    assert list(anchors(other)) == [("bank", *head)]
+    assert list(anchors(other)) == [("bank", head)]
     said = [head]
     assert faults(path, said) == []
     begun = [LINES[0], "step 8", *LINES[2:]]
@@ -91,16 +91,31 @@ def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
         assert "another party saw other lines" in faults(path, said)[0]
 
 
-@pytest.mark.parametrize("count", [1, 999, 1000, 1234567])
-def test_a_record_of_another_log_is_read_back_however_long_that_log_is(
-    tmp_path: Path, count: int
+@pytest.mark.parametrize("earlier", ["", "has 1 line and ", "has 1,234,567 lines and "])
+def test_records_of_other_logs_are_read_back_also_from_an_earlier_version(
+    tmp_path: Path, earlier: str
 ) -> None:
-    """The record prints its number of lines for people: "1 line", "1,000 lines"."""
-    head = count, "ab" * (DIGEST_LETTERS // 2)
+    first, second = "c" * DIGEST_LETTERS, "ab" * (DIGEST_LETTERS // 2)
     other = written(
-        tmp_path, f"0 {anchor('bank', (7, 'c' * DIGEST_LETTERS))}", f"0 {anchor('lead', head)}"
+        tmp_path, f"0 {anchor('bank', first)}", f"0 the log of lead {earlier}ends in {second}"
     )
-    assert list(anchors(other)) == [("bank", 7, "c" * DIGEST_LETTERS), ("lead", *head)]
+    assert list(anchors(other)) == [("bank", first), ("lead", second)]
+
+
+def test_nobody_can_confirm_a_guess_of_sealed_lines(tmp_path: Path) -> None:
+    """Two logs with the same lines have one digest, until each is sealed with a line of its own."""
+    heads = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        log = EventLog(written(tmp_path / name))
+        heads.append([log.head])
+        log.append(seal())
+        heads[-1].append(log.head)
+        log.close()
+    (same, sealed), (also_same, otherwise) = heads
+    assert same == also_same
+    assert sealed != otherwise
+    assert len(seal().split()[-1]) == 2 * 16, "nobody can try all random lines"
 
 
 def test_a_killed_process_leaves_a_log_that_is_still_whole(tmp_path: Path) -> None:
@@ -129,7 +144,7 @@ def test_the_recorder_chains_its_events(tmp_path: Path) -> None:
     recorder = Recorder(RunFolder.create(tmp_path / "run"))
     recorder.event("one\ntwo")
     recorder.event("three")
-    assert recorder.log_head[0] == 2
+    assert len((tmp_path / "run" / CHAIN).read_text().splitlines()) == 2
     recorder.close()
     assert faults(tmp_path / "run" / EVENTS) == []
     assert event_log.CHAIN in {path.name for path in (tmp_path / "run").iterdir()}
@@ -159,12 +174,12 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part(
 ) -> None:
     path = written(tmp_path)
     log = EventLog(path)
-    file = getattr(log, which)
+    head, file = log.head, getattr(log, which)
     setattr(log, which, Full(file, left))
     with pytest.raises(OSError, match="No space"):
         log.append("does not fit")
     setattr(log, which, file)
-    assert log.head[0] == len(LINES)
+    assert log.head == head
     log.append("fits")
     log.close()
     assert path.read_text("utf-8").splitlines() == [*LINES, "fits"]

@@ -73,7 +73,7 @@ def scorer() -> Any:
             handshake.follow(OWN, "lead"), {"kind": "begin", "purpose": "train", "align_by": HUGE}
         ),
         lambda: applying(json.dumps({"epochs": 2, HUGE: 1})),
-        lambda: machine._checked("bank", {"kind": HUGE, "lines": 0, "head": ""}, {"kind": "done"}),
+        lambda: machine._checked("bank", {"kind": HUGE, "head": ""}, {"kind": "done"}),
         lambda: told(bundle_agreement._due(SimpleNamespace(stopped=None), "bank", "contents"),
                      {"kind": HUGE}),
         lambda: told(

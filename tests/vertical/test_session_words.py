@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import sys
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -52,18 +54,18 @@ from vertical_parts import Bottoms
 
 HEAD = "0a" * 32
 DUE: Message = {"kind": "done", "step": 3}
-SAID: Message = {**DUE, "lines": 5, "head": HEAD}
+SAID: Message = {**DUE, "head": HEAD}
 
 
 def test_the_head_of_the_others_log_is_taken() -> None:
-    assert _checked("bank", SAID, DUE) == (5, HEAD)
+    assert _checked("bank", SAID, DUE) == HEAD
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"step": 4}, {"kind": "farewell"}, {"more": 1}, {"lines": -1}, {"lines": (1 << 40) + 1},
-        {"lines": "5"}, {"head": HEAD[:-1]}, {"head": HEAD.upper()}, {"head": f"{HEAD[:-1]}\n"},
+        {"step": 4}, {"kind": "farewell"}, {"more": 1}, {"lines": 5},
+        {"head": 5}, {"head": HEAD[:-1]}, {"head": HEAD.upper()}, {"head": f"{HEAD[:-1]}\n"},
         {"head": b"a" * 64}, {"step": np.array([3, 3])}, {"kind": np.arange(2)},
     ],
 )  # fmt: skip
@@ -611,14 +613,23 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
 
 
 def test_each_log_states_the_end_of_the_others_logs() -> None:
-    heads = {"lead": (9, "0a" * 32), "bank": (5, "1b" * 32), "shop": (6, "2c" * 32)}
-    events: dict[str, list[str]] = {name: [] for name in heads}
+    parties = ("lead", "bank", "shop")
+    events: dict[str, list[str]] = {name: [] for name in parties}
     sent: list[tuple[str, str]] = []
 
+    class Log:
+        """A log whose head is the digest of its events so far."""
+
+        def __init__(self, party: str) -> None:
+            self.event, self._events = events[party].append, events[party]
+
+        @property
+        def head(self) -> str:
+            return hashlib.sha256(repr(self._events).encode()).hexdigest()
+
     def side(party: str) -> Exchange[None]:
-        log = SimpleNamespace(head=heads[party], event=events[party].append)
         machine: Any = SimpleNamespace(party=party, task=SimpleNamespace(leader="lead"))
-        run: Any = SimpleNamespace(done=7, stopped=None, log=log)
+        run: Any = SimpleNamespace(done=7, stopped=None, log=Log(party))
         others: Any = dict.fromkeys(("bank", "shop") if party == "lead" else ("lead",))
         ending, answer = Machine._farewell(machine, run, others), None
         while True:
@@ -630,7 +641,11 @@ def test_each_log_states_the_end_of_the_others_logs() -> None:
                 sent.append((party, request.peer))
             answer = yield request
 
-    drive_together({name: side(name) for name in heads}, encoded=True)
+    drive_together({name: side(name) for name in parties}, encoded=True)
+    seals = {name: events[name].pop(0) for name in parties}
+    assert len(set(seals.values())) == len(parties), "each log is sealed with a line of its own"
+    assert all(re.fullmatch("sealed with [0-9a-f]{32}", each) for each in seals.values())
+    heads = {name: hashlib.sha256(repr([seals[name]]).encode()).hexdigest() for name in parties}
     assert events == {
         "lead": [anchor("bank", heads["bank"]), anchor("shop", heads["shop"])],
         "bank": [anchor("lead", heads["lead"])],

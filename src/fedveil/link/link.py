@@ -27,7 +27,7 @@ from fedveil.errors import FedveilError, LinkLost, MessageInvalid, PeerRefused, 
 from fedveil.link.deadline import NO_DEADLINE, Deadline
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
-PROTOCOL = 1
+PROTOCOL = 2
 SESSION_BYTES = 16
 #: Bytes that may have arrived and be unread before a link stops reading its stream.
 INBOX_BYTES = 256 << 20

@@ -4,8 +4,11 @@
     events.chain   for each of these lines, SHA-256 of the chain's previous line and this line
 
 A user who may write the folder can compute a new chain for an edited log. So at the end of a
-session, each party writes the state of the other parties' chains into its own log (`anchor`). If a
-party then edits its log, the log contradicts what the other parties have written.
+session, each party sends its chain's last digest to the others, who write it into their own logs
+(`anchor`). If a party then edits its log, the log contradicts what the other parties have written.
+
+A digest of lines that someone can guess confirms the guess. So a log gets a random line (`seal`)
+before its digest is sent.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from typing import IO
 from fedveil.base.files import open_to_append, restored_on_failure, write_all
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
+from fedveil.entropy import Secure
 
 CHAIN = "events.chain"
 DIGEST_LETTERS = 64
+SEAL_BYTES = 16
 _START = "0" * DIGEST_LETTERS
-_ANCHOR = re.compile(r" the log of (\S+) has ([0-9,]+) lines? and ends in ([0-9a-f]{64})$")
+_ANCHOR = re.compile(r" the log of (\S+) (?:has [0-9,]+ lines? and )?ends in ([0-9a-f]{64})$")
 
 
 class EventLog:
@@ -36,7 +41,6 @@ class EventLog:
         self._chain.truncate(len(whole))
         if not ends_whole(path, MOST_LINES_BYTES):
             write_all(self._log, b"\n")
-        self._count = len(digests)
         self._head = digests[-1].decode("ascii", "replace") if digests else _START
         # A log without a chain is of an earlier version. A killed process may lack the last digest.
         if not digests or len(lines) == len(digests) + 1:
@@ -44,8 +48,9 @@ class EventLog:
                 self._link(line)
 
     @property
-    def head(self) -> tuple[int, str]:
-        return self._count, self._head
+    def head(self) -> str:
+        """The chain's last digest, which depends on all lines."""
+        return self._head
 
     def append(self, line: str) -> None:
         """Append `line` and its digest. If the disk is too full for both, append neither."""
@@ -61,32 +66,30 @@ class EventLog:
     def _link(self, line: bytes) -> None:
         head = _linked(self._head, line)
         write_all(self._chain, head.encode() + b"\n")
-        self._head, self._count = head, self._count + 1
+        self._head = head
 
 
-def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return a line with the state of `party`'s chain, for the log of another party.
-
-    `head` is this state: the number of lines in the log of `party`, and the chain's last digest.
-    """
-    return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
+def seal() -> str:
+    """Return a random line. After it, a log's digest tells nothing about the lines before it."""
+    return f"sealed with {Secure().token(SEAL_BYTES).hex()}"
 
 
-def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the states of other parties' chains that the event log `path` records (`anchor`).
+def anchor(party: str, head: str) -> str:
+    """Return a line for another party's log, with `head`, the last digest of `party`'s chain."""
+    return f"the log of {party} ends in {head}"
 
-    A state is (party, number of lines in its log, last digest of its chain).
-    """
+
+def anchors(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each (party, last digest of its chain) that the event log `path` records (`anchor`)."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
-            yield found[1], int(found[2].replace(",", "")), found[3]
+            yield found[1], found[2]
 
 
-def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
+def faults(path: Path, said: Sequence[str] = ()) -> list[str]:
     """Return sentences about lines of the event log `path` that were changed, removed or added.
 
-    `said` has earlier states of this log that other parties have recorded. A state is (number of
-    lines, last digest of the chain).
+    `said` has earlier last digests of its chain, as other parties have recorded them.
     """
     lines, saved = _lines(path), _whole_digests(_of(path)).splitlines()
     digests = [one.decode("ascii", "replace") for one in saved]
@@ -103,11 +106,11 @@ def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
         found.append(f"{path}: {quantity(gone, 'line')} {are} missing at its end")
     elif len(lines) > len(digests):
         found.append(f"{path}, line {len(digests) + 1}: it is not in {_of(path).name}")
-    for count, digest in said:
-        if count >= len(heads) or heads[count] != digest:
-            found.append(
-                f"{path}: another party saw other lines: it had {count} then, ending in {digest}"
-            )
+    found += [
+        f"{path}: another party saw other lines: they ended in {digest}"
+        for digest in said
+        if digest not in heads
+    ]
     return found
 
 

@@ -107,7 +107,7 @@ class Recorder:
             self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
 
     @property
-    def log_head(self) -> tuple[int, str]:
+    def log_head(self) -> str:
         return self._events.head
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ class PartyLog:
         self._opened.event(text)
 
     @property
-    def head(self) -> tuple[int, str]:
-        """The number of events in the log, and the last event's hash, which covers all events."""
+    def head(self) -> str:
+        """The last digest of the log's chain, which depends on all lines."""
         return self._opened.log_head
 
     def say(self, sentence: str) -> None:

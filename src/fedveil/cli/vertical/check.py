@@ -34,14 +34,14 @@ def check(
     bundles = sorted(file.parent for file in run.rglob(CONTENTS))
     if not logs and not bundles:
         raise RunFolderError(f"{run} has no {EVENTS} and no model bundle to check")
-    said: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    said: dict[str, list[str]] = defaultdict(list)
     for other in {*logs, *(against or [])}:
-        for party, count, digest in anchors(other):
-            said[party].append((count, digest))
+        for party, digest in anchors(other):
+            said[party].append(digest)
     found = []
     owners = {log.resolve().parent.name for log in logs}
     for other in against or ():
-        told_of = {party for party, _, _ in anchors(other)}
+        told_of = {party for party, _ in anchors(other)}
         if not told_of & owners:
             found.append(
                 f"{other} has records of the logs of {', '.join(sorted(told_of)) or 'nobody'}, and "

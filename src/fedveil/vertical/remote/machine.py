@@ -24,7 +24,7 @@ from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive
 from fedveil.link.tls import Credentials, named_in
 from fedveil.privacy.ledger import Line
-from fedveil.record.event_log import anchor
+from fedveil.record.event_log import anchor, seal
 from fedveil.record.lifecycle import introduce
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.saved_job import reopen
@@ -61,7 +61,6 @@ GUESSES = "guesses"
 #: The default of `alignment.most_ids` is this multiple of the number of own ids.
 _MULTIPLE = 4
 FINISHED = "finished"
-_MOST_LOG_LINES = 1 << 40
 
 #: The exchange that every party runs, by the purpose of a session. Every task has these purposes.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
@@ -318,12 +317,12 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. Log the last hash of each peer's log.
+        """Wait until all parties have written their files. Log the last digest of each peer's log.
 
         A party that restarts before it has written its files still needs this party.
         """
-        count, head = run.log.head
-        log: dict[str, Value] = {"lines": count, "head": head}
+        run.log.event(seal())
+        log: dict[str, Value] = {"head": run.log.head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
         if self.party == self.task.leader:
             heads = {}
@@ -354,24 +353,24 @@ def _kept_seed(path: Path) -> int | None:
     return int.from_bytes(raw, "little")
 
 
-def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the line count and the last hash of a peer's log, from its `message`.
+def _checked(peer: str, message: Message, due: Message) -> str:
+    """Return the last digest of a peer's log, from its `message`.
 
-    Raises ExchangeError if the count or the hash is invalid, or if the message's other fields are
-    not equal to those of `due`.
+    Raises ExchangeError if it is no digest, or if the message's other fields are not equal to those
+    of `due`.
     """
     try:
-        only_fields(message, *due, "lines", "head")
+        only_fields(message, *due, "head")
         if any(type(message[n]) is not type(v) or message[n] != v for n, v in due.items()):
             raise MessageInvalid(f"it sent {quoted(message['kind'])}")
-        lines, head = take(message, "lines", int), take(message, "head", str)
-        if not 0 <= lines <= _MOST_LOG_LINES or not re.fullmatch("[0-9a-f]{64}", head):
-            raise MessageInvalid("it states no head of a log")
+        head = take(message, "head", str)
+        if not re.fullmatch("[0-9a-f]{64}", head):
+            raise MessageInvalid("it states no digest of a log")
     except MessageInvalid as error:
         raise ExchangeError(
             f"{peer} sent {quoted(message.get('kind'))} where {due['kind']!r} was due: {error}"
         ) from None
-    return lines, head
+    return head
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
