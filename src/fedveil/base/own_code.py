@@ -72,7 +72,10 @@ def load(
 
 
 def called(function: Callable[..., T], **offered: object) -> T:
-    """Call `function` with those `offered` arguments that it accepts, and return its result."""
+    """Call `function` with those `offered` arguments that its signature names. Returns the result.
+
+    A parameter such as `**more` receives none of the others.
+    """
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in offered.items() if key in wanted})
 
@@ -108,7 +111,8 @@ def unpack(data: bytes) -> None:
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
     """Convert an exception of the user's code in a `with` block into `error`.
 
-    The message names `key` and `what`, the code that failed. fedveil's own errors pass unchanged.
+    The message begins with `key`, the job's line that names the code (such as `model = 'm:f'`), and
+    says that `what` raised the exception. fedveil's own errors pass unchanged.
     """
     try:
         yield
@@ -121,16 +125,20 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
 
 
 def interrupts(error: BaseException) -> bool:
-    """Return True if `error` ends the program, and is no error of a user's code.
+    """Return True for a KeyboardInterrupt or a GeneratorExit, which must be raised again.
 
-    A user's code may call `sys.exit`, and a panic of a library written in Rust is no `Exception`.
+    Any other exception may be an error of a user's code, even if it is no `Exception`: the
+    SystemExit of a call of `sys.exit`, or a panic of a library written in Rust.
     """
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 @contextmanager
 def as_exceptions() -> Iterator[None]:
-    """Convert an error that is no `Exception` into a RuntimeError, unless it `interrupts`."""
+    """Convert an error in a `with` block that is no `Exception` into a RuntimeError.
+
+    A KeyboardInterrupt and a GeneratorExit pass unchanged.
+    """
     try:
         yield
     except Exception:

@@ -96,7 +96,11 @@ def ask(
 
 
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
-    """Write a Flower app that asks a question file. Prints and returns its files and next step."""
+    """Write a Flower app to `directory`, which asks clients the questions in the file `question`.
+
+    `overrides` replace keys of this file, as KEY=VALUE. Prints the app's files and the command that
+    runs it, and returns them for `--json`.
+    """
     from fedveil.statistics.flower_app import deployable, write_app
     from fedveil.statistics.question import QuestionFile
 

@@ -69,10 +69,11 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class Attack:
-    """A kind of attack: `name`, `help`, and its module `home` under `attacks/`.
+    """A command of `fedveil attack`: its `name`, its `help` text, and what it runs.
 
-    The module has a function `attack(target, effort, watch)`. `trains` is True if the attack needs
-    a trained model. The command then trains one, unless it is given a finished run.
+    `home` is a module in `fedveil.attacks`. Its function `attack(target, effort, watch)` attacks
+    `target`, a job or a finished run, and reports progress and pictures to `watch`. `trains` is
+    True if the attack needs a trained model. A model is then trained, unless `target` is a run.
     """
 
     name: str

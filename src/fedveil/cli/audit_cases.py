@@ -1,4 +1,7 @@
-"""Collects the audit cases of all mechanisms that protections and split models use."""
+"""The cases that `fedveil audit` tests: a mechanism, two of its inputs, and its privacy claim.
+
+They cover all protections, and the mechanisms that split learning uses.
+"""
 
 from __future__ import annotations
 

@@ -127,9 +127,9 @@ def _ended(app: typer.Typer) -> int:
 def _interrupted(end: KeyboardInterrupt) -> int:
     """Print that the command was interrupted and how to resume it. Returns the exit code.
 
-    Ctrl-C may have interrupted code in `exec`, such as the creation of a dataclass. CPython would
-    then exit by the signal later, although the exception was caught. The call of `exec` in this
-    function prevents this.
+    If Ctrl-C interrupts code that runs in `exec`, CPython sets a flag: at exit, it ends the process
+    by the signal, although the exception was caught. (Creating a dataclass, for example, uses
+    `exec`.) This function calls `exec` once more, which resets the flag.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102

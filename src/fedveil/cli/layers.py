@@ -52,7 +52,10 @@ def show_layers(found: Sequence[LayerTraining], *, stderr: bool = False) -> None
 
 
 def _folded(found: Sequence[LayerTraining]) -> list[LayerTraining]:
-    """Merge lines that differ only in a number in the layer's name, as those of equal blocks do."""
+    """Merge the entries of layers that differ only in numbers in their names.
+
+    For example, `blocks.0.norm` and `blocks.1.norm` become one entry, `blocks.*.norm (2x)`.
+    """
     alike: dict[LayerTraining, list[LayerTraining]] = {}
     for line in found:
         alike.setdefault(replace(line, layer=_NUMBER.sub("*", line.layer)), []).append(line)

@@ -64,7 +64,10 @@ class _Chain:
         self.value = operation.y
 
     def end(self, scores_of: Sequence[str]) -> None:
-        """Raise `NotServedError` if the scores (the last output) have no form in `scores_of`."""
+        """Raise `NotServedError` unless the form of the last layer's output is in `scores_of`.
+
+        `scores_of` has the forms that the loss supports, such as `ROW`.
+        """
         asked = " or ".join(scores_of)
         fits = self.value.form in scores_of
         need(fits, f"the scores have the form {self.value.form}, the loss needs {asked}")
@@ -93,10 +96,11 @@ def refusals(
 ) -> list[Sequence[str] | None]:
     """Return, for each part of a model, the reasons why native code cannot train it.
 
-    A part has no reasons if native code could train it, and None if this is unknown. `shapes` maps
-    a part's module to the shape of its input, for one example. Three kinds of parts need their
-    shape: the first part, a part outside a chain, and a part after one that native code cannot
-    train. `scores_of` is as in `follow`.
+    A part is a layer, or a module whose own forward pass calls the layers inside it. Its list of
+    reasons is empty if native code could train it. The list is replaced by None if this is unknown,
+    because the shape of the part's input is unknown. `shapes` maps a part's module to this shape,
+    for one example. It is not needed for a part whose input shape follows from the part before it.
+    `scores_of` has the forms that the loss supports for the model's scores, such as `ROW`.
     """
     found, chain = list[Sequence[str] | None](), None
     for number, part in enumerate(parts):
@@ -118,9 +122,12 @@ def refusals(
 
 
 def _begun(shape: Sequence[int], *, first: bool, alone: bool) -> _Chain:
-    """Return a chain without layers, for inputs of this shape.
+    """Return a chain without layers. The input of its first layer will have the shape `shape`.
 
-    `first` is True for a model's first layer, and `alone` for a layer outside the model's chain.
+    `first` is True if this layer is the first of the model. `alone` is True if a module's own
+    forward pass calls the layer, so that the layers before it are unknown. If both are False, the
+    chain refuses `nn.Embedding`, which native code supports only as a model's first layer. Raises
+    `NotServedError` if native code does not support the shape.
     """
     if not first:
         need(len(shape) in (1, 2, 3), "its input is neither a row nor tokens nor an image")

@@ -65,13 +65,16 @@ def _apart(length: int) -> int:
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each operation if this client's SGD steps are deferred (stored and added later).
+    """Decide for each operation if a client's SGD steps are deferred: stored now, added at the end.
 
-    `ops` is the operation table, with a row for each operation. Steps are deferred if `hold` is
-    True and the operation's reserved memory has a row for each of the `examples` examples of all
-    epochs. Column HELD, the number of stored rows, is then set to 0, otherwise to -1. A weight with
-    deferred steps is read from the copy that all threads share. This copy begins `shared` floats
-    after the client's own copy.
+    The steps of an operation are deferred if `hold` is True and its reserved memory has at least
+    `examples` rows. `examples` is the number of training examples in all epochs together. The
+    function writes the decision to the operation table `ops`: column HELD, the number of stored
+    rows, becomes 0 if steps are deferred, otherwise -1.
+
+    Training does not change a weight with deferred steps. So the weight is read from a copy of the
+    round's initial weights, which all threads share. `shared` is the distance in floats from the
+    client's own copy of the weights to this copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]

@@ -132,7 +132,11 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Its weight is stored transposed if this makes the rows in memory longer."""
+    """A dense layer, for one row of inputs per example or per token.
+
+    The weight of a layer for tokens is stored transposed if this makes the rows in memory longer,
+    and if their length is then a multiple of 8.
+    """
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -53,9 +53,11 @@ def filled(length: int) -> int:
 
 @dataclass(eq=False)
 class Value:
-    """The layout of a layer's input or output in the float memory, as positions and strides.
+    """The layout of a layer's input or output in the float memory, for a batch of examples.
 
-    `place` is the position of the first value, and `gradient` that of its gradient (-1: none).
+    `shape` is the shape of an example: channels, rows and columns. `place` is the position of the
+    batch's first value. `gradient` is the position of this value's gradient, or -1 if the memory
+    has no gradients of these values.
     """
 
     shape: Shape
@@ -147,7 +149,11 @@ class Operation:
 
     @property
     def row(self) -> int:
-        """Return the padded length, in floats, of the weight's rows, or 0 for a single row."""
+        """Return the distance in floats between the rows of the weight in memory.
+
+        The distance is the length of a row with its padding. It is 0 if the weight is stored as one
+        vector, or if there is no weight.
+        """
         return 0
 
     def weights(self) -> list[Laid]:

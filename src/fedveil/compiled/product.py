@@ -113,13 +113,16 @@ def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
     places: Int32s, p0: int, values: Float32s, g0: int, count: int, back: int
 ) -> None:  # fmt: skip
-    """Compute a convolution's backward pass for one filter and its maximal outputs (winners).
+    """Compute one filter's part of the backward pass of a convolution with max-pooling.
 
-    If `back` is 0, the function adds gradient * window to the filter for each winner. If `back` is
-    1, it adds gradient * filter to each winner's window. The filter has `rows` rows of `columns`
-    entries, a multiple of 8. It begins at f[f0], with rows `fr` apart. There are `count` winners.
-    Winner i has the gradient values[g0 + i]. Its window, the inputs from which the output was
-    computed, begins at x[x0 + places[p0 + i]], with rows `xr` apart.
+    Only outputs that are the maximum of a pool have a gradient. There are `count` such outputs
+    (winners), and winner i has the gradient values[g0 + i]. Its window, the part of the input from
+    which it was computed, begins at x[x0 + places[p0 + i]], with rows `xr` apart.
+
+    If `back` is 0, x is the input and f receives the filter's gradient: the function adds
+    gradient * window to f for each winner. If `back` is 1, f is the filter and x receives the
+    input's gradient: the function adds gradient * filter to each winner's window. The filter has
+    `rows` rows of `columns` entries, a multiple of 8. It begins at f[f0], with rows `fr` apart.
     """
     if count == 0:
         return

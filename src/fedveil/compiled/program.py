@@ -62,8 +62,9 @@ class Model:
         """Lay out the weights of `layers` in the float memory, for examples of shape `shape`.
 
         The model's vector has all parameters, one after another. `flat` maps the Python `id` of
-        each parameter to the position of its first entry in this vector. `scores_of` is as in
-        `chain.follow`.
+        each parameter to the position of its first entry in this vector. `scores_of` has the
+        forms that the model's scores may have: `ROW` if an example has one row of scores,
+        `TOKENS` if each of its tokens has a row.
         """
         self._operations, *self._ends = follow(layers, shape, scores_of)
         self._lock = threading.Lock()

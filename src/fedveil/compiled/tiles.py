@@ -22,8 +22,9 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     """Return a function that computes a block of C = D + A B, of up to `rows` rows.
 
     The block has `vectors` times `lanes` columns, where `lanes` is the number of floats in a
-    vector. Each entry of A B is a sum over outer terms, and for each of them over inner terms. The
-    function has these arguments, in this order:
+    vector. Each entry of A B is a double sum of products: each of its outer terms is a sum of inner
+    terms. The outer and the inner stride are the distances between the factors of two successive
+    terms. The function has these arguments, in this order:
 
         C                                array, position of its first entry, row stride
         D                                array, position, row stride (negative: there is no D)
@@ -138,26 +139,30 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
 
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """Return a function for a convolution's backward pass, for a list of maximal outputs (winners).
+    """Return a function for the backward pass of one filter of a convolution with max-pooling.
 
-    Winner i has two numbers: values[i], the gradient of its output, and places[i], the position at
-    which the window of its inputs begins in the array `map`. A window and the filter have the same
-    shape: up to `rows` rows of `vectors` vectors, each of `lanes` floats. If the argument `back` is
-    0, the function adds gradient * window to the filter for each winner. Otherwise it adds gradient
-    * filter to each winner's window.
+    Only outputs that are the maximum of a pool (winners) have a gradient. Winner i has the gradient
+    values[i]. Its window, the part of the input from which it was computed, begins at the position
+    places[i]. A window and the filter have the same shape: up to `rows` rows of `vectors` vectors,
+    each of `lanes` floats.
+
+    If the argument `back` is 0, `map` has the input and `filter` receives the filter's gradient:
+    the function adds gradient * window to `filter` for each winner. Otherwise `filter` has the
+    filter and `map` receives the input's gradient: the function adds gradient * filter to each
+    winner's window.
 
     The function has these arguments, in this order:
 
         map                              array
         filter                           array, position of its first entry, row stride
-        places                           array, position of the first winner's place
-        values                           array, position of the first winner's value
+        places                           array, position of the first winner's entry
+        values                           array, position of the first winner's entry
         number of winners
         row stride of the map
         number of rows of the filter
-        first column                     a number that is added to every place
+        offset                           a number that is added to every entry of places
         back                             0 or 1
-        distance to prefetch             entries between the filter and the memory to prefetch
+        prefetched memory                its distance from the filter, in entries (back = 0)
     """
 
     @vector_code(lanes)
@@ -208,16 +213,16 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 def largest_tile(lanes: int) -> Any:
     """Return a function that finds the largest value of a window, for `lanes` channels at once.
 
-    The function also writes the place of this value. The place is a number, first + r * row step +
-    c * column step, for a value in row r and column c of the window. First and the two steps are
-    arguments. Among equal values the first one counts as the largest, and NaN counts as larger than
-    all numbers, as in torch. The function has these arguments, in this order:
+    The function writes this value and its index: the number `first` + r * `row step` + c * `column
+    step` for a value in row r and column c of the window. Among equal values the first one counts
+    as the largest, and NaN counts as larger than all numbers, as in torch. The function has these
+    arguments, in this order:
 
         values                           array, position of the window, row stride, column stride
         size of the window               rows, columns
-        numbering of places              first, row step, column step
+        numbers for the index            first, row step, column step
         largest values                   position to which they are written
-        places                           array, position to which they are written
+        indices                          array, position to which they are written
     """
 
     @vector_code(lanes)

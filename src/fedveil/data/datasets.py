@@ -147,11 +147,12 @@ def load(
 ) -> Dataset:
     """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    `targets` is the kind of the targets. If `apart` is True, each training record of a user's data
-    is read on its own (`lone_records`), and cannot change how another one is read. If `writers` is
-    True (only for MNIST), each example belongs to the person who wrote it. `folder` is the folder
-    of `image_folder` or `text_folder`, and `texts` says how to read texts. Never uses the network.
-    Raises `DataUnavailable` or `DataInvalid`.
+    `targets` is the kind of target that an example has, such as a class or the next tokens. If
+    `apart` is True, the training records of a user's data are read one by one if possible, so that
+    an invalid record has no effect on the others. If `writers` is True (only for MNIST), each
+    example belongs to the person who wrote it. `folder` is the folder of `image_folder` or
+    `text_folder`, and `texts` says how to read texts. Never uses the network. Raises
+    `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def load(
     path: Path | None, overrides: Sequence[str] | None, other: str = "Run it with: fedveil run"
 ) -> VerticalJob:
-    """Load a job file and apply `overrides`. User functions are imported from the file's folder.
+    """Load the job for split learning in `path` (None: the default job), and apply `overrides`.
 
-    If the file is a federated job, the error ends with `other` and the path.
+    User functions are imported from the file's folder. Raises JobError for an invalid job. If the
+    file is a federated job, the error ends with the advice `other` and the path.
     """
     from fedveil.vertical.job import VerticalJob
 

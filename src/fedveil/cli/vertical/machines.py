@@ -151,8 +151,9 @@ def look(
 
     The leader listens at the address `listen`, and waits `patience` seconds for a follower that is
     not connected. `purpose`, such as "evaluate", tells the followers what to do. `own` is the
-    leader's side of the exchange of messages. None means the side that is defined for `purpose`,
-    such as `PartyRun.evaluate`. Returns the ended session, with its result.
+    function that does the leader's part and exchanges messages with the followers. By default, it
+    is the usual one for `purpose`, such as `PartyRun.evaluate`. Returns the ended session, with its
+    result.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine

@@ -26,9 +26,10 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can find out
-    for at most `most_ids` ids (None: the job's limit) if they are in a file. When `stack` closes,
-    the files are closed.
+    `data` has the path of each party's file of new rows, as PARTY=FILE or, if there is only one
+    party, as FILE. A party accepts at most `most_ids` ids from another party, because each id may
+    be a guess at the ids in its file. None means the job's limit. The folder `tls` has the
+    certificates with which the bundles' signatures are checked. Closing `stack` closes all files.
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle
