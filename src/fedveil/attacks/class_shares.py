@@ -148,10 +148,10 @@ class Classes:
     ) -> tuple[list[Float64s], list[Float64s]]:
         """Return scores of the attacker's own simulated clients, and of the attacked clients.
 
-        A larger score means that a client is likelier to hold mostly the class `wanted`. Each of
-        the two results is a pair of arrays: the first for clients that hold mostly this class, the
-        second for all others. An array has `shadows` scores of the attacker's own clients, or
-        `cases` scores of attacked clients.
+        A larger score means that a client is likelier to hold mostly the class `wanted`. Each
+        result is a list of two arrays: scores of clients that hold mostly this class, and scores of
+        clients that do not. An array of the first result has `shadows` scores, an array of the
+        second has `cases`.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]

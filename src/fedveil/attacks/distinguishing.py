@@ -157,7 +157,11 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield lower bounds on epsilon, their gap to the claim, and the share of right guesses."""
+        """Yield lower bounds on epsilon, and the share of right guesses.
+
+        Also yields the distance of the first bound to the claimed epsilon, and the largest bound
+        that this number of trials can show.
+        """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -172,12 +176,13 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that computes the charges of `rounds` reports at a scaled cost, or None.
+    """Return a function that gives the cost of weaker and stronger variants of `protection`.
 
-    A charge is a privacy loss and its number of releases. The function takes a factor. At factor 1,
-    it returns the charges of `protection`. At a larger factor, it returns larger charges: those at
-    another value of the parameter that decides the cost, such as an epsilon. Returns None if there
-    is no such parameter, or if the cost of a round depends on earlier rounds.
+    A variant differs in the one parameter that decides the cost, such as an epsilon. The function
+    maps a factor to the charges of `rounds` reports: pairs of a privacy loss and its number of
+    releases. Factor 1 is `protection` itself, and a larger factor costs more. `curve_bound` needs
+    this function. Returns None if there is no such parameter, or if the cost of a round depends on
+    earlier rounds.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -205,7 +210,8 @@ def distinguish(
     `ahead` has one number for each simulated client with the first update: its evidence, summed
     over its reports. `back` has these numbers for clients with the second update. Evidence above 0
     favours the first update. `pair` names the two updates. `claim` is the epsilon that the ledger
-    states for `rounds` reports. `family` is the result of `curves`.
+    states for `rounds` reports. `family` gives the cost of variants of the protection (see
+    `curves`). Without it, there is only one lower bound on epsilon.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish

@@ -82,7 +82,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Directions (`_Factors`) that a search found, as columns, and a score for each."""
+    """Directions (see `_Factors`), as columns, that a search found, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -90,10 +90,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], and how well each agrees with its direction.
+    """Candidate examples [examples, features], each computed for one direction (see `_Factors`).
 
-    An example should activate exactly the neurons on which its direction is not zero (`_Factors`).
-    `shares[i]` is the share of neurons for which this is true of example i.
+    A right example activates exactly the neurons on which its direction is not zero. `shares[i]` is
+    the share of neurons for which this is true of example i and its direction.
     """
 
     examples: Float64s
@@ -188,9 +188,9 @@ def _starts(
 ) -> Float64s:
     """Draw `number` random unit vectors, as rows, from which to search for further directions.
 
-    Each vector is orthogonal to some columns of `known`, the directions found before, and to some
-    of the unit vectors `rows`. Both are chosen at random. `lengths` are the norms that `rows` had
-    before they were scaled to 1. Rows with small norms are chosen more often.
+    `rows` are rows of `_Factors.left`, scaled to norm 1, and `lengths` their norms before that. The
+    columns of `known` are the directions found before. Each vector is orthogonal to a random choice
+    of these directions and rows. Rows with small norms are chosen more often.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
@@ -211,10 +211,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from the neurons on which it is zero, and score it.
+    """Replace each direction by those that are closest to zero on the same neurons, with scores.
 
-    A direction q is zero on neuron i if entry i of `factors.left` @ q is almost 0. The score is the
-    number of these neurons, halved if another direction is zero on all, or all but one, of them.
+    The score is the number of neurons on which a new direction is zero (see `_Factors`). It is
+    halved if a second direction is zero on all neurons on which the old one was, or on all but one.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -231,7 +231,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions of `parts`: the best scores, in falling order, without repetitions."""
+    """Return the directions of all `parts` with the best scores, best first, without duplicates."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -246,9 +246,9 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Return the examples for those columns of `directions` that best predict active neurons.
+    """Choose the columns of `directions` whose examples activate the right neurons most often.
 
-    Chooses a column for each example. Empty if too few columns are linearly independent.
+    Returns these examples, or none if too few columns are linearly independent.
     """
     rank = len(directions)
     chosen: list[int] = []

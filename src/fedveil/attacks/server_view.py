@@ -107,7 +107,8 @@ def repeated(
 ) -> Iterator[Seen]:
     """Yield the server's view of `times` rounds, in each of which the first client has `update`.
 
-    If a round needs several clients, the others take part with updates of zero.
+    If a round needs several clients, the others take part with updates of zero. Every round starts
+    from the protection's initial state.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

@@ -70,8 +70,8 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to the same form, so that they can be concatenated.
 
     If any array has examples of different lengths, all arrays get the form that `ragged` returns.
-    Raises ValueError if an example is then a single number, which `ragged` cannot pad. Also raises
-    it if the arrays have different inputs.
+    If examples have several inputs, each input is converted on its own. Raises ValueError if the
+    arrays have different inputs, or if `ragged` would have to pad single numbers.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if not all(is_plain(part) or is_ragged(part.dtype) for part in parts):

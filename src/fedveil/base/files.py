@@ -93,7 +93,10 @@ def append_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def append_synced(file: IO[bytes], data: bytes) -> None:
-    """Append `data` as `append_whole` does, and wait until it is on disk."""
+    """Append `data` to a file from `open_to_append`, and wait until it is on disk.
+
+    After an OSError, the file is unchanged.
+    """
     with restored_on_failure(file):
         write_all(file, data)
         os.fsync(file.fileno())

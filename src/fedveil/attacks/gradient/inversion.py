@@ -119,10 +119,10 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Simulate rounds without end. Yields a view of each report, or one of the aggregate.
+        """Simulate rounds without end, and yield one view of each report.
 
-        The aggregate is used if a report of the round reveals nothing. A client above the
-        limits (`Bounds`) gets no view of its report.
+        If any report of a round reveals nothing, yields one view of the round's aggregate instead.
+        Reports of clients above the limits (`Bounds`) are left out.
         """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():

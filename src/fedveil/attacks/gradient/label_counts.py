@@ -44,11 +44,12 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Estimate each class's mean softmax over its examples. Returns an array [classes, classes].
+    """Estimate the mean softmax of the examples with each label. Row c is for label c.
 
-    Row c of the result is for the examples with label c. `weights` are the client's starting
-    weights, as one vector. `error` has each class's mean error, which is the gradient of its bias.
-    If a class's error is not negative, its row is `layer.guesses`.
+    The result is [classes, classes]. Row c is the softmax for an estimate of the layer's mean input
+    (see `label_counts`), or `layer.guesses` if `error[c]` is not negative. `weights` are the
+    client's starting weights, as one vector. `error` is the result of `error_of`, so the division
+    by it cancels the common factor.
     """
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)

@@ -42,11 +42,11 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
     """Return each candidate's log-likelihood ratio for being one of the view's clients.
 
-    `candidates` is [candidates, parameters]: row i is the update that candidate i would have sent.
-    A client adds its update to its report with probability `turn_rate`. The view's estimate is
-    projected on the candidate's update minus the mean update of all other candidates. This
-    projection is assumed normal. If the estimate has only a direction and no size, the result is
-    the projection in standard deviations.
+    Row i of `candidates` is the update that candidate i would have sent. A client adds its update
+    to its report with probability `turn_rate`. To test a candidate, the view's estimate is
+    projected on a difference: the candidate's update minus the mean update of all other
+    candidates. This projection is assumed normal. If the estimate has only a direction and no size,
+    the result is the projection, divided by its standard deviation over the candidates.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -71,11 +71,11 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up the evidence that clients of a run are among some known candidates.
+    """Collects, over the rounds of a run, the evidence that known candidates took part.
 
-    For each pair of a client and a candidate, it sums over the rounds the log-likelihood ratio that
-    this client is this candidate. `clients` is the number of clients, and `candidates` the number
-    of candidates.
+    A candidate is a client whose examples the attacker knows. Each client of the run may be any
+    candidate. For each such pair, the log-likelihood ratios of all rounds are summed. `clients` is
+    the number of clients, and `candidates` the number of candidates.
     """
 
     def __init__(self, clients: int, candidates: int) -> None:

@@ -1,9 +1,9 @@
 """User-level membership: did a known client take part in a run?
 
 The attacker knows the candidate's examples, the model of every round, and what the server sees:
-each report or, under secure aggregation, only the sum. In each game one random half of the data
-goes to clients that take part, and the other half to clients that do not. The attacker tests
-equally many of both.
+each report or, under secure aggregation, only the sum. The attack plays several games. In each, a
+random half of the data goes to clients that take part, and the other half to clients that do not.
+The attacker tests equally many of both.
 """
 
 from __future__ import annotations

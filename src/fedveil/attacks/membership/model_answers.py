@@ -87,7 +87,10 @@ def answers(model: nn.Module, x: Array, y: Array) -> Answers:
 
 
 def _of(logits: torch.Tensor, labels: torch.Tensor) -> tuple[Float64s, Float64s, Float64s]:
-    """Return `truth`, `margin` and `top` of `Answers` for each row of scores and its class."""
+    """Return the values `truth`, `margin` and `top` of `Answers` for each row of `logits`.
+
+    `labels[i]` is the true class, or the true token, of row i.
+    """
     log_p = torch.log_softmax(logits.double(), 1).cpu()
     place = labels.cpu()[:, None]
     truth = log_p.gather(1, place)[:, 0]

@@ -118,8 +118,9 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Each reference model is attacked in turn, with the others as references. The attacked model is
-    not used, so its scores give an unbiased accuracy at this threshold.
+    The scores come from attacks on the reference models. Each of them is attacked once, with the
+    others as references. No output of the model that the attack is aimed at is used, so the
+    accuracy on that model is unbiased at this threshold.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

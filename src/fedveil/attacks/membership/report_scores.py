@@ -46,11 +46,11 @@ class ReportScores:
     def along(self, reading: Reading, x: Array, y: Array) -> Float64s:
         """Return how fast the loss of each example falls along the update that `reading` estimates.
 
-        The examples are the rows of `x` and `y`. The update's entries are weighted by their
-        reliability, and the vector is scaled to norm 1. The result is the inner product of this
-        vector with the example's negative gradient. It is 0 for all examples if the report reveals
-        nothing. If torch has no forward derivative of the loss, as in a model's own autograd
-        function without `jvp`, each example has its own backward pass.
+        The examples are the rows of `x` and `y`. The direction is the estimated update, with its
+        entries weighted by their reliability, scaled to norm 1. The result is the inner product of
+        the direction and the example's negative gradient. It is 0 for all examples if the report
+        reveals nothing. If torch has no forward derivative of the loss, as in a model's own
+        autograd function without `jvp`, each example has its own backward pass.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -112,10 +112,10 @@ class ReportScores:
     def _of_batches(
         self, x: Array, y: Array, score: Callable[[_Losses], torch.Tensor], most: int | None = None
     ) -> Float64s:
-        """Return the scores of all examples. A batch has at most `most` (default: `_BATCH`).
+        """Return the scores of all examples, computed batch by batch.
 
-        `score` gets a function that maps weights to a batch's losses, and returns the batch's
-        scores.
+        `score` returns the scores of one batch. It gets a function that maps weights to the losses
+        of the batch's examples. A batch has at most `most` examples (default: `_BATCH`).
         """
         most = _BATCH if most is None else most
         task = Classification() if are_classes(y) else NextToken()
@@ -170,9 +170,9 @@ class Round:
     def scores(self, score: Scorer, x: Array, y: Array) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and the scores of `strangers`.
 
-        `score` computes the scores of examples, which are rows of `x` and `y`, from the estimate of
-        an update. Each example is tested against the report of one client. Its mean score under the
-        reports of all other clients is subtracted.
+        Examples are rows of `x` and `y`. Each is tested against the report of one client. `score`
+        computes its score from that client's estimated update. Its mean score under the estimates
+        of all other clients' updates is then subtracted.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

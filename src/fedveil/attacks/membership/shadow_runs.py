@@ -72,9 +72,9 @@ class Pool:
         return np.zeros(len(self), np.int64) if self.of_tokens else self.y
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """Copy the target with other training examples: the pool's `rows`, dealt to clients anew.
+        """Copy the target, with this pool's examples `rows` as its training examples.
 
-        `seed` replaces the seed of the job.
+        These are distributed among the clients anew. `seed` replaces the seed of the job.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])

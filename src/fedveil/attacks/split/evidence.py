@@ -17,11 +17,11 @@ _MOST = 30.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """The reports of a part's outputs that an attacker has, for some examples.
+    """An attacker's reports of the outputs of one part of a split model, for some examples.
 
-    `mean` is the mean report of each example, [examples, *output], over `reports` reports. If all
-    reports of an example are identical, they count as one. `lie` is the probability with which a
-    bit was flipped, or None without protection.
+    `mean`, [examples, *output], has the mean of each example's reports. `reports` is the number of
+    reports of an example, or 1 if all of them are identical. `lie` is the probability with which
+    EmbeddingDP flipped a bit, or None if the reports are unprotected numbers.
     """
 
     mean: torch.Tensor
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Return the standard deviation over all entries of the mean reports, never exactly 0."""
+        """Return the standard deviation of the entries of `mean`, or 1e-12 if it is smaller."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:

@@ -90,7 +90,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One attacked part of a split model: its examples, its reports, and the attacks on it."""
+    """The attacks on `part`, a part of a split model, with the data and reports that they need."""
 
     target: SplitTarget
     part: Part
@@ -120,10 +120,11 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The evidence to attack: a mapping from the case's name to the reports of all examples.
+        """The attacker's reports of all examples, in one or two cases, by the name of the case.
 
-        The case "" has one report of each example. If every report has new noise, there is a second
-        case, such as ", 10 reports". The metrics' names contain the case's name.
+        In the case "", the attacker has one report of each example. If every report has new noise,
+        there is a second case, ", 10 reports", in which the attacker has ten. The metrics' names
+        contain the name of the case.
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -207,9 +208,10 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs if the part can also read words (`Deep`), else None.
+        """The number of numeric features if the part is a `Deep`, else None.
 
-        The inputs are columns: first the numbers, then the vectors of the words.
+        A `Deep` may read words too. Then the vectors of the words follow the numeric features in
+        each row of its inputs.
         """
         if not isinstance(module_of(self.part), Deep):
             return None

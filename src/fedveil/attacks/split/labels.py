@@ -89,10 +89,10 @@ def _protection(privacy: PrivacySettings) -> str:
 class _Begun:
     """A follower's view of a run's first steps: the gradients that it received for each example.
 
-    `windows` has the gradients' directions. Each window covers a few consecutive steps. `norms[i]`
+    Each of the `windows` has the directions of the gradients of a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
-    the true label of example i. `added` has the two summaries of each example's gradients that
-    `_added` computes.
+    the true label of example i. `added` has two summaries of each example's gradients over all
+    steps, by the names that `_added` gives them.
     """
 
     windows: list[Window]
@@ -176,9 +176,8 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        `run` has the gradients of the run's first steps.
-
-        Under LabelDP, the examples are clustered, and the known labels only name the clusters.
+        `run` has the gradients of the run's first steps. Under LabelDP, the examples are clustered,
+        and the known labels only name the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)

@@ -244,9 +244,10 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run a party's side of an exchange, and record each message that the party sends.
+    """Wrap a party's `exchange`, and record each message that the party sends.
 
-    Appends the party's name and the message to the list `heard`.
+    An exchange is a generator that yields the party's requests to send or to receive. The result is
+    also one, with the same requests. Each message is appended to `heard`, with the party's name.
     """
     answer: Message | None = None
     while True:

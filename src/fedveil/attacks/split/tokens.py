@@ -228,8 +228,8 @@ class _Heard:
     """The messages that the follower received for some texts: reports and gradients.
 
     `first`, [texts, length, values], has one report of each token's vector. `together` has the sum
-    of all reports of each vector. `returned` has the gradients that the follower received, and the
-    follower's outputs to which these gradients belong. `returned` is None if the follower received
+    of all reports of each vector. `returned` is a pair: the gradients that the follower received,
+    and the follower's outputs to which these gradients belong. It is None if the follower received
     no gradients. `truth` are the tokens, and `following` the tokens that follow them.
     """
 

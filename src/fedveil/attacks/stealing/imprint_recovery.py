@@ -59,10 +59,10 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Estimate each cell's sum of delta. Returns the estimates and their standard errors.
+    """Estimate the sum of delta over each cell's examples. Returns it with standard errors.
 
-    delta is the loss's derivative at a neuron that an example activates. `cells` has the reported
-    sums for each cell of `imprint`.
+    An example's delta is the loss's derivative at a neuron that the example activates (see
+    `Cells`). `cells` has the reported sums, which may be noisy, for each cell of `imprint`.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
@@ -86,10 +86,10 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    The layer `imprint` sorts examples into cells by several statistics, and `cells` has the
-    reported sums of each cell. `there` marks the non-empty cells. `prior` is the distribution of
-    public examples. Returns the examples that were found, as rows, and the indices of the cells
-    that still hold examples.
+    The layer `imprint` sorts an example into one cell for each of several statistics. `cells` has
+    the reported sums over the examples of each cell. `there` marks the non-empty cells. `prior` is
+    the distribution of public examples. Returns the examples that were found, as rows, and the
+    indices of the cells that still hold examples.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -142,10 +142,11 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Return a mask of the examples i that can lie in cell `cells[i]`.
+    """Return a mask of the examples i that can lie in cell `cells[i]`, given their noise.
 
-    `noise` is the standard deviation of the noise in each entry of the examples. Pass it with a
-    minus sign for a mask of only the examples that certainly lie in their cell.
+    `noise` is the standard deviation of the noise in each entry of the examples. The larger it is,
+    the farther outside its cell an example may appear. A negative `noise` has the opposite effect:
+    the mask has only the examples so far inside their cell that the noise cannot have moved them.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]
