@@ -63,8 +63,9 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
     """Return the cost of the report that the untrusted message `asked` requests.
 
-    If the cost depends on the number of survivors, the result is for the smallest number that a
-    round may have. Raises `MessageInvalid` if the message states an invalid cost.
+    Under some protections, the cost depends on how many clients complete the round. The result is
+    then the cost for the fewest that a round may have. Raises `MessageInvalid` if the message
+    states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}
     try:

@@ -28,11 +28,11 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A file in a client's state folder, whose digest must be stated in the file `folder.seal`.
+    """A file in a client's state folder. Its digest must be in the list of digests, `folder.seal`.
 
-    `folder` is the folder that contains the file `folder.seal`. The default is the folder of
-    `path`. Only one process at a time may write the file. If a process is killed during a write,
-    the file is still accepted.
+    The argument `folder` is the folder that contains the list. The default is the folder of `path`.
+    Only one process at a time may write the file. If a process is killed during a write, the file
+    is still accepted.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:

@@ -68,7 +68,10 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder for privacy accounts: `named`, or by default a folder on disk."""
+        """Return the folder for privacy accounts: the path `named` if given, otherwise a default.
+
+        The default is `fedveil` in the user's folder for state, usually ~/.local/state.
+        """
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -6,13 +6,15 @@
 
 The leader sends a token's vector when the token is new. The follower caches its layers' keys and
 values. When the context is full, the leader sends the later half of the tokens again, at their
-new positions, and the follower clears its cache. So a token is sent at most twice. The follower
-returns only the vector of the last position. The messages are:
+new positions, and the follower clears its cache. So a token is sent at most twice. Each new token
+of the text takes one step of three messages. In step n, counted from 1, they are:
 
     {"kind": "extend", "step": n, "start": s, "length": k}    leader -> follower
-    the tensor of step n: k vectors, for the positions from s; s = 0 clears the cache
-    the tensor of step n: one vector                          follower -> leader
-    {"kind": "enough", "step": n}                             leader -> follower
+    k vectors, for the positions from s                       leader -> follower
+    one vector, for the last of these positions               follower -> leader
+
+The follower clears its cache if s is 0. When the text is complete, the leader sends the message
+{"kind": "enough", "step": n} instead.
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model continues texts.
+    """A task whose model continues texts. `tokenizer` converts texts to tokens and back.
 
-    `assists[GENERATE]` is the function that runs the follower's side of text generation.
+    The attribute `assists` of such a task must map `GENERATE` to `assist`.
     """
 
     tokenizer: Tokenizer
@@ -194,10 +196,11 @@ def write(
     tell: Tell,
     sent: SentVectors,
 ) -> Exchange[Continuation | None]:
-    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
+    """Run the leader's side of text generation: continue the prompt of `request`.
 
-    `tell` is called with the bytes of every new token. `most` is the largest epsilon of the whole
-    text (None: no limit), and `sent` has the vectors that earlier attempts sent. The text ends if
+    If EmbeddingDP protects the token vectors, its random choices are drawn from `noise`. `tell` is
+    called with the bytes of every new token. `most` is the largest epsilon of the whole text (None:
+    no limit). `sent` counts the sent vectors, including those of earlier attempts. The text ends if
     another vector would exceed the limit. Raises `LimitReached` if no vector at all could be sent.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell, sent))
@@ -303,8 +306,9 @@ def _asked(
 ) -> tuple[int, int] | None:
     """Return the first position and the number of the vectors that the leader's request announces.
 
-    `step` is the expected step. The cache holds `seen` of the model's `context` positions. Returns
-    None if the leader ends the text. Raises ExchangeError for an invalid request.
+    `step` is the step that the request must state. The cache now has `seen` positions, and can have
+    at most `context`. Returns None if the leader ends the text. Raises ExchangeError if the request
+    is invalid.
     """
     if text_in(request, "kind") == "enough":
         check_word(request, leader, "enough", step)

@@ -39,10 +39,10 @@ class SentVectors:
 
 
 def figures(split: SplitModel, sent: SentVectors) -> list[Line]:
-    """Return lines with the epsilon of a bit, of a token and of the whole text.
+    """Return a line for each of three epsilons: of one sent bit, of one token and of the text.
 
-    Without EmbeddingDP, returns one line with an infinite epsilon. Returns no lines if no vector
-    was sent.
+    EmbeddingDP sends a bit for each entry of a token's vector. Without EmbeddingDP, returns one
+    line with an infinite epsilon. Returns no lines if no vector was sent.
     """
     if not sent.vectors:
         return []

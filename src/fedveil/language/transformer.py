@@ -12,14 +12,15 @@ vocabulary nor a token.
 
 Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without it:
 
-- the backbone normalises its input. EmbeddingDP turns it into vectors of 0 and 1, whose mean and
-  scale carry no information, but would outweigh the output of every layer;
+- the backbone normalises its input, which EmbeddingDP turns into vectors of 0 and 1. Their mean and
+  scale carry no information, and would otherwise outweigh the output of every layer;
 - initial word vectors are four times larger than position vectors. EmbeddingDP sends only the sign
   of each entry of their sum. If both had the same size, the sign would reveal little of either.
 
 Initial weights are otherwise GPT-2's: N(0, 0.02²), projections into the residual stream smaller by
 1/sqrt(2 layers), and biases 0. The word table's standard deviation is 0.64/sqrt(width), so that
-initial scores do not depend on the width. The gain of the first LayerNorm is the same number.
+initial scores do not depend on the width. The gain of the backbone's first LayerNorm also starts at
+0.64/sqrt(width).
 """
 
 from __future__ import annotations

@@ -200,9 +200,10 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Return the gradients of the examples `some`, one per row, and a mask of valid rows.
 
-        `counts` is a mask of the usable examples. A row is valid if its example is usable and its
-        gradient can be computed. If no row is valid, returns None for the rows. An invalid example
-        does not change a byte of the other rows. `draws` seeds dropout.
+        `some` has indices of the client's examples, and `counts` says for each index if its example
+        is usable. A row is valid if its example is usable and its gradient can be computed. If no
+        row is valid, returns None for the rows. An invalid example does not change a byte of the
+        other rows. `draws` seeds dropout.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -247,7 +248,10 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved`, the changes of the trainable parameters, to their entries in `total`."""
+        """Add `moved` to those entries of `total` that belong to trainable parameters.
+
+        `total` is a vector of the whole layout, which also has buffers. `moved` has no buffers.
+        """
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

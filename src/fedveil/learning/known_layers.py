@@ -38,8 +38,8 @@ class Part:
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
     """Return the layers of a sequential model in order, or None for any other model.
 
-    Also returns None if a layer's class is not in `known`, if a layer has hooks or buffers, or if
-    weights are missing, frozen, shared by layers, not float32 or not on the CPU.
+    Also returns None if a layer's class is not in `known`, if a layer has hooks or buffers, if the
+    model has no weights, or if a weight is frozen, used twice, not float32 or not on the CPU.
     """
     parts = list(parts_of(model, known))
     if any(part.refusals for part in parts) or not any(part.parameters for part in parts):
@@ -67,10 +67,11 @@ def parts_of(
 def _modules(
     module: nn.Module, known: Collection[type[nn.Module]], path: str, in_chain: bool = True
 ) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield `module` and modules inside it: a path, a module, and a flag for each.
+    """Yield `module` and the modules inside it, each with its path and a flag.
 
-    The flag is True if no other module's forward pass calls this one, except that of a plain
-    `nn.Sequential`. `path` and `in_chain` are the path and the flag of `module` itself.
+    The flag is True if every module around this one is a plain `nn.Sequential`. `path` and
+    `in_chain` are the path and the flag of `module` itself. A module with a class in `known` counts
+    as one layer, so the modules inside it are left out.
     """
     if in_chain or module._parameters or not isinstance(module, _LISTS):
         yield path, module, in_chain

@@ -148,7 +148,11 @@ def _tensor(column: Array | list[Array], padding: int) -> torch.Tensor:
 
 
 class _Bundled(Task):
-    """Base of the built-in tasks. `loss_name` is the name of the loss in a training plan."""
+    """Base of the built-in tasks.
+
+    `loss_name` is a name from `losses.LOSSES`. `table` has the functions of the task's metrics by
+    name, and `usual` names the metrics that are computed by default.
+    """
 
     loss_name: ClassVar[str]
     table: ClassVar[Mapping[str, Metric]]

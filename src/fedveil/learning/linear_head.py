@@ -50,9 +50,9 @@ class LinearHead:
         return cls(places[id(layer.weight)], bias, layer, flattens=len(layers) > 1)
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Return True if the layer is applied once to each of the examples `x`.
+        """Return True if each of the examples `x` is a single row of the layer's inputs.
 
-        A dense layer without Flatten would be applied to every row of an image by itself.
+        An image has several rows. Without a Flatten, the layer would be applied to each of them.
         """
         return (self._flattens or x.ndim == 2) and math.prod(x.shape[1:]) == self._inputs
 
@@ -119,7 +119,7 @@ def _add_linear(
 
     A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
     `columns` has the layer's weights, and `bias` its biases. Both `columns` and `moved` have the
-    shape (inputs, outputs). `one` is 1 if the layer has a bias, else 0.
+    shape (inputs, outputs). `one` is the input that the biases multiply: 1, or 0 without biases.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)

@@ -116,7 +116,10 @@ def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def transformer(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a model for `task: next_token` with `classes` tokens: two layers of width 128."""
+    """Return a transformer for `task: next_token`, with two causal layers of width 128.
+
+    `shape` is the number of tokens in an example, and `classes` the size of the vocabulary.
+    """
     if len(shape) != 1:
         raise ModelInvalid(f"model = transformer needs rows of tokens, not examples of {shape}")
     width = 128

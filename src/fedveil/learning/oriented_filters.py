@@ -112,9 +112,10 @@ class OrientedFilters(nn.Module):
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
         """Return a row of features, scaled to norm 1, for each plane (a channel of an image).
 
-        A feature is the mean modulus of one pair of filters over one square of the plane, minus the
-        average of these means over all pairs. `planes` is the number of planes. `moduli` is
-        [planes, pairs, height, width], or [planes x pairs, pairs, ...] after filtering twice.
+        `planes` is the number of planes. `moduli` is a result of `_moduli`: [planes, pairs, rows,
+        columns]. If the planes were filtered twice, its first axis has an entry for each plane and
+        each pair of the first time. A plane is divided into squares of `pool` x `pool` pixels. A
+        feature is the mean modulus of a pair in a square, minus the mean over all pairs there.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)

@@ -22,7 +22,10 @@ class Branch(nn.Module):
 
 
 class Join(nn.Module):
-    """The end of a residual connection. It adds the input of the last open `Branch`."""
+    """The end of a residual connection. It adds the input of its `Branch` to its own input.
+
+    Its `Branch` is the nearest earlier one that belongs to no other `Join`.
+    """
 
 
 class Heads(nn.Module):

@@ -115,15 +115,17 @@ class TrainedPart:
     def held(self, x: Array, device: str = "cpu") -> Array:
         """Return the trained part's inputs for the examples `x`, in the type for storing them.
 
-        To save memory, integers of at most 16 bits keep their type if no layer is fixed and the
-        model has no embedding. `as_floats` converts them before training.
+        If the whole model is trained and has no embedding, integers of at most 16 bits keep their
+        type to save memory. `as_floats` converts them before training. Otherwise the result is that
+        of `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the trained part's inputs in the form of `held`, and a mask of usable examples.
+        """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
-        An example that the model cannot process becomes unusable and affects no other example.
+        If the whole model is trained and has no embedding, integers of at most 16 bits and `usable`
+        are returned unchanged. Otherwise the results are those of `seen_apart`.
         """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 

@@ -160,11 +160,11 @@ class OneThread:
     native = own_step = False
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Return False, because torch compiles nothing before it trains."""
+        """Return False, because the trainer has no native code to compile."""
         return False
 
     def beside(self) -> Trainer:
-        """Raise an error, because torch trains one client at a time in a process."""
+        """Raise an error, because these trainers work in one thread only."""
         raise NotImplementedError(f"{type(self).__name__} serves one thread")
 
 

@@ -112,9 +112,9 @@ class VmapTrainer(OneThread):
     ) -> list[str]:
         """Return the names of the parameters on which the loss depends.
 
-        `start` are the weights, and `data` has each client's inputs and targets. Other parameters
-        get no gradient in `LoopTrainer`, so no weight decay. vmap gives them gradients of zero, so
-        it does not show which they are. This method differentiates one example without vmap.
+        `start` are the weights, and `data` has each client's inputs and targets. `LoopTrainer`
+        applies no weight decay to the other parameters, because they have no gradient. vmap would
+        return zeros as their gradients, so this method differentiates one example without vmap.
         """
         if self._used is None:
             names = [entry.name for entry in self._layout.entries]
@@ -169,6 +169,6 @@ class VmapTrainer(OneThread):
 
 
 def _norm_of_each(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of each client's part of `gradient`. A part may be a single number."""
+    """Return the L2 norm of each client's gradient. `gradient` is [clients, *parameter's shape]."""
     norms: torch.Tensor = gradient.reshape(len(gradient), -1).norm(dim=1)
     return norms

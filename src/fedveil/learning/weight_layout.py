@@ -8,9 +8,11 @@ Every tensor of a model is averaged, kept (neither averaged nor sent) or refused
 - Tensors that stay with each client (`own_layers.keep_own`) are kept.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
-- If the model replaces a tensor of these kinds by a new one, this counts as a change of its values.
 - Base weights (`pretrained.base_weights`) are kept. They are not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
+
+If the model replaces a tensor by a new one during training, this counts as a change of the old
+tensor's values.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Name:
-    """One of the names of `tensor`: its path in the model, and the place where a module stores it.
+    """One name of `tensor` in the model: its `path`, such as `body.0.weight`.
 
-    The module stores it in its dictionary `tensors` of parameters or buffers, under `key`.
+    A tied tensor has several names. A module stores the tensor under `key` in `tensors`, its
+    dictionary of parameters or of buffers.
     """
 
     path: str
@@ -140,7 +143,10 @@ class Layout:
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Write `vector` into the model. Resets all other tensors, except base weights."""
+        """Write `vector` into the model.
+
+        All other tensors, except base weights, get their values from when the layout was made.
+        """
         for known in self._names:
             known.tensors[known.key] = known.tensor
         if self._arrays is None:

@@ -170,7 +170,7 @@ class ProtectedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the inner strategy's new arrays and metrics, computed from the averaged reply.
 
-        Both are None if the round is void.
+        Both are None if the round has no aggregate.
         """
         if self._averaged is None:
             return None, None
@@ -187,10 +187,11 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the inner strategy's evaluation messages.
+        """Return the inner strategy's evaluation messages, or an empty list.
 
-        Returns none if `reveal` names no metric besides the clients' weight. Clients delay their
-        answers to these messages by the same fixed time as their reports.
+        The setting `reveal` names the metrics that clients may send. The list is empty if it names
+        none besides the clients' weight. Clients delay their answers to these messages by the same
+        fixed time as their reports.
         """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:
@@ -317,10 +318,10 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if the round has enough clients.
+        """Return True if the protection can run a round with the number of clients in `offer`.
 
-        If it has too few, writes the reason to `record` and returns False. If this process has not
-        used any report in an earlier round, raises `InvalidValue` with the reason instead.
+        If not, writes the reason to `record` and returns False. If this process has not used any
+        report in an earlier round, raises `InvalidValue` with the reason instead.
         """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]

@@ -101,9 +101,9 @@ def own_roster(
     empty.
 
     `identity` is the file with this client's private key. Raises `DeploymentError` if the
-    protection needs keys and there is no `roster`. Also raises it if the protection needs no keys
-    but the operator gave `roster` or `identity`, because the server could have removed active
-    security.
+    protection needs keys and there is no `roster`. If the operator gave `roster` or `identity`, but
+    the protection needs no keys, also raises it: the server may have removed the protection's
+    setting `active_security`, which would need them.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

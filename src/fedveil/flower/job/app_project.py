@@ -23,7 +23,8 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
     """Return the project file of a Flower app called `name`.
 
     `what` is what the app runs, such as a job. `extras` are the optional dependencies of fedveil
-    that it needs. `folder` is the comment that explains the key `folder` in the project file.
+    that it needs. The project file has a setting `folder`, where the server saves its results. The
+    argument `folder` is the first half of the comment above this setting.
     """
     return _PYPROJECT.format(
         name=name, what=what, extras=extras, folder=folder, version=__version__

@@ -1,4 +1,7 @@
-"""Loads a client's examples and model, and computes its update. Only this part needs torch."""
+"""Loads a client's examples and model, and computes its update.
+
+This module needs torch, so `job_client` imports it only when it needs examples or a model.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ class Training:
     """A client's training in one round. Only `update` reads the client's examples.
 
     `common` has the fields of the server's message that are the same for all clients. `states`
-    returns a client's saved states. `shared` returns the job's data set, split among the clients.
+    returns the files in which a client keeps state from one round to the next. `shared` returns the
+    job's data set, split among the clients.
     """
 
     def __init__(

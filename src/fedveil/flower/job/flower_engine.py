@@ -1,4 +1,7 @@
-"""The engine of a deployed job. It runs the rounds over Flower's grid, in its own run folder."""
+"""The engine of a deployed job, which exchanges the messages of a round over Flower's grid.
+
+The run's records are in a folder on the server. After a restart, the server resumes from it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ class FlowerEngine(Engine):
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Store the test examples, and return the job unchanged."""
+        """Return the job unchanged, because a deployed job states its number of clients.
+
+        Keeps `dataset`, which has only test examples, and two settings of the job for later calls.
+        """
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         self._on_a_node = job.deployment.clients_per_node
         return job
