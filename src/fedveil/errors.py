@@ -182,8 +182,9 @@ class SplitInvalid(FedveilError, ValueError):
 
 
 class ExchangeError(FedveilError):
-    """A step between parties failed, and no party applied it.
+    """An exchange of messages between the parties of a vertical run failed.
 
+    If this happens in a training step, this party does not update its weights in that step.
     `told` is the reason that the other parties receive. It is shorter if the full reason may reveal
     this party's data.
     """
@@ -194,11 +195,11 @@ class ExchangeError(FedveilError):
 
 
 class PartFailed(ExchangeError, ModelInvalid):
-    """A module of this party raised an error. If the step were repeated, it would fail again."""
+    """This party's part of a split model raised an error. A repetition would raise it again."""
 
 
 class PeerAborted(ExchangeError):
-    """The other party ended the step on purpose."""
+    """The other party ended the exchange with a message that states its reason."""
 
     def __init__(self, peer: str, reason: str) -> None:
         self.peer = peer
@@ -210,7 +211,10 @@ class PeerAtLimit(PeerAborted):
 
 
 class Unfit(FedveilError):
-    """A follower cannot take part in the job. The follower receives the reason too."""
+    """A follower, a party other than the leader, cannot take part in a vertical job.
+
+    The follower receives the reason too.
+    """
 
     def __init__(self, follower: str, reason: str) -> None:
         self.follower = follower

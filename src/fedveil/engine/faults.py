@@ -104,9 +104,9 @@ def silent_clients(
     """Return the clients that drop out, each with the first phase that it does not answer.
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out then. The phase may be one of another protection. `phases`
-    maps each name to the corresponding phase of the run's protection (`fault_phases`), or to None:
-    then no client drops out.
+    fraction of the cohort that drops out in it. The name may belong to another protection than the
+    run's. So `phases` (made by `fault_phases`) maps each name to the phase of the run's protection
+    in which these clients drop out, or to None if they do not drop out.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -118,10 +118,10 @@ class Federation:
         return self._finish(stopped, by_callback)
 
     def _tell(self, record: Record, tell: Progress) -> str | None:
-        """Show a round's record and give it to the callbacks. Returns a reason to stop, or None.
+        """Show a round's record by `tell`, and pass it to the callbacks.
 
-        The callbacks get the record even if showing it fails, because a resumed run does not call
-        them again for this round.
+        Returns a reason to stop the run, or None. The callbacks get the record even if
+        showing it fails, because a resumed run does not call them again for this round.
         """
         try:
             tell(record)
@@ -301,7 +301,10 @@ class Federation:
 
     @property
     def _has_begun(self) -> bool:
-        """True if a round has ended, or was begun by an earlier process, even if it is repeated."""
+        """True if any round of this run has ended or, in a deployment, has begun.
+
+        A round also counts if an earlier process ran it and this one repeats it.
+        """
         return self.state.done > 0 or bool(self.attempts.begun) or self.recorder.went_back
 
     @property

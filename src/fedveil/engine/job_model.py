@@ -105,14 +105,18 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
-    """Raise `ModelInvalid` if a model for `shape` is too large for `sent` weights or for memory.
+    """Raise `ModelInvalid` if the job's model for examples of this `shape` is too large.
 
     Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
-    memory for weights. The model may train and send at most `sent` weights. Other weights are fixed
-    or stay with each client. The free memory must have room for two copies of them, because a
-    `Layout` copies them. Base weights are not counted. A model from a user's function is not
-    checked if `shape.numbers` is at most 2 * `sent`, or if the function cannot build the model
-    without values (`models.outline`).
+    memory for weights. `sent` is the number of weights that the server sent. There are two limits:
+
+    - The weights that clients train and send must be at most `sent`.
+    - The free memory must have room for two copies of all other weights, which are fixed or stay
+      with the client. One copy is made by `Layout`.
+
+    For a language model, the check covers only the weights of a classification layer. A user's
+    model is not checked if `shape.numbers` is at most 2 * `sent`, or if the user's function cannot
+    build the model without values (`models.outline`).
     """
     kept = 0
     if job.has_language_model:

@@ -81,7 +81,11 @@ def newest(states: ClientStates, client: int, size: int) -> Float32s | None:
 
 
 def client_model(job: Job, model: nn.Module, states: ClientStates, client: int) -> nn.Module:
-    """Return a copy of the run's model in which the client's own layers replace the shared ones."""
+    """Return a copy of `model`, the run's global model, with the own layers of `client`.
+
+    The own layers are loaded from `states`. If the client has not trained yet, they are those of
+    `model`.
+    """
     shared = Layout(model).vector()
     found = copy.deepcopy(model)
     way = make_way(job, found)

@@ -31,7 +31,12 @@ def _cores() -> int:
 
 @contextmanager
 def precompiling(job: Job) -> Iterator[None]:
-    """A context in which a second process compiles the code of the job's protection if needed."""
+    """A context in which a second process compiles the native code of the job's protection.
+
+    The process is killed at the end of the context. No process starts if the protection has no
+    native code, if its code is already compiled, if the job does not set the number of clients, or
+    if only one core is available.
+    """
     loop = job.protection.position.loop
     if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
         yield

@@ -1,4 +1,4 @@
-"""The parts of a run, made from its job and checked before the run has a folder."""
+"""Makes and checks everything that a run needs, before the run has a folder."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run. Raises an error if the job cannot run.
+    """Make and check everything that the job's run needs except its folder.
 
-    `dataset` replaces the job's data, and `callbacks` come before those that the job names.
+    Raises an error if the job cannot run. `dataset` replaces the job's data. `callbacks` are called
+    before those that the job names.
     """
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset

@@ -110,7 +110,7 @@ class SummedReports:
     def restore(self, state: Message, done: int) -> None:
         """Load each client's last summed round from `state`.
 
-        Raises `MessageInvalid` if a round is after `done`.
+        `done` is the last complete round. Raises `MessageInvalid` if `state` has a later round.
         """
         only_fields(state, *self.state())
         if not len(self.last):

@@ -19,18 +19,24 @@ Vector = npt.NDArray[np.float64]
 
 
 class ServerOptimizer:
-    """The step of federated averaging, or of an adaptive optimiser (Reddi et al., 2021).
+    """Updates the weights w with the aggregate d, as `server.optimizer` says (Reddi et al., 2021).
+
+    lr, momentum, b1, b2 and tau are settings. m and v are the first and second moment of d.
 
         none:      w += lr * d
-        momentum:  m = momentum * m + d;               w += lr * m
-        adagrad:   m as adam;                  v += d^2
-        adam:      m = b1 * m + (1 - b1) * d;  v = b2 * v + (1 - b2) * d^2
-        yogi:      m as adam;                  v -= (1 - b2) * d^2 * sign(v - d^2)
-                   adagrad, adam and yogi              w += lr * m / (sqrt(v) + tau)
+        momentum:  m = momentum * m + d
+                   w += lr * m
 
-    w are the weights, d is the aggregate, m and v are its first and second moment. lr, momentum,
-    b1, b2 and tau are settings. As in the paper, there is no bias correction, and v starts at
-    tau^2. Buffers always take the mean of the clients' values: w += d.
+    The adaptive optimisers differ only in v:
+
+        adagrad:   v += d^2
+        adam:      v = b2 * v + (1 - b2) * d^2
+        yogi:      v -= (1 - b2) * d^2 * sign(v - d^2)
+        all three: m = b1 * m + (1 - b1) * d
+                   w += lr * m / (sqrt(v) + tau)
+
+    As in the paper, there is no bias correction, and v starts at tau^2. Buffers always take the
+    mean of the clients' values: w += d.
     """
 
     def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
@@ -190,7 +196,10 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the weights, and appends the aggregate to them, so that clients get both."""
+    """FedCM: updates one vector that holds the weights and, after them, the last aggregate.
+
+    Clients receive both. The entries of the aggregate for buffers are set to 0.
+    """
 
     def step(
         self,
@@ -206,11 +215,14 @@ class DirectedOptimizer(ServerOptimizer):
 
 
 class DynamicOptimizer(ServerOptimizer):
-    """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
+    """FedDyn: updates the weights w, and the server's state h, with the aggregate d.
 
-    w are the weights, d is the aggregate, h the server's state, and alpha the setting
-    `training.dynamic`. `share` is the number of summed reports divided by the number of all
-    clients. If d weights all clients equally, h stays the mean of all clients' states.
+        h -= alpha * share * d
+        w += d - h / alpha        (buffers: w += d)
+
+    alpha is the setting `training.dynamic`, and `share` the number of summed reports divided by the
+    number of all clients. If d weights all clients equally, h stays the mean of all clients'
+    states.
     """
 
     def __init__(

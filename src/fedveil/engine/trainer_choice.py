@@ -41,7 +41,11 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class LayerTraining:
-    """Says what trains one layer, or one module that itself calls the layers inside it."""
+    """Says what trains one layer of a model, and why native code does not.
+
+    A module whose own forward pass calls layers has an entry besides theirs. A task's own loss has
+    an entry too.
+    """
 
     #: The path of the module in the model, such as `body.2`, or `model` for the model itself.
     layer: str
@@ -99,9 +103,9 @@ def _fixed(
 def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> LayerTraining:
     """Return the entry of `part`, a layer of the module that is trained.
 
-    `reasons` say why native code refuses the part. They are empty if it accepts the part, and None
-    if this is not known. `by` names the trainer of the module, such as native code. For any other
-    trainer, `why` is the reason why it trains the module.
+    `by` names the trainer of the whole module. `why` says why this trainer is not native code, and
+    is ignored if it is. `reasons` say why native code cannot train the part. They are empty if it
+    can, and None if this is not known.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):
@@ -127,9 +131,10 @@ def _trained_by(trainer: Trainer) -> str:
 
 
 def _named(parts: Sequence[Part], refused: Sequence[Sequence[str] | None]) -> Iterator[str]:
-    """Yield a reason that names the layers that native code refuses. Yields nothing without any.
+    """Yield one reason, which names the layers that native code cannot train.
 
-    `refused` has the reasons against each of the `parts`, as in `_judged`.
+    Yields nothing if there are no such layers. For each of the `parts`, `refused` has the reasons
+    why native code cannot train it. They are empty if it can, and None if this is not known.
     """
     names = [
         f"layer {part.name} ({part.kind})" if part.name else f"the model ({part.kind})"
@@ -156,8 +161,9 @@ def _known(model: nn.Module) -> set[type[nn.Module]]:
 def _input_shapes(model: nn.Module, shape: ModelShape) -> dict[nn.Module, tuple[int, ...]]:
     """Return the shape of each module's input for one example.
 
-    Leaves out modules that are called with several shapes, modules that the model does not call or
-    would call only after an error, and modules of TorchScript, which allow no hooks.
+    Calls the model once. Leaves out modules that are not called or are called with several shapes,
+    and TorchScript modules, which allow no hooks. If the call raises an error, the result has only
+    modules that were called before it. It is empty if examples have several arrays or lengths.
     """
     seen: dict[nn.Module, set[tuple[int, ...]]] = {}
 

@@ -130,7 +130,7 @@ class DataSettings(Block):
 
     @property
     def by_owner(self) -> bool:
-        """True if every owner is one client, which has exactly the owner's examples."""
+        """True if each owner is one client, whose examples are exactly those of the owner."""
         return self.split in ("by_client", "writers")
 
     @property

@@ -112,9 +112,10 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with that protection's own parameters.
+        """Return this job under another protection.
 
-        The clients' weighting is set to the new protection's default.
+        The parameters are those that this job has for the new protection. The clients' weighting is
+        set to the new protection's default.
         """
         data = self.model_dump()
         del data["server"]["weighting"]

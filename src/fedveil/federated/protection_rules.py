@@ -37,10 +37,11 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 
 
 def _no_node_unmasks(job: JobFields) -> str | None:
-    """Under secure aggregation, `deployment.clients_per_node` has an upper limit. So the server and
-    the clients of one node cannot together unmask other clients. If n clients of a round share
-    secrets with threshold t, the number is below t. With `active_security`, it is below 2t - n.
-    In a sparse masking graph, it is at most n/5 instead, and less with few `neighbours`.
+    """Under secure aggregation, `deployment.clients_per_node` must be 1 or at most a limit, so that
+    the server and the clients of one node cannot together unmask other clients. Let n be the number
+    of a round's clients that share secrets, and t their threshold. The limit is t - 1, or
+    2t - n - 1 with `active_security`. In a sparse masking graph, the limit is n/5 instead, and
+    lower with few `neighbours`.
 
     Returns an error message, or None if the job follows this rule.
     """

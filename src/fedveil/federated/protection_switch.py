@@ -53,10 +53,10 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each protection's block that the job sets without any effect.
+        """Yield a warning for each block of parameters that the job sets without any effect.
 
-        Such a block is not that of the default protection, which the job uses because it does not
-        set `protection.name`. Yields nothing if the job sets `protection.name`.
+        If the job does not set `protection.name`, it uses the default protection, and the blocks of
+        all other protections have no effect. Yields nothing if the job sets `protection.name`.
         """
         if "name" in self.model_fields_set:
             return

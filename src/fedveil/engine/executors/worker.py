@@ -1,4 +1,7 @@
-"""A worker process of the simulator: `python -m fedveil.engine.executors.worker DESCRIPTOR`."""
+"""A worker process of the simulator: `python -m fedveil.engine.executors.worker DESCRIPTOR`.
+
+DESCRIPTOR is the file descriptor of a pipe to the simulator.
+"""
 
 from __future__ import annotations
 

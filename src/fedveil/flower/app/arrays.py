@@ -38,10 +38,11 @@ class Place:
 
 
 class ArrayLayout:
-    """Places of a record's arrays in the flat vector. Raises `ModelInvalid` for unsupported arrays.
+    """Says which slice of the flat vector has each array of a record.
 
-    Arrays whose names match a pattern in `keep` are left out. If `perturbed` is True, BatchNorm's
-    statistics are unsupported too, because a noisy variance can be negative.
+    Arrays whose names match a pattern in `keep` are left out. Raises `ModelInvalid` if another
+    array has an unsupported type. If `perturbed` is True, BatchNorm's statistics are refused too,
+    because a noisy variance can be negative.
     """
 
     def __init__(

@@ -25,20 +25,24 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 
 @dataclass
 class AppCarrier(Carrier):
-    """Sends each phase's messages, and yields the replies as they arrive.
+    """Sends the messages of one round to the clients, and yields the replies as they arrive.
 
-    A phase is one exchange of messages in a round. Clients train in the phase named `trains`. In
-    this phase only, a message has the content that the user's strategy made for the client (in
-    `invited`), and the reply has a report. The reply also has the metrics that `reveal` names, in
-    clear. `metrics` collects them by client. `offer` has the round's settings, for all clients.
+    A round consists of one or more phases. In each phase, the server sends one message to each
+    client that is still in the round, and receives its reply. Clients train in only one phase.
     """
 
     grid: Grid
+    #: The messages of the user's strategy. Their content is sent in the training phase.
     invited: Mapping[ClientId, FlowerMessage]
+    #: The round's settings, which are part of every message.
     offer: ConfigRecord
+    #: The names of the metrics that a reply may contain in clear, in the training phase.
     reveal: AbstractSet[str]
+    #: The name of the training phase.
     trains: str
+    #: The time limit of each phase.
     timeout_s: float
+    #: The metrics that the clients have sent in clear.
     metrics: dict[ClientId, MetricRecord] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:

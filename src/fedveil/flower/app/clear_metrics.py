@@ -69,7 +69,7 @@ class Means:
     """Running means of the revealed metrics, over the clients whose reports are in a round's sum.
 
     A client's weight is its metric `weight_key`, or 1 if it does not reveal this metric. If clients
-    give a metric in several lengths, its mean is that of the length that most of them give.
+    send lists of different lengths for a metric, only those of the most frequent length count.
     """
 
     def __init__(self, weight_key: str) -> None:

@@ -63,7 +63,7 @@ class ProtectMod:
     guarantee, a report is always sent. If training fails or its update is not finite, the report is
     that of an update of zero, and only this client's log says so. A metric is sent only if both the
     server and this client name it in `reveal`. Replies to evaluation messages and queries contain
-    only such metrics. An error is sent as its kind and never as its text, which might contain data.
+    only such metrics. The server never gets the text of an error that may depend on data.
 
     This client's demands are called pins. They come from the keyword arguments (`Options`, and a
     protection's own parameters), and from the run and node configurations. The server offers a
@@ -309,9 +309,10 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove fedveil's message and the server's `Offer` from `message`, and return both.
+    """Remove what fedveil's server has added to the app's `message`, and return it.
 
-    `known` are the names of the user's own protections that the offer may contain.
+    The result is the message of the protection's server side, and the server's `Offer`. `known` are
+    the names of the user's own protections that the offer may contain.
     """
     content = message.content
     if MESSAGE not in content or OFFER not in content:

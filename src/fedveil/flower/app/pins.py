@@ -58,11 +58,15 @@ def pins_of(
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     """Raise `MessageInvalid` if the server's `offer` protects less than a pin in `pins` demands.
 
-    A pin has the demands of one source, such as the client's own code. The offer must name the
-    protection that the pin names, with parameters that are not weaker. A report may cost at most
-    the epsilon and the delta that it would cost with the pin's parameters. If clients are weighted,
-    the server learns the sum of their weights. So the weight must be the default metric or one that
-    the client allows. `run` is the number of the Flower run.
+    A pin has the demands of one source, such as the client's own code. If it names a protection,
+    the offer must name the same one, with parameters that are not weaker. A report may then cost at
+    most the epsilon and the delta that it would cost with the pin's parameters. If any pin has an
+    epsilon limit, the offer may rely on noise that the server adds only if the pins accept this
+    (`_trusted`).
+
+    An offer that weights clients lets the server learn the sum of their weights. It is refused if a
+    pin demands equal weights, or if the weight is a metric that the pins do not allow. `run` is the
+    number of the Flower run.
     """
     try:
         check(offer.options)
@@ -90,12 +94,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client's epsilon limits may rely on noise that the server adds.
+    """Return True if the client accepts that its epsilon limits rely on noise the server adds.
 
-    The limits may rely on it if a pin (the demands of one source) names a protection whose
-    guarantee relies on the server. `limited` are the pins with an epsilon limit. If any of these is
-    the client's own (`is_own`), only the client's own pins count, because the server can change the
-    others.
+    The client accepts this if a pin (the demands of one source) names a protection whose guarantee
+    relies on the server. `limited` are the pins with an epsilon limit. If one of these is the
+    client's own (`is_own`), only its own pins count, because the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
