@@ -132,11 +132,11 @@ def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets
 
 
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
-    """Return the arrays from which the number of outputs is computed: the targets, or also inputs.
+    """Return the arrays from which `outputs` computes the number of model outputs.
 
-    In two cases, the inputs are included. First, the user gave no targets (`y` is None), so that
-    they are tokens of the inputs. Second, the user gave targets, but no `classes`, and inputs and
-    targets are tokens.
+    These are the targets. The inputs are added if they have the same tokens as the targets. This is
+    certain if the targets were made from the inputs, so that `y`, the user's targets, is None. It
+    is assumed if the targets are tokens, the inputs are integers, and `classes` is None.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))

@@ -43,7 +43,10 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class IdxSet:
-    """Files that are published together: training before test part, and images before labels."""
+    """Published files of the data set `name`, and the URLs of the folders (mirrors) with them.
+
+    In `files`, the training part precedes the test part. In each part, images precede labels.
+    """
 
     name: str
     files: tuple[IdxFile, ...]

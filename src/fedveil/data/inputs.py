@@ -34,10 +34,10 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _of_pandas(array: Array) -> Array:
-    """Convert an array of objects, made from pandas data, to numbers. NA becomes NaN.
+    """Convert an array of Python objects to an array of numbers, or return it unchanged.
 
-    If not all objects are numbers, returns the array unchanged. NumPy makes such arrays from
-    columns of pandas' own types.
+    NumPy makes an array of objects from a pandas column of pandas' own type. NA becomes NaN. The
+    array is unchanged if an object is no number.
     """
     numbers = np.array(without_na(array, np.nan).tolist())
     return numbers if numbers.dtype.kind in "fiub" else array
@@ -77,11 +77,11 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Return an array of finite real numbers for training, or raise `DataInvalid`.
+    """Check that `array` has finite real numbers, and return it with floats as float32.
 
-    Floats become float32. `alone` is False if `array` is one of several inputs of the examples. In
-    this case, integers become int64, and each example may have a single number here. The error
-    calls the array `part` of the data set `name`.
+    `alone` is False if `array` is one of several inputs of the examples. In this case, integers
+    become int64, and `array` may have one dimension: one number for each example. Raises
+    `DataInvalid`, which calls the array `part` of the data set `name`.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -65,9 +65,10 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read training records, each on its own, in the form `form`. `parts` are pairs (x, y).
+    """Read training records one by one, so that an invalid record affects no other.
 
-    If y is None, the targets are the next tokens of x.
+    A part in `parts` is a pair (x, y): the inputs and the targets of many records. If y is None,
+    the targets are the next tokens of x. `name` is the data set's name, for error messages.
     """
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
@@ -147,10 +148,11 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples `rows` in the number format of `form`, and a mask of the valid ones.
+    """Return the examples `rows` as numbers for training, and a mask of the valid examples.
 
-    The format is int64 if `form.whole` is True, otherwise float32. Integers of at most 16 bits keep
-    their format. An example is invalid if int64 cannot represent it, or if a float is not finite.
+    Integers of at most 16 bits are not converted. All other numbers become int64 if `form.whole` is
+    True, and float32 otherwise. An example is invalid if int64 cannot represent it exactly, or if
+    it is not finite as float32.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)

@@ -75,9 +75,9 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def _check_targets(name: str, public: Dataset) -> None:
-    """Raise `DataInvalid` if the test targets form a structured array, but their examples do not.
+    """Raise `DataInvalid` if the test examples form an ordinary array, but their targets do not.
 
-    Targets form a structured array if each has several arrays, or if their lengths differ.
+    Targets form no ordinary array if each has several arrays, or if their lengths differ.
     """
     if is_plain(public.test.x) and not is_plain(public.test.y):
         raise DataInvalid(
@@ -246,8 +246,9 @@ def _pair(
 ) -> tuple[Any, Any]:
     """Return x and y from `value`, which is a pair (x, y) or a map-style Dataset.
 
-    If the targets are tokens, `value` may also be x alone. Then y is None. If `alone` is True, x
-    and y of an unusable item of a Dataset are None, and no error is raised.
+    If `targets` is "tokens", `value` may also be only x. Then y is None. If `alone` is True, an
+    unusable item of a Dataset raises no error: None replaces its x and its y. Errors call `value`
+    the `part` (such as "test") of the data set `name`.
     """
     if targets == "tokens" and (_are_sequences(value) or hasattr(value, "__array__")):
         return value, None
@@ -260,10 +261,10 @@ def _pair(
 
 
 def _are_sequences(value: Any) -> bool:
-    """Return True if `value` is a list with each example's tokens, and False for a pair [x, y].
+    """Return True if `value` is a list of examples (sequences of tokens), not a pair [x, y].
 
-    A list of two items is unclear. It counts as examples if at least one item is a sequence of
-    tokens. So one invalid example cannot turn the list into a pair.
+    A list of two items is taken for two examples if at least one item is a sequence of tokens.
+    The other example may be invalid.
     """
     return isinstance(value, list) and (len(value) != 2 or any(map(_is_sequence, value)))
 

@@ -35,15 +35,17 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
-    """Return the number of model outputs that targets of the kind `kind` need.
+    """Return the number of model outputs that the data set `name` needs.
 
-    - "numbers" and "bits" (truth values): the number of columns of the arrays in `parts`.
-    - "own": `declared`, or 1 if `declared` is None.
-    - Other kinds: the number of classes or of different tokens. It is `declared` or, if that is
-      None, computed from the arrays in `parts`.
+    `declared` is the number that the data set itself states, or None. `parts` are its arrays of
+    targets, and of inputs with the same tokens. `kind` is the kind of the targets:
 
-    `declared` is the number that the data set `name` states, or None. Raises `DataInvalid` if the
-    arrays contradict it.
+    - "numbers" and "bits" (truth values) need one output for each column of the targets.
+    - "class" and "tokens" need `declared` outputs. If it is None, they need one more than the
+      largest class or token in `parts`.
+    - "own" (targets for a user's own task) need `declared` outputs, or 1 if it is None.
+
+    Raises `DataInvalid` if `parts` contradict `declared`.
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):

@@ -97,12 +97,13 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
     """Return the client that owns each example, or None if the examples have no owners.
 
     `owners` has the client that each example's line names, or "" if the line names none. If no line
-    names a client, the examples have no owners. If only some lines do, `DataInvalid` is raised for
-    the file `path`.
+    names a client, the examples have no owners. If only some lines do, raises `DataInvalid`, which
+    names the file `path`.
 
-    If `apart` is True, no line may affect how others are read, so no error is raised. The examples
-    then have owners only if `form.by_client` is True. An example without a client belongs to the
-    client of the example before it.
+    If `apart` is True, no error is raised, so that one line cannot invalidate the others. The
+    examples then have owners only if `form.by_client` is True. In this case, an example without a
+    client has no effect. It is assigned to the client of the example before it. At the start, it
+    is assigned to the first client that a line names.
     """
     if not any(owners) or (apart and not form.by_client):
         return None

@@ -120,9 +120,10 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor that serves the canaries, and passes all other clients to `carrier`.
+        """Return an executor for all clients. `carrier` is the executor of the real clients.
 
-        Without canaries, returns `carrier`.
+        With canaries, the result is this object, which passes the real clients' messages to
+        `carrier`. Without canaries, the result is `carrier`.
         """
         self.carrier = carrier
         return self if self.clients else carrier

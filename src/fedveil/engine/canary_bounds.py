@@ -131,12 +131,13 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return the lower bound on epsilon that follows from `distance`, to compare with `claim`.
+        """Return the lower bound on epsilon, called `name`, that follows from `distance`.
 
-        Replacing one client moves the reports or sums of a run by at least `distance`, in standard
-        deviations of the noise. If `distance` is an average minus a margin for its uncertainty,
-        `uncertain` is this margin. Otherwise it is 0. `name` is the name of the bound, and `cases`
-        the number of measurements.
+        Replacing one client moves the releases of a run by at least `distance` standard deviations
+        of the noise. `distance` was found from `cases` measurements. If it is a mean from which the
+        mean's uncertainty was subtracted, `uncertain` is this uncertainty. Otherwise `uncertain` is
+        0. `claim` determines `Measured.unseen`: the largest true epsilon that this bound would
+        probably not detect.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -24,19 +24,24 @@ _LEAST_MOVE = 1e-3
 
 
 class SumEvidence:
-    """Evidence from the rounds' aggregates: two scores for each coin, and the measured noise.
+    """Evidence from the rounds' sums: two scores for each canary's coin, and the measured noise.
 
-    A canary's coin is a secret bit that decides the sign of its updates. The larger a score, the
-    likelier the coin shows 1. `scores` are the sums' projections onto the canary's direction.
-    `turned` are projections of the differences between two rounds' sums, if every round has its own
-    rotation. The noise is measured in
+    A coin is a secret bit that decides the sign of a canary's updates. `included` is True for the
+    coins that show 1, and `moved` is the smallest length of a canary's update after clipping. The
+    larger a score, the likelier the coin shows 1. Both scores add up components along the canary's
+    direction, each multiplied by its round's `turn`:
 
-    - `noise`: the part of a sum that is orthogonal to all canaries' directions,
-    - `spare`: the padding that a rotation needs, whose entries are 0 in every update,
-    - `lag`: the difference between the sums of two successive rounds, as released (rotated),
-    - `calm`: the difference between these two sums after both rotations are undone, in which equal
-      updates of both rounds cancel,
-    - `echo`: the difference between a round's sum and the first round's, as released.
+    - `scores`: the components of all sums.
+    - `turned`: the components of the differences between two successive sums. It stays 0 unless
+      every round rotates its sum differently.
+
+    These fields measure the noise, each in another vector:
+
+    - `noise`: the sum without its components along the canaries' directions.
+    - `spare`: the entries that a rotation adds to the sum as padding. They are 0 in every update.
+    - `lag`: the difference between two successive sums as released, without the canaries' updates.
+    - `calm`: the same difference, but after each sum's rotation is undone. Equal updates cancel.
+    - `echo`: the difference between a sum and the first sum, otherwise like `lag`.
     """
 
     def __init__(
@@ -96,11 +101,11 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Scale `difference`, and add its squared length to the measured noise `noise`.
+        """Divide `difference` by `step` * c, and add its squared length to `noise`.
 
-        `difference` is the difference of two rounds' sums. Let c be the largest change of one sum
-        if one client is replaced. `difference` then changes by at most `step` * c, and is divided
-        by this number. If `step` is almost 0, nothing is added.
+        `difference` is the difference of two rounds' sums. A client that reverses its updates
+        moves one sum by c, and can move `difference` by `step` * c. If `step` is almost 0, nothing
+        is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

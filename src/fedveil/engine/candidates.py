@@ -67,15 +67,18 @@ class Candidate:
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the length of the noise in a round's mean, relative to the mean's largest length.
+        """Return the length of the noise in a round's sum, relative to the sum's largest length.
+
+        The noise has length 2 * clip * r * sqrt(k * d). The sum has at most length n * clip.
+
+        - r is the noise ratio: standard deviation over sensitivity 2 * clip.
+        - k is the number of reports if each has its own noise. Otherwise it is 1.
+        - d is the number of entries of an update.
+        - n is the expected number of summed updates, or of summed gradients of examples under
+          `privacy.unit: example`.
 
         `examples` is the number of examples of all clients together. Returns None if the noise is
-        not Gaussian.
-
-        Let updates have d entries, let n be the number of summed updates, and r the noise ratio:
-        standard deviation over sensitivity 2 * clip. The noise of a sum has length r * 2 * clip *
-        sqrt(d). If every report has its own noise, this is multiplied by sqrt(n). The length of the
-        sum itself is at most n * clip.
+        not Gaussian, or if n is 0.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release

@@ -104,11 +104,13 @@ class Work:
 class Played:
     """A machine's answers to one `Work`.
 
-    `clients` are the clients whose reports are summed, and `half` contains this sum. It is None if
-    nothing was summed. Row i of `columns` has four numbers about clients[i]: the report's size in
-    bytes, and the seconds of training, protection and aggregation. `others` are the answers of all
-    other clients. `took_s` is the time that the machine needed, in seconds. If `fixed` is True, the
-    machine must restart its worker processes before it can train clients that it does not have.
+    - `half`: contains the sum of the reports, or is None unless `Work.fold`.
+    - `clients`: the clients whose reports are in the sum, apart from those in `others`.
+    - `columns`: row i has four numbers about clients[i]: the report's size in bytes, and the
+      seconds of training, protection and aggregation.
+    - `others`: the answers that `columns` cannot describe, such as one with warnings.
+    - `took_s`: the time that the machine needed, in seconds.
+    - `fixed`: True if the machine must restart its worker processes when its clients change.
     """
 
     clients: Sequence[ClientId] = ()

@@ -47,10 +47,11 @@ class Member:
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks that it computes equal updates.
+    """Starts a machine at each place of the cluster, and checks that all compute equal updates.
 
-    For this, it compares the machine's `Facts` with `facts`, those of the calling process.
-    `starting` is called with the name of each step before the first round. `event` logs a line.
+    The `Facts` of each machine must equal `facts`, the `Facts` of the calling process. Every
+    machine is made from `setup`. `starting` is called with the name of each step before the first
+    round. `event` logs a line.
     """
 
     def __init__(

@@ -128,10 +128,11 @@ class _PiecewiseMachine(Machine):
     def piecewise(
         self, method: str, returns: int, dtype: str, packed: int, *pieces: bytes
     ) -> list[bytes]:
-        """Call `method` with an array as its last argument. Returns the pickled result, in pieces.
+        """Call `method`, whose last argument is an array. Returns the pickled result, in pieces.
 
-        `pieces` begins with a pickle of the other arguments, cut into `packed` pieces. The bytes of
-        the array follow. Its type is `dtype`. The result is cut into `returns` pieces.
+        The first `packed` of the `pieces` are the pickle of all other arguments. The remaining
+        pieces are the bytes of the array, which has the type `dtype`. `returns` is the number of
+        pieces of the result.
         """
         from ray import cloudpickle
 

@@ -69,7 +69,7 @@ def pieces(
 
 
 class Shards:
-    """The examples of some clients. `add` and `drop` change them, but not during training."""
+    """The examples of some clients. Do not call `add` or `drop` during training."""
 
     def __init__(self) -> None:
         self._of: dict[ClientId, tuple[Piece, slice]] = {}

@@ -34,10 +34,11 @@ def start_on_a_cluster(
     starting: Callable[[str], None],
     event: Callable[[str], None],
 ) -> Executor:
-    """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
+    """Start machines on the cluster `simulation.on`, and return an executor that uses them.
 
-    Every machine first trains on the examples in `batch`, and must get this process's result.
-    `data` has all clients' examples, and `dimension` is the number of entries of an update.
+    Every machine first trains on the examples in `batch`. Its result must equal this process's
+    result. Then it receives the examples of its clients from `data`, which has those of all
+    clients. `dimension` is the number of entries of an update, and `folder` the run's folder.
     `starting` is called with the name of each step before the first round, and `event` logs a line.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least

@@ -239,7 +239,7 @@ class ClientSide:
     def weights(self) -> Update:
         """The entries of `self.model` that an update changes.
 
-        Under FedCM, the last aggregate follows these entries. No update changes it.
+        Under FedCM, `self.model` ends with the last aggregate, which is not among these entries.
         """
         return self.model[: self.protection.dimension]
 
@@ -269,7 +269,10 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer to `message`. `trained` is its training's result, or None."""
+        """Return a client's answer to `message`.
+
+        `trained` is the result of the client's training, or None if `message` requests none.
+        """
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:
@@ -331,7 +334,11 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return the client's side of the protection, made anew. Loads `state` unless empty."""
+        """Return a new `ClientRound` of the client, which continues from `state`.
+
+        `state` is a result of `ClientRound.keep`. If it is empty, the `ClientRound` has received
+        no message yet.
+        """
         half = self._new_half(client)
         if state:
             half.take_up(state)

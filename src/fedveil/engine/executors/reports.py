@@ -109,7 +109,8 @@ def merge_sums(
 ) -> None:
     """Add a worker's sum of reports to `server`.
 
-    `pickled` and `places` are the results of `Folding.sums` with the shared memory `room`.
+    `pickled` is the pickle of the sum without its arrays. `places` has an entry for each array: its
+    bytes, or the positions of its begin and end in the shared memory `room`.
     """
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -95,8 +95,8 @@ class Scaffold:
     The server sends one vector: the weights, then the mean of the clients' variates. A report has
     two parts: the change of the weights, and the change of the client's variate times `unit`, the
     job's learning rate. If the protection clips the report, the variate changes only by the clipped
-    change. So the server's variate stays the mean. Variates of buffers, where `trainable` is False,
-    stay zero.
+    change. So the server's variate stays the mean if `server.weighting` is equal (the default).
+    Variates of buffers, where `trainable` is False, stay zero.
     """
 
     trainable: Bools
@@ -127,9 +127,10 @@ class Dynamic:
     """Keeps the client's state of FedDyn: -`alpha` times the sum of its reported updates.
 
     `alpha` is the setting `training.dynamic`. In every local step, the client subtracts its state
-    from the gradient. The sum contains each update as the protection clipped it, without noise. So
-    the server's state stays the mean of the clients' states. `trainable` is False for buffers,
-    which are not in the sum.
+    from the gradient. The sum contains each update after the protection's clipping, without noise.
+    The server's state (`DynamicOptimizer`) follows the same updates. So, except for noise, it stays
+    the mean of the clients' states if `server.weighting` is equal (the default). `trainable` is
+    False for buffers, which are not in the sum.
     """
 
     trainable: Bools
