@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common,
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.target import Target
+from fedveil.base.array_types import Float32s
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
@@ -455,6 +459,32 @@ def test_clients_of_few_examples_are_attacked_by_their_own_reports(
     assert seen[1] == 0
     assert repeats == [*range(len(cohorts))]  # each round has noise of its own
     assert sum(count > 0 for count in seen.values()) == 4
+
+
+def test_only_clients_within_the_limits_are_sought_in_an_aggregate(
+    sight: inversion.Sight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client of a cohort is within the limits, but is not always in the sum."""
+    asked = itertools.cycle([(1, 2), (), (1,), (0, 1, 2)])
+    cohorts: list[list[int]] = []
+    real = Target.updates
+    monkeypatch.setattr(
+        Target, "updates", lambda self, clients: cohorts.append(clients) or real(self, clients)
+    )
+    nothing = Reading.nothing(len(sight.target.weights))
+
+    def seen(target: Target, updates: list[Float32s], repeat: int) -> Any:
+        return SimpleNamespace(
+            readings=[nothing] * 3, aggregate=updates[0].astype(float), asked=next(asked)
+        )
+
+    monkeypatch.setattr(Target, "seen", seen)
+    views = list(islice(sight.views(), 20))
+    assert all(1 not in view.clients for view in views), "it has more examples than the limit"
+    assert any(set(cohort[1:]) == {1, 3} for cohort in cohorts), "client 1 was summed"
+    sizes = Counter(view.cohort for view in views)
+    assert sizes[2] - sizes[3] in (0, 1), "a sum with any client within the limits is attacked"
+    assert 0 < sizes[1] < sizes[3], "a sum of client 1 alone is not"
 
 
 def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(

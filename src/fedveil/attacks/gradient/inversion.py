@@ -133,11 +133,16 @@ class Sight:
             clients = [first, *others[: job.clients_per_round - 1]]
             seen = self.target.seen(self.target.updates(clients), repeat=turn)
             if any(reading.empty for reading in seen.readings):
-                yield self._aggregate([clients[i] for i in seen.asked], seen.aggregate)
+                summed = sorted((clients[i] for i in seen.asked), key=self._too_large)
+                if summed and not self._too_large(summed[0]):
+                    yield self._aggregate(summed, seen.aggregate)
                 continue
             for client, reading in zip(clients, seen.readings, strict=True):
-                if client in self._within:
+                if not self._too_large(client):
                     yield View([client], reading, self._known([client]))
+
+    def _too_large(self, client: int) -> bool:
+        return client not in self._within
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
         """Return a view of `aggregate`, to reconstruct the examples of all `clients`.
