@@ -51,7 +51,7 @@ def test_a_clients_bit(phase: str, magnitude: float, bit: int) -> None:
     [
         ("growth", [0, 0, 1], ("growth", 1.0)),
         ("growth", [0, 1, 1], ("shrink", 0.5)),
-        ("growth", [0, 1], ("growth", 1.0)),  # a tie is B = 0
+        ("growth", [0, 1], ("growth", 1.0)),  # a tie is no majority
         ("growth", [], ("growth", 0.5)),
         ("shrink", [0, 0, 1], ("shrink", 0.5)),
         ("shrink", [0, 1, 1], ("shrink", 0.25)),

@@ -9,8 +9,8 @@ carries frames:
            | 2  the last frame of this side: the body is the reason, empty if all is well
            | 3  a refusal, also the last frame of this side: the body is the reason
 
-`arrived` is the number of messages received from the other side. A new session number shows that
-another process has replaced the peer's process. Numbers then start again at 1 in both directions.
+`arrived` is the number of messages received from the other side. If a `Greeting` shows that another
+process has replaced the peer's process, both sides number their messages from 1 again.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame. Waits until the peer has received it or can no longer receive it."""
+        """Send the last frame: an `_END` or a `_REFUSAL`. Waits up to `CLOSE_S` for its arrival."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

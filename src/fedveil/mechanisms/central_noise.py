@@ -128,9 +128,10 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the clipped vector plus the noise of a sum, in units of `step`.
+        """Return the clipped `vector` plus the noise that a sum receives, in units of `step`.
 
-        An attacker who knows all other clients' vectors can compute this from a noisy sum.
+        An attacker who knows all other clients' vectors can subtract them from a noisy sum. The
+        result then has this distribution.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)

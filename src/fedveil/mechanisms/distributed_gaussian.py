@@ -47,10 +47,13 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in units of a grid step. Each client adds one share to its vector.
 
-    A sum adds up the vectors of at least `shares` and at most `clients` clients. With exactly
-    `shares` vectors, its noise has a standard deviation of at least `ratio` times the sensitivity.
-    `limit` is the largest squared norm of a vector without noise, and `square` is the squared
-    sensitivity (default: 4 · `limit`), both in steps².
+    A subclass protects either a client's whole vector or one contribution to it. `limit` is the
+    largest squared norm of the protected part. The sensitivity is the largest distance by which a
+    sum of vectors moves if the protected part is replaced. `square` is its square (default: 4 ·
+    `limit`). Both are in steps².
+
+    A sum adds up the vectors of at least `shares` and at most `clients` clients. The noise in a sum
+    of exactly `shares` vectors has a standard deviation of at least `ratio` times the sensitivity.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -110,9 +113,9 @@ class DistributedGaussian(NoiseShares):
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
        rotation's signs are public.
     2. Each entry of x / step is rounded up or down at random to a whole number, whose expected
-       value is the entry to within 2^-32. This gives z. If Σ z² is above `limit`, which has
-       probability at most 2^-20, all entries are rounded again. After eight attempts all entries
-       are rounded towards zero.
+       value is the entry to within 2^-32. This gives z. Privacy needs the bound Σ z² <= `limit`.
+       If z exceeds it, which has probability at most 2^-20, all entries are rounded again. After
+       eight attempts all entries are rounded towards zero.
     3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
        drawn exactly and do not depend on x.
 
@@ -121,13 +124,13 @@ class DistributedGaussian(NoiseShares):
     sensitivity. This holds whatever the other vectors are, and for the sum modulo 2^bits too. m
     counts only honest clients: an attacker who makes a share knows its noise and can subtract it.
 
-    Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
-    probability 2^-40. Wrapping can be likelier if vectors were chosen with knowledge of the round's
-    signs. Privacy does not depend on wrapping.
+    Wrapping: sums are computed modulo 2^bits. The sum of at most `clients` honest shares wraps
+    around with probability at most 2^-40. The probability can be higher if clients know the round's
+    signs when they choose their vectors. Privacy does not depend on it.
 
-    `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
-    / √length, the root mean square of the entries of a rotated vector of norm `clip`. Without
-    rotation they cover the range from -clip to clip.
+    `entry_bits` sets the step. With `rotation`, 2^entry_bits steps cover the range from -8 r to 8
+    r, where r = clip / √length is the root mean square of the entries of a rotated vector of norm
+    `clip`. Without rotation, they cover the range from -clip to clip.
 
     `apart`, a distance below 2 · clip, makes the sensitivity smaller, and so the noise. With it the
     caller promises that any two possible vectors of a client are at most `apart` from each other,
@@ -269,10 +272,10 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean of `shares` clients' vectors, given `total`, the sum of their shares.
+        """Return the mean of the vectors of n clients, where n is `shares`.
 
-        A client's share is the result of `share`. `total` is in units of `step`, and is
-        overwritten. `signs` are the signs of the rotation, or None without rotation.
+        `total` is the sum of what `share` returned for these vectors. It is in units of `step`, and
+        is overwritten. `signs` are the signs of the rotation, or None without rotation.
         """
         values = into_floats(total)
         if self.rotation:
@@ -338,7 +341,10 @@ def _blocks(dimension: int) -> list[int]:
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits of a ring that holds sums of -reach..reach, with 25% to spare."""
+    """Return the number b of bits for sums that are computed modulo 2^b.
+
+    2^b is large enough for all sums from -reach to reach, with 25% to spare.
+    """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

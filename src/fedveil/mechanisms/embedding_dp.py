@@ -164,9 +164,11 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The privacy loss of one release of EmbeddingDP: per replaced bit, one-hot row or vector.
+    """The privacy loss of one release of EmbeddingDP.
 
-    It is infinite if `eps` is None, because the bits are then not flipped.
+    It depends on the input that is replaced: one value (`per_bit`), a one-hot row (`per_row`) or a
+    whole vector (`per_vector`). It is infinite if `eps` is None, because the bits are then not
+    flipped.
     """
 
     eps: float | None
@@ -191,9 +193,10 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the cost of releasing `values` values: one pair of a loss and a number of bits.
+        """Return the cost of one release of n = `values` numbers, for a ledger: [(per_bit, n)].
 
-        At a positive delta, a ledger composes these losses to far less than their sum.
+        The pair says that n bits are released, each with the loss `per_bit`. At a positive delta, a
+        ledger composes these losses to far less than their sum.
         """
         return [(self.per_bit, integer("values", values, 1))]
 

@@ -199,10 +199,11 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return a grid step: the largest power of two that is at most max(limit, `least`).
+    """Return a grid step: the largest power of two up to a limit.
 
     The limit is the smaller of sigma / 2^10 and clip / (16 √dimension), for noise of standard
-    deviation `sigma` and vectors of `dimension` entries clipped to norm `clip`.
+    deviation `sigma` and vectors of `dimension` entries clipped to norm `clip`. If this is below
+    `least`, the limit is `least`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)

@@ -51,9 +51,10 @@ class MaxNorm:
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
     The result's mean is g_j, and its mean squared length is max_k |g_k|². This hides the length of
-    g_j but not its direction: only the sign flips, with probability Phi(-1 / s_j) below 1/2 (Phi is
-    the normal distribution function). The longest gradient and gradients of length 0 are returned
-    unchanged. The defence works with any number of classes.
+    g_j, but not its direction: the result is a multiple of g_j. Its sign is flipped with
+    probability Phi(-1 / s_j), which is below 1/2. Phi is the normal distribution function. The
+    longest gradient and gradients of length 0 are returned unchanged. The defence works with any
+    number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
@@ -67,23 +68,25 @@ class MaxNorm:
 class Marvell:
     """The Marvell defence of O. Li et al., for two classes and a given power of the noise.
 
-    Let m_0 and m_1 be the classes' mean gradients, Δ = m_1 - m_0 and n = Δ / |Δ|. The gradient g of
-    an example of class c is returned as
+    Let m_0 and m_1 be the classes' mean gradients in a batch, Δ = m_1 - m_0 and n = Δ / |Δ|. The
+    gradient g of an example of class c is returned as
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
-    The noise's mean squared length is `power` · |Δ|². For this length, the variances along_c and
-    across_c minimise
+    The mean squared length of the noise is `power` · |Δ|². Among all variances along_c and across_c
+    with this mean squared length, the defence takes those that minimise
 
-        KL(class 0 || class 1) + KL(class 1 || class 0),
+        KL(class 0 || class 1) + KL(class 1 || class 0)
 
-    if a class's gradients are N(m_c, v_c I), where v_c is the variance of their entries in the
-    batch. No attacker who sees one such gradient then has an AUC above `most_auc` of this
-    minimum. Real gradients of a class are not Gaussian, so this is a model and no guarantee.
+    between the classes' noisy gradients. For this, the gradients of class c without noise are
+    modelled as N(m_c, v_c I), where v_c is the variance of their entries in the batch. In this
+    model, no attacker who sees one noisy gradient has an AUC above `most_auc(d)`, where d is the
+    minimum. Real gradients of a class are not Gaussian, so this is no guarantee.
 
-    If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
-    noise's mean squared length is averaged over the classes, weighted by their shares in the
-    batch. The shares are computed as if the batch had one more example of each class.
+    The mean squared length is averaged over the classes, weighted by their shares in the batch, as
+    if the batch had one more example of each class. If a batch lacks a class, the class's mean is
+    taken to be minus the mean of the other class. If Δ = 0, the gradients are returned without
+    noise.
     """
 
     def __init__(self, power: float) -> None:

@@ -21,19 +21,19 @@ _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 class QuantileClip:
     """Clips vectors to a norm C that follows a quantile of their norms.
 
-    Output: under the clip C, a vector x of `dimension` entries becomes `joint(x, C)`, with one more
-    entry, its clip bit:
+    Output: in a round with the clip C, `joint(x, C)` turns a vector x of `dimension` entries into
 
         y = (first · x / max(|x|, C), ±half),     +half if |x| <= C, -half if |x| > C.
 
-    `first` is the clip of the first round. Let m be the mean of such vectors, with or without
-    noise. `parted` computes the mean of the clipped vectors, C / first · (all entries of m but the
-    last), and the share of vectors with |x| <= C, ½ + (last entry of m) / (2 · half). `moved` then
-    gives the next clip
+    `first` is the clip of the first round. The last entry of y is called the clip bit. `parted`
+    splits the mean m of such vectors y, with or without noise, into
 
-        C' = C · exp(-rate · (share - quantile)),     with the share limited to [0, 1],
+        the mean of the clipped vectors       C / first · (all entries of m but the last),
+        the share of vectors with |x| <= C    ½ + (last entry of m) / (2 · half).
 
-    limited to first · 2^-20 .. first · 2^20.
+    `moved` limits this share to [0, 1], and returns the clip of the next round,
+
+        C · exp(-rate · (share - quantile)),     limited to first · 2^-20 .. first · 2^20.
 
     Privacy: |y|² <= first² + half² = norm², for every x and C. So replacing one vector x moves a
     sum of vectors y by at most 2 · norm. If a Gaussian mechanism adds noise of standard deviation
@@ -41,10 +41,11 @@ class QuantileClip:
     `Gaussian(ratio)`. This holds for every C, even for one that a lying server sends or that
     depends on earlier releases.
 
-    `bit_noise` is the standard deviation of the noise in the number of +half bits. It must be above
-    `ratio`, and half = first / √((bit_noise / ratio)² - 1). The default is a twentieth of
-    `clients`, or √11 · ratio if that is larger. With the default, the clip bits increase the noise
-    of the other entries by a factor of at most √1.1.
+    `bit_noise` determines half. The sum of the clip bits gives the number of vectors with |x| <= C,
+    and `bit_noise` is the standard deviation of the noise in this number. It must be above `ratio`,
+    and half = first / √((bit_noise / ratio)² - 1). The default is a twentieth of `clients`, or √11
+    · ratio if that is larger. With the default, the clip bits increase the noise of the other
+    entries by a factor of at most √1.1.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the
@@ -110,8 +111,9 @@ class QuantileClip:
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
         """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
 
-        `mean` is the mean (with or without noise) of the vectors that `joint` returned for this
-        clip.
+        `mean` is the mean of their joint vectors: for each vector, its clipped and scaled entries
+        and its clip bit, as `joint` returns them. `mean` may have noise, which can move the share
+        out of [0, 1].
         """
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 

@@ -63,12 +63,14 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     """Admits training tasks. Charges each task to the site's account before its executor runs.
 
     `site` is the site's folder, and `data` the name of a data set in the policy. `protection` has
-    the keys of a protection that the policy allows. If `plain` is True, a report leaves as arrays
-    (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
-    whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
-    `ProtectedController`. The filter admits only tasks whose name is in `train_tasks` and, under
-    secure aggregation, the tasks named `fedveil_phase`. Secure aggregation needs `server`, the name
-    of a block of the policy's `servers`.
+    the keys of a protection that the policy allows. The tasks named in `train_tasks` are training
+    tasks (default: "train"). Secure aggregation needs `server`, the name of a block of the policy's
+    `servers`. It also sends tasks named `fedveil_phase`, which carry its messages and do not train.
+    All other tasks are refused.
+
+    If `plain` is True, a report leaves as arrays (WEIGHT_DIFF), which NVFlare's own aggregators can
+    average. Otherwise, a report leaves as a message for `ProtectedAggregator` or
+    `ProtectedController`. So do all reports of a protection whose reports are not arrays.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Admit a task, and return its data. A training task is charged first.
 
-        If the data contain a message of the protection to this site, the message is removed. Raises
-        `ContentBlockedException` if the task is refused.
+        The server may add a message of the protection to the data. The filter reads this message
+        and removes it, so the executor does not receive it. Raises `ContentBlockedException` if the
+        task is refused.
         """
         earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
@@ -131,10 +134,10 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return what leaves the site instead of the executor's result, `shareable`.
 
-        For an admitted training task, this is the protected report. Secure aggregation also has
-        tasks that only carry one of its messages and request no training. For such a task, it is
-        the site's answer to this message. Raises `ContentBlockedException` if the task was not
-        admitted, or if its report has already left.
+        After a training task, the protected report leaves. After a task that only carries a message
+        of secure aggregation, the site's answer to this message leaves. Raises
+        `ContentBlockedException` if no task was admitted, if the executor failed, or if the report
+        has already left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
@@ -159,7 +162,7 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
 
 
 class ProtectedAggregator(Aggregator):  # type: ignore[misc]
-    """Adds up the reports that leave through `SiteResultFilter` with `plain: false`.
+    """Adds up the sites' reports, if these leave as messages (`plain: false` in `SiteTaskFilter`).
 
     `protection` must equal that of the sites' filters. The result is the mean update (WEIGHT_DIFF).
     A round without a valid report does not change the model.

@@ -38,10 +38,13 @@ _Weights = Uint64s
 class AliasTables:
     """Draws exactly from several distributions over the same outcomes (symbols).
 
-    Row r of `probabilities` is distribution number r, in floating point: no entry may be above (1 +
-    ACCURACY) times the exact probability. `exact(r)` returns the same distribution exactly, as
-    integer weights of its symbols. In `draw` and `draw_from`, distributions are numbered from
-    `first_row`, and symbols from `first_symbol`.
+    Row r of `probabilities` is the r-th distribution, rounded to floats. An entry may exceed the
+    exact probability by at most the relative error `ACCURACY`. `exact(r)` returns the same
+    distribution as integer weights, which are proportional to the exact probabilities. Both have
+    one entry for each symbol.
+
+    In `draw` and `draw_from`, the number of the first distribution is `first_row`, and the number
+    of the first symbol is `first_symbol`. All other methods count both from 0.
     """
 
     def __init__(
@@ -161,11 +164,12 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
+    """Build an alias table. Returns the threshold and the second symbol of each column.
 
-    An alias table consists of columns of equal weight, and at most two symbols share a column. The
-    first symbol of column k is k. A draw in the column gives the first symbol if it is below the
-    threshold, otherwise the second one.
+    weights[k] is the weight of symbol k. Their sum is 2^64. The table has one column for each
+    symbol, and all columns have the same weight, w = 2^64 / len(weights). A draw chooses a column k
+    and a number in 0..w-1. It gives symbol k if this number is below the threshold, otherwise the
+    second symbol.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.

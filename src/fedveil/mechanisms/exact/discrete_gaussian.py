@@ -154,14 +154,15 @@ class DiscreteGaussian:
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Decide draw i, which the fast loop `add_placed` left open. Returns True to accept it.
+        """Accept or reject draw i, which the fast loop `add_placed` left open.
 
-        The draw is x with |x| = cell · 2^place_bits + place. It is negative if `negative` is 1. The
-        place is the top `place_bits` bits of the 32-bit word `place_word`. The word's other bits
-        are the first binary digits of a uniform random number U in [0, 1). Further digits come from
-        `entropy`. x is accepted if U >= 1 - exp(-loss), where loss = place · (2 |x| - place) / 2s²
-        with the distribution's parameter s². A negative zero is rejected. An accepted x is added to
-        `values[i]`.
+        The draw's magnitude is m = `cell` · 2^place_bits + place, where place is the number in the
+        top `place_bits` bits of the 32-bit word `place_word`. The draw is -m if `negative` is 1,
+        otherwise m. The other bits of `place_word` are the first binary digits of a uniform random
+        number U in [0, 1). Further digits come from `entropy`.
+
+        The draw is accepted if U >= 1 - exp(-loss), where loss = place · (2 m - place) / 2s²,
+        unless it is a negative zero. Adds an accepted draw to values[i], and returns True.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -193,12 +194,12 @@ class DiscreteGaussian:
                 return cell
 
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
-        """Decide if a draw x is accepted. Returns True with probability exp(-loss).
+        """Return True if a draw x with |x| = `magnitude` is accepted: with probability exp(-loss).
 
-        loss is place · (2 |x| - place) / 2s², with the distribution's parameter s². |x| is
-        `magnitude`, and place is the number in its lowest `place_bits` bits. The result is True if
-        U >= 1 - exp(-loss), for a uniform random number U in [0, 1). The first binary digits of U
-        are the lowest 32 - `place_bits` bits of `place_word`. Further digits come from `entropy`.
+        loss is place · (2 |x| - place) / 2s², where place is the number in the lowest `place_bits`
+        bits of |x|, and s² is the distribution's parameter. The draw is accepted if a uniform
+        random number U in [0, 1) is at least 1 - exp(-loss). The lowest 32 - `place_bits` bits of
+        `place_word` are the first binary digits of U. Further digits come from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)

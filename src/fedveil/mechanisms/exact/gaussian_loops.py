@@ -1,7 +1,9 @@
 """The inner loops of `DiscreteGaussian`, which draws whole numbers x with Pr[x] ∝ exp(-x² / 2s²).
 
-A magnitude |x| has two parts: |x| = cell · 2^place_bits + place, with 0 <= place < 2^place_bits.
-The parameter s² is cell_variance · 4^place_bits.
+The lowest place_bits bits of a magnitude |x| are called its place, and the other bits its cell: |x|
+= cell · 2^place_bits + place. Random words choose the sign, the cell and the place of x. The
+parameter s² is cell_variance · 4^place_bits: before draws are rejected, a cell y has a probability
+proportional to exp(-y² / 2 cell_variance), and all places are equally likely.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 def choose_cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Write to out[i] the cell (high part of a magnitude |x|) that the word words[i] chooses.
 
-    A word chooses the first cell y with `thresholds[y]` above the word's first 63 bits. Entry g of
-    `guide` is the first possible cell of words whose first 16 bits are g. If the first 63 bits
-    equal a threshold, they do not decide, because the true threshold has more digits. The cell is
-    then -1. Returns the number of these undecided words.
+    A word has 64 random bits. Its first 63 bits are read as an integer. The word chooses the first
+    cell y whose `thresholds[y]` is above this integer. `guide` makes the search fast: its entry g
+    is the first possible cell of words whose first 16 bits are g. Thresholds are rounded down, so
+    an integer that equals a threshold does not decide the cell. out[i] is then -1. Returns the
+    number of words that do not decide.
     """
     undecided = 0
     for i in range(len(words)):
@@ -73,12 +76,14 @@ def add_cells(
 ) -> int:
     """Add to each values[i] a draw x, which the random 64-bit word words[i] chooses.
 
-    The word's last bit is the sign of x. The word's first 63 bits choose |x|: the first y whose
-    threshold, `thresholds[y]`, is above them. `guide` makes this search fast: its entry g is the
-    first possible |x| of words whose first 16 bits are g. If the 63 bits equal a threshold, they do
-    not decide, because the true threshold has more digits. Such a draw is left out, and values[i]
-    stays unchanged. A negative zero is left out too (0 would otherwise be drawn twice as often).
-    Writes the indices of the draws that are left out to `listed`, and returns their number.
+    The word's last bit is the sign of x. Its first 63 bits, read as an integer, choose |x|: the
+    first y whose `thresholds[y]` is above this integer. `guide` makes the search fast: its entry g
+    is the first possible |x| of words whose first 16 bits are g.
+
+    Two kinds of draws are left out, and their values[i] stays unchanged. If the integer equals a
+    threshold, it does not decide |x|, because thresholds are rounded down. If x is a negative zero,
+    it is rejected, because 0 would otherwise be drawn twice as often. Writes the indices of these
+    draws to `listed`, and returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -134,15 +139,17 @@ def add_placed(
     values: Signed,
     listed: Int32s,
 ) -> int:
-    """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
+    """Add draw i to values[i] if it is certainly accepted. Returns the number of all other draws.
 
-    Draw i is x with |x| = cell · 2^place_bits + place. Its sign is the last bit of words[i] (1 is
-    minus), its cell is cells[i], and its place is the top `place_bits` bits of places[i]. The other
-    bits of places[i] are the first binary digits of a uniform random number U in [0, 1). The rule
-    of `DiscreteGaussian` is to accept x if U >= 1 - exp(-loss), where loss = place · (2 |x| -
-    place) / 2s² and s² = cell_variance · 4^place_bits. This loop only tests if U >= loss, which is
-    sufficient because 1 - exp(-loss) <= loss. It writes the indices of all other draws, and of
-    negative zeros, to `listed`, and returns their number.
+    The last bit of words[i] is the draw's sign (1 is minus). Its magnitude is m = cells[i] ·
+    2^place_bits + place, where place is the number in the top `place_bits` bits of the 32-bit word
+    places[i]. The other bits of places[i] are the first binary digits of a uniform random number U
+    in [0, 1). `DiscreteGaussian` accepts the draw if U >= 1 - exp(-loss), where
+
+        loss = place · (2 m - place) / 2s²,     s² = cell_variance · 4^place_bits.
+
+    This loop only tests U >= loss. That is sufficient, because loss >= 1 - exp(-loss). The indices
+    of all other draws, and of negative zeros, are written to `listed`.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
@@ -172,12 +179,15 @@ def _add_certain(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted. Returns the number of draws left out.
 
-    Draw i is x with |x| = cells[i] · 2^place_bits + place. Its sign is the last bit of words[i] (1
-    is minus). The lowest `bits` bits of places[i] are the first binary digits of a uniform random
-    number U in [0, 1), and the other bits are the place. x is certainly accepted if it is not a
-    negative zero, and U >= place · (2 |x| - place) / 2s². Sets left_out[i] to 0 for an added draw,
-    otherwise to 1. `unit` is 2^-bits, `width` is 2^-place_bits, and `slope` is 1 / cell_variance,
-    where s² = cell_variance · 4^place_bits.
+    Let place_bits = 32 - `bits`. The last bit of words[i] is the draw's sign (1 is minus). Its
+    magnitude is m = cells[i] · 2^place_bits + place, where place is the number in the top
+    place_bits bits of the 32-bit word places[i]. The lowest `bits` bits of places[i] are the first
+    binary digits of a uniform random number U in [0, 1). The draw is certainly accepted if U >=
+    place · (2 m - place) / 2s², unless it is a negative zero. left_out[i] becomes 0 if the draw is
+    added, otherwise 1.
+
+    The factors are computed by the caller: `unit` = 2^-bits, `width` = 2^-place_bits, and `slope` =
+    1 / cell_variance, where cell_variance is s² / 4^place_bits.
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))

@@ -88,11 +88,12 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Return the exact value of `monotone(e^x)`, which is an integer or several integers.
+    """Return `monotone(e^x)` exactly.
 
-    Each integer is a monotone function of e^x. So `monotone` is evaluated at both ends of an
-    interval that contains e^x, which is found with `digits` decimal digits. If the two results
-    differ, the number of digits is doubled.
+    `monotone` maps a fraction to an integer, a truth value or a list of integers. Each of them must
+    be monotone in the fraction. `monotone` is evaluated at two fractions, one below and one above
+    e^x, computed with `digits` decimal digits. If the results are equal, they are also the result
+    for e^x. Otherwise, the number of digits is doubled.
     """
     # The two results become equal because e^x is transcendental for a float x != 0: a fraction (a +
     # b e^x) / (c + d e^x) times 2^bits is an integer only if it does not depend on x.

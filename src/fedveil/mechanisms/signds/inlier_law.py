@@ -1,8 +1,9 @@
 """The distribution of the number v of selected dimensions that are in the top-k set.
 
-Of `dim` dimensions, `topk` are in the top-k set (the largest entries of a signed update), and h are
-selected. v of the selected dimensions are in the set. The exponential mechanism with the utility
-1[v >= t], for a threshold t, gives a selection J the probability
+SignDS draws a sign, 1 or -1, and selects h of the `dim` dimensions of an update. The `topk`
+dimensions with the largest sign · update are the top-k set, and v of the selected ones are in it.
+The exponential mechanism with the utility 1[v >= t], for a threshold t, gives a selection J the
+probability
 
     Pr[J] proportional to exp(eps * 1[v >= t]),   so that
     Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
@@ -90,10 +91,9 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that v reaches the threshold, at the epsilon `eps`.
+        """Return the probability that v reaches the threshold, if `eps` replaces the law's epsilon.
 
-        v is the number of selected dimensions that are in the top-k set. The distribution's own
-        epsilon is replaced by `eps`.
+        v is the number of selected dimensions that are in the top-k set.
         """
         if not self._below:
             return 1.0

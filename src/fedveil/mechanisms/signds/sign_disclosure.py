@@ -13,10 +13,11 @@ class SignTold(NamedTuple):
     """The information that one report of SignDS gives about the sign of one weight's change.
 
     `selected` and `passed` are probabilities that the change has the report's sign: `selected` if
-    the report selects the weight, `passed` if it does not. `log_ratio` is the largest log
-    likelihood ratio between the two signs. These three are for an attacker who knows nothing about
-    the other weights. `worst` is the largest log likelihood ratio for an attacker who knows the
-    changes of all other weights.
+    the report selects the weight, `passed` if it does not. `log_ratio` is the larger of the two log
+    likelihood ratios between the signs: that of a report that selects the weight, and that of one
+    that does not. These three are for an attacker who knows nothing about the other weights.
+    `worst` is the largest log likelihood ratio for an attacker who knows the changes of all other
+    weights.
     """
 
     selected: float
@@ -28,11 +29,15 @@ class SignTold(NamedTuple):
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     """Return the information that a report of `SignDS` gives about the sign of one weight's change.
 
-    `plan` and `eps` are those of the selection from `dim` weights. Before the report, both signs
-    are equally likely. Assumptions: the changes of all weights are exchangeable and not 0, and a
-    change of any size is equally likely to have either sign. At least `plan.topk` changes have the
-    report's sign, as is usual, so all changes in the top-k set have it. Raises `InvalidValue` if
-    the top-k set has more than half of the weights.
+    `plan` and `eps` are those of the selection from `dim` weights. The result holds under three
+    assumptions:
+
+        1. The changes of all weights are exchangeable and not 0.
+        2. Before the report, a change of any size is equally likely to have either sign.
+        3. At least `plan.topk` changes have the report's sign. All changes in the
+           top-k set then have it.
+
+    Raises `InvalidValue` if the top-k set has more than half of the weights.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

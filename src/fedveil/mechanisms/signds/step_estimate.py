@@ -16,20 +16,23 @@ LEAST, MOST = 2.0**-126, 2.0**127
 _PHASES = ("growth", "shrink")
 #: The bits are ignored if fewer than 1 / _MIN_SHARE of the participants send one.
 _MIN_SHARE = 20
-#: With `regrow`, growth starts again after this many rounds of B = 0 in a row.
+#: With `regrow`, growth starts again after this many rounds in a row with mostly large updates.
 _REGROW_ROUNDS = 5
 
 
 class MagnitudeEstimator:
     """The server's estimate of the size of the clients' updates, from one bit of each client.
 
-    A client's bit is 1 if its update is small (`bit`), and is protected by randomised response. B
-    is the majority of a round's bits, so B = 0 means that most updates are large. In the phase
-    `growth`, B = 0 multiplies the estimate by `growth`, and B = 1 starts the phase `shrink`. In the
-    phase `shrink`, B = 0 changes nothing, and B = 1 halves the estimate. The phase `growth` returns
-    only with `regrow`, after five rounds in a row with B = 0. The state consists of `estimate`,
-    `phase` and `zeros`, the number of rounds in a row with B = 0. The estimate is limited to the
-    range of normal float32 numbers.
+    A client's bit is 1 if its update is small (see `bit`), and is protected by randomised response.
+    After a round, the server estimates from the bits if most updates are small:
+
+        phase     most are small                 otherwise
+        growth    the phase becomes `shrink`     the estimate is multiplied by `growth`
+        shrink    the estimate is halved         nothing changes
+
+    With `regrow`, the phase `growth` starts again after five rounds in a row without a change in
+    the phase `shrink`. The attribute `zeros` counts these rounds. The state consists of `estimate`,
+    `phase` and `zeros`. The estimate is limited to the range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 
@@ -68,9 +71,9 @@ class MagnitudeEstimator:
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Update the estimate from the bits of a round, which randomised response has perturbed.
+        """Update `estimate` and `phase` from the clients' bits in one round.
 
-        `eps` is the epsilon of the randomised response.
+        Randomised response with the epsilon `eps` has perturbed the bits.
         """
         bits = np.asarray(reported_bits)
         if not np.isin(bits, (0, 1)).all():
@@ -78,9 +81,10 @@ class MagnitudeEstimator:
         self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
 
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
-        """Update the estimate from one round, in which `ones` of `reporters` perturbed bits were 1.
+        """Update `estimate` and `phase` from one round, in which `reporters` clients sent a bit.
 
-        `eps` is the epsilon of the randomised response. If `reporters` is 0, nothing changes.
+        `ones` of these bits are 1, after randomised response with the epsilon `eps`. If `reporters`
+        is 0, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return
@@ -106,10 +110,11 @@ class MagnitudeEstimator:
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the server's step size, 2 * estimate * participants.
+        """Return the server's step size for a round, 2 * estimate * participants.
 
-        Returns `sign_global_lr` instead if `reporters`, the number of clients that sent a bit, is
-        below 5% of `participants`.
+        `participants` is the number of clients in the round, and `reporters` the number of those
+        that sent a bit. If these are fewer than 5%, the configured step size `sign_global_lr` is
+        returned instead.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

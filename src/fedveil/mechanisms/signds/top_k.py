@@ -53,18 +53,20 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the vector indices of the members of the set that have the given `ranks`.
+        """Return the vector indices of some members of the set, chosen by their `ranks`.
 
-        `ranks` ascend, and count from 0. They number the members in this order: first those above
-        the set's smallest sign * value, by index, then those that equal this value, by index.
+        A rank is a member's position, counted from 0, in this order: the members that are not tied
+        for the smallest sign * value in the set, by index, then the tied ones, by index. `ranks`
+        must be in ascending order.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the vector indices of the entries outside the set that have the given `ranks`.
+        """Return the vector indices of some entries outside the set, chosen by their `ranks`.
 
-        `ranks` ascend, and count from 0. They number these entries in this order: first those below
-        the set's smallest sign * value, by index, then those that equal this value, by index.
+        A rank is the position of such an entry, counted from 0, in this order: the entries below
+        the smallest sign * value in the set, by index, then those equal to it, by index. `ranks`
+        must be in ascending order.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 

@@ -363,10 +363,11 @@ class UnaryEncoding:
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Add the sum of each code in an untrusted packed report to `running`, in place.
+        """Add the sums in an untrusted packed report to `running`, in place.
 
-        The sum of a code adds up the states, whole numbers, whose bits are 1. Raises
-        `InvalidValue`, and adds nothing, if the bytes are not a packed report.
+        A report describes one code for each parameter, with one bit for each state, a whole number.
+        The code's sum adds up the states whose bits are 1. Raises `InvalidValue`, and adds nothing,
+        if the bytes are not a packed report.
         """
         if self.report == "bits":
             self.add(running, self.unpack(packed, len(running)))

@@ -46,10 +46,11 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return an array for each kind of choice: it says which bits or sums the noise left unchanged.
+    """Return which random choices in `report` are truthful: one array for each entry of `choices`.
 
-    The kinds are those of `choices`. An entry is 1 if the bit or sum in `report` is that of the
-    vector `values` without noise, 0 if it is not, and -1 if it is not tested.
+    A choice is one randomised number of the report, a bit or a sum of states. It is truthful if it
+    equals the number that `values`, the client's values, give without noise. Entries are 1 for a
+    truthful choice, 0 for one that is not, and -1 for one that is not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":

@@ -62,10 +62,12 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps a vector of values to their sum of ln chance(state).
+    """Return a function that maps a vector of values to Σ ln chance(state) over the values.
 
-    `chance` maps an array of states to their probabilities. If values are rounded at random, the
-    probabilities of a value's two possible states are averaged before the logarithm is taken.
+    `chance` maps an array of states, one for each value, to an array of likelihoods, which may lack
+    a constant factor. If values are rounded at random, each has two possible states. Their
+    likelihoods are averaged, weighted by the probabilities of the states, before the logarithm is
+    taken.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -95,12 +95,12 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
-    """Fill rows low..high-1 of `laws`. Row v is the distribution of a code's sum in the state v.
+    """Fill rows low..high-1 of `laws`: row v with the distribution of the sum in the state v.
 
-    The code of a parameter has one bit for each state. Its sum adds up the states whose bits are 1.
-    `law` is the distribution of this sum without the bits of the states low..high-1. The function
-    adds these bits. In row v, the bit of state v is drawn with the probabilities `p`, and the
-    others with the probabilities `q`.
+    The sum adds up the states whose bits are 1 in a parameter's perturbed code, which has one bit
+    for each state. In `law`, the distribution of this sum, the bits of the states low..high-1 are
+    still missing. The function adds them. In row v, bit v has the probabilities `p`, and every
+    other bit the probabilities `q`.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
