@@ -33,7 +33,11 @@ def hide_failures(fl_ctx: FLContext, task: str) -> None:
 
 
 class _Executing:
-    """Calls an executor. Returns a result with a return code if it raises, or returns no result."""
+    """Calls an executor, and always returns a `Shareable`.
+
+    If the executor raises an exception or returns something else, the `Shareable` has the return
+    code of an error.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

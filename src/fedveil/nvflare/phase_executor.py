@@ -1,4 +1,7 @@
-"""The executor for tasks that need no training. The site's filters answer them."""
+"""The executor for tasks that carry a message of secure aggregation and need no training.
+
+The executor does nothing. The site's filters read the message and send the answer.
+"""
 
 from __future__ import annotations
 

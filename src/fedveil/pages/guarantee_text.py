@@ -51,7 +51,10 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return a text about each epsilon in a record. Key KEY has the text about `epsilon_KEY`."""
+    """Return the label and the meaning of each epsilon in a record.
+
+    The keys are those of the record without the prefix `epsilon_`, such as "per_round".
+    """
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 

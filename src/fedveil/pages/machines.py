@@ -12,10 +12,10 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """One machine's totals over the rounds for which it was ready.
+    """One machine's totals over all rounds in which it was available.
 
-    The machine worked in `busy_s` of the `wall_s` seconds in which any machine of the cluster
-    worked.
+    `clients` counts the clients that it simulated, once for each round. `busy_s` is the time in
+    seconds during which it worked, and `wall_s` the time during which any machine did.
     """
 
     clients: int = 0

@@ -114,11 +114,11 @@ def worst_of(accounts: Sequence[Line]) -> Line | None:
 
 
 def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence about an influence of examples that no epsilon in `accounts` covers.
+    """Return a sentence about a leak that no epsilon in `accounts` covers, or "" if there is none.
 
-    An example trains parts of the model, and so influences the reports of other examples. The
-    sentence names the parts for which `accounts` has a line about this influence. Returns "" if
-    there is no such line.
+    Training on an example changes a part of the model, and so the later reports of other examples.
+    For each such part, `accounts` has a line with an infinite epsilon. The sentence names the
+    parts.
     """
     found = (influenced_part(line.what) for line in accounts)
     parts = list(dict.fromkeys(part for part in found if part is not None))

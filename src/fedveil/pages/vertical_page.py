@@ -125,7 +125,10 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps with the metric `key`, counted over all epochs, and the metric's values."""
+    """Return the numbers of the steps that have the metric `key`, and the metric's values.
+
+    The numbers continue from one epoch to the next.
+    """
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

@@ -40,10 +40,12 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Trained:
-    """The choice of what to train: the `adapter`, the last layer (`head`), or the whole model.
+    """Settings that say which weights of a language model are trained, and for which task.
 
-    `classes` is the number of classes of a classifier, or None for a model that predicts tokens.
-    With `recompute`, activations are recomputed in the backward pass to save memory.
+    If `adapter` is given, only adapters and a classifier's last layer are trained. Otherwise, only
+    the last layer is trained if `head` is True, and the whole model if it is False. `classes` is
+    the number of classes of a classifier, or None for a model that predicts tokens. If `recompute`
+    is True, activations are recomputed in the backward pass to save memory.
     """
 
     adapter: Adapter | None = None

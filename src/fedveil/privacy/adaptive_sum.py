@@ -1,15 +1,17 @@
 """The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-If all charges are equal, they are composed exactly (`compose`). Gaussian losses compose to one
-Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of their epsilons (Rogers,
-Roth, Ullman, Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is smaller.
+If all charges are equal, the joint epsilon is that of their exact composition (`compose`).
+Otherwise it is the smaller one of two epsilons:
 
-Each of these epsilons is computed for a given delta, and holds at it. But earlier results may also
-decide whether all charges are equal, and so which of the three epsilons is used. A limit on the
-total epsilon then holds only at the sum of three deltas: the given delta for equal charges, the
-given delta again for the filter, and the sum of the charges' own deltas. This sum is at most three
-times the given delta, or twice if the charges have no deltas of their own. If all charges are
-Gaussian, the limit holds at the given delta.
+- the sum of the charges' epsilons (Rogers, Roth, Ullman and Vadhan, 2016)
+- the epsilon of a Rényi filter (`renyi_filter`). If all charges are Gaussian, it is replaced by the
+  epsilon of the one Gaussian loss to which they compose (Smith and Thakurta, 2022).
+
+Each of these epsilons holds at the delta for which it is computed. But earlier results may decide
+which of them is used. So a limit on the joint epsilon holds only at a larger delta, the sum of the
+given delta for exact composition, the given delta again for the filter, and the charges' own
+deltas. It is at most three times the given delta, or twice if the charges have no deltas of their
+own. If all charges are Gaussian, the limit holds at the given delta.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Gaussian noise, if one contribution to a sum is added or removed, as in most papers.
+"""The privacy of a sum with Gaussian noise if one contribution is added or removed, not replaced.
 
-This serves only for comparison with papers. With the clip c, replacing a contribution moves a sum
-by at most 2c. Adding or removing a contribution moves it by at most c. The losses for adding and
-for removing differ (Mironov, Talwar and Zhang, 2019). The larger of the two composed curves is the
-bound (Zhu, Dong and Wang, 2022).
+Most papers assume this, and the results serve only for comparison with them. With the clip c,
+replacing a contribution moves a sum by at most 2c. Adding or removing one moves it by at most c.
+The losses for adding and for removing differ (Mironov, Talwar and Zhang, 2019). The releases are
+composed once with each of them, and the larger epsilon counts (Zhu, Dong and Wang, 2022).
 """
 
 from __future__ import annotations

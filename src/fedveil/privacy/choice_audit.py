@@ -21,11 +21,12 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of random choice in a report, such as a randomised bit: it reports the truth or not.
+    """Equal random choices in a report. Each reports its true value or another one.
 
-    A report has `count` choices of this kind, in the same order in every report. `claim` is the
-    claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
-    the epsilon `eps` reports the truth. It never falls as eps grows.
+    For example, each bit of a report by randomised response is such a choice. Every report has
+    `count` choices, in the same order. `claim` is the claimed epsilon of one choice, at delta = 0.
+    `chance(eps)` is the probability that a choice with the epsilon `eps` reports the truth. It
+    never falls as eps grows.
     """
 
     name: str
@@ -77,7 +78,10 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on Pr[truth] from `hits`, wrong with probability <= `error`."""
+        """Return a lower bound on the probability that one choice reports the truth.
+
+        `hits` of all `tries` choices did. The bound is too high with probability at most `error`.
+        """
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:

@@ -1,7 +1,8 @@
 """The memory of a ledger: each client's charges, in a few bytes for each client.
 
-A `kind` is the combination of charges of one report. The tally counts each client's reports of each
-kind, so that they can be composed later. In an adaptive run, it stores only sums of charges.
+A `kind` is the combination of all charges of a client in one round. The tally counts each client's
+rounds of each kind, so that they can be composed later. In an adaptive run, it stores only sums of
+charges.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAX_HISTORIES = 16
 class Tally(ABC):
     """The charges of every client: an array with a column per client, ordered by client number.
 
-    A charge is a privacy loss and its number of releases.
+    A charge is a privacy loss and its number of releases. Subclasses define the rows.
     """
 
     #: Name of the columns in a state.
@@ -45,13 +46,16 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of `clients` for one report. The charges of the report are `kinds[kind]`."""
+        """Charge each of `clients` for one round, in which its charges are `kinds[kind]`.
+
+        `kinds` lists the different combinations of charges. Later calls may append to it.
+        """
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest epsilon at `delta` of any client.
 
-        `kinds` lists all combinations of charges that a report can have, as in `add`.
+        `kinds` lists the different combinations of charges, in the order that `add` used.
         """
 
     @property
@@ -70,8 +74,7 @@ class Tally(ABC):
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
         """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible charges.
 
-        Reports of kind i are those with the i-th combination of charges. `times[i]` is the number
-        of rounds in which clients were charged for such reports.
+        `times[i]` is the number of rounds in which any client had the i-th combination of charges.
         """
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
@@ -80,10 +83,10 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless the stored charges are possible.
+        """Raise `MessageInvalid` if the loaded charges are impossible.
 
-        Reports of kind i are those with the i-th combination of charges. `times[i]` is the number
-        of rounds in which clients were charged for such reports.
+        `times[i]` is the number of rounds in which any client had the i-th combination of charges.
+        For example, no client can have had it in more rounds.
         """
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
@@ -104,7 +107,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """Each client's number of reports with each combination of charges, in 4 bytes per number."""
+    """Each client's number of rounds with each combination of charges, in 4 bytes per number."""
 
     _name = "counts"
 
@@ -130,7 +133,8 @@ class Counts(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest composed epsilon of any client at `delta`, or an upper bound on it.
 
-        `kinds` lists all combinations of charges that a report can have, as in `add`.
+        `kinds` lists the different combinations of charges, in the order that `add` used. The
+        result is only a bound if the clients' counts differ too much to compose each of them.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:

@@ -208,10 +208,10 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
     """Group the charges by the type of their loss. Also returns ln Pr[no loss is infinite].
 
-    A charge is a loss and the number of its releases. There is one group for all Gaussian releases
-    together, and one for each different loss distribution. The other losses have one group for
-    each epsilon. The groups describe the losses given that all are finite. Their order does not
-    depend on the order of `charges`.
+    A charge is a loss and the number of its releases. All Gaussian releases form one group. Other
+    losses with a known loss distribution are grouped by distribution, and losses that only state
+    (epsilon, delta) by epsilon. The groups describe the losses given that all are finite. Their
+    order does not depend on the order of `charges`.
     """
     survivals, squares = [], []
     pure: Counter[float] = Counter()

@@ -1,11 +1,11 @@
 """A lower bound on epsilon from how often an attacker guesses which of two inputs was used.
 
 If a release has the privacy curve delta(eps), every attacker is right with probability at most (1 +
-delta(0)) / 2. So a lower bound on the probability of a right guess (Clopper and Pearson) refutes
-every curve with a smaller (1 + delta(0)) / 2. The hypotheses are a family of curves, such as
-Gaussian noise of every size. The result is the largest epsilon of a refuted curve. It is above the
-true epsilon with probability at most 1 - confidence, if some curve of the family dominates the
-release. Sources: Dong, Roth and Su (2022), and Mahloujifar, Melis and Chaudhuri (2024).
+delta(0)) / 2. A curve is refuted if a lower bound on the attacker's true probability (Clopper and
+Pearson) is above this value. The audit tests a family of curves, such as those of Gaussian noise of
+every size, and returns the largest epsilon of a refuted curve. If the release has a curve of the
+family, the result is above its true epsilon with probability at most 1 - confidence. Sources: Dong,
+Roth and Su (2022), and Mahloujifar, Melis and Chaudhuri (2024).
 """
 
 from __future__ import annotations

@@ -103,10 +103,11 @@ class Measured:
 class Finding:
     """The result of one attack on one protection.
 
-    `settings` are the protection's settings. `figures` are the attack's metrics. `epsilon` and
-    `delta` are the ledger's claim for the messages that the attacker sees. `saw` describes these
-    messages in words. `epsilon` is infinite if nothing is guaranteed. `pictures` names image files
-    in the run's folder.
+    `attack` and `protection` are names, and `effort` is one of `EFFORTS`. `settings` are the
+    protection's settings, and `figures` the attack's metrics. `saw` describes in words the messages
+    that the attacker sees. `epsilon` and `delta` are the ledger's claim for these messages, and
+    `epsilon` is infinite if nothing is guaranteed. `seconds` is the attack's duration. `pictures`
+    names image files in the run's folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)
@@ -146,7 +147,7 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return, for each lower bound, a phrase about the true epsilons it would not detect.
+        """Return a phrase for each lower bound: up to which true epsilon it misses a false claim.
 
         Bounds with an infinite claim or an unknown `unseen` are left out.
         """
@@ -154,10 +155,11 @@ class Finding:
 
     @property
     def limits(self) -> str:
-        """Return a phrase about the true epsilons that even the sharpest lower bound would miss.
+        """Return a phrase about how well the lower bounds can detect a false claim.
 
-        The sharpest bound has the least ratio of `unseen` to its claim. Returns "" if no bound has
-        both a finite claim and a known `unseen`.
+        It says how many bounds could not have refuted their claims, and up to which true epsilon
+        the sharpest bound misses a false claim. This is the bound with the least ratio of `unseen`
+        to its claim. Returns "" if no bound has both a finite claim and a known `unseen`.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]

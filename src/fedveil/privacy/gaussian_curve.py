@@ -20,7 +20,8 @@ _MARGIN = 1 + 1e-8
 def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
     """Return the least standard deviation at which Gaussian noise is (eps, delta)-private.
 
-    `sensitivity` is the largest L2 distance of neighbouring inputs. The relative error is < 1e-11.
+    `sensitivity` is the largest L2 distance between the values without noise for two neighbouring
+    inputs. The relative error is below 1e-11.
     """
     # With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
     # Balle and Wang (2018) is

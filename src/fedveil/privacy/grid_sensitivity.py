@@ -1,8 +1,8 @@
 """The sensitivity of a sum of clipped contributions that is rounded to a grid.
 
-Only each example's contribution is clipped, and the sum is rounded after adding. So a contribution
-can move the rounded sum by a little more than its own length. The bounds in this module hold for
-every input, in exact arithmetic.
+Each example's contribution is clipped but not rounded. Only the sum is rounded. So a contribution
+can move the rounded sum by a little more than its own norm. `moved` assumes exact sums. The clip of
+`clip_within` also allows for the errors of sums in float64.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 def moved(clip: float, step: float, dimension: int) -> float:
     """Return the largest distance by which adding a contribution moves a rounded sum.
 
-    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step. If a
-    contribution is replaced, the sum moves by at most twice this distance.
+    The contribution's norm is at most `clip`, and `step` is the distance between grid points. The
+    sum has `dimension` entries. The result is clip + sqrt(dimension) * step. If a contribution is
+    replaced, the sum moves by at most twice this distance.
     """
     # Rounding moves the sums with and without the contribution by at most half a step per entry.
     # Limiting entries moves no two sums apart.

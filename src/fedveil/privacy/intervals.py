@@ -92,10 +92,11 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that members rank at least as high as here, if ranks are random.
+    """Return the p-value of the lowest rank of a member, if all rankings are equally likely.
 
-    Let k of the n others score at least as high as the lowest of the m members. In a random order,
-    all members are among the first m + k with probability C(m + k, m) / C(m + n, m).
+    Let m be the number of `members`, n that of `others`, and k the number of others that score at
+    least as high as the lowest member. The result is the probability that all members are among the
+    first m + k in a random order: C(m + k, m) / C(m + n, m).
     """
     m, n = len(members), len(others)
     if not m or not n:

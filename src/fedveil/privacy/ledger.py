@@ -91,7 +91,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in its report of the open `round`."""
+        """Charge `client` for `count` more releases of `loss` in its report of `round`."""
         self._record([(loss, count)], round, [client], another=False)
 
     def record_many(
@@ -241,10 +241,9 @@ class Ledger:
     ) -> None:
         """Charge the clients `members` with `charges` for one round, and update `groups`.
 
-        `groups` maps each combination of charges (an index of `_kinds`) to the clients that have it
-        in this round. If `another` is True, `charges` are for one more report of each client.
-        Otherwise they belong to the report that was charged before, and counts of equal losses are
-        added.
+        The keys of `groups` are indices of `_kinds`. Each value has the clients with these charges
+        in the round. If `another` is True, `charges` are for one more report of each client. If it
+        is False, they are more charges for an earlier report, and counts of equal losses are added.
         """
         joined = []
         for kind, others in list(groups.items()):
@@ -273,7 +272,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return pairs (k, n): n rounds have exactly the charges `_kinds[i]` for each i in k."""
+        """Return (indices of `_kinds`, n) pairs: n rounds have clients with exactly these kinds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -349,7 +348,7 @@ def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Merge `spendings` to (loss, count) pairs. If `bare`, a loss is only epsilon and delta."""
+    """Merge `spendings` to one (loss, count) pair per loss. If `bare`, drop the mechanisms."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)

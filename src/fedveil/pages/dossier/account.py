@@ -158,8 +158,8 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
     """Yield started rounds that are not in the run's records, each with a report's privacy charges.
 
-    A round that was started several times is yielded as often, but with seeded randomness only
-    once. `done` is the last round in the checkpoint.
+    A round is yielded each time it was started. But if the run's randomness comes from a seed, it
+    is yielded only once, because its reports are equal. `done` is the last round in the checkpoint.
     """
     if not run.started:
         return
@@ -180,11 +180,11 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the privacy charges of an example, if a party sent its tensors `times` times.
+    """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    `lines` maps a description to each line of the party's account. The description says how many
-    bits a part of the model sends for an example. `run` has the job, which says how the bits are
-    protected. If the job sets `reuse` for a part, its bits are charged only once.
+    `lines` are the lines of the party's account, by their `what`. This text says how many bits a
+    part of the model sends for an example, and the job of `run` says how they are protected. A part
+    with `reuse` is charged only once. The charge is infinite if a line is about unprotected values.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
@@ -199,11 +199,11 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return the `Account` that `line` states, after comparing its epsilon with `charges`.
+    """Check the epsilon in `line` against `charges`, and return both as an `Account`.
 
-    `party` is a party's run, `name` the party's name, and `line` one line of the party's account.
-    `charges` are the privacy charges that follow from the job. Raises RunFolderError if the epsilon
-    of these charges differs from that of `line`.
+    `line` is one line of a party's `accounts.jsonl`, and `charges` are the privacy charges that it
+    summarises. `party` is the party's run, and `name` the party's name. Raises `RunFolderError` if
+    the epsilon of the charges differs from that of `line`.
     """
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):

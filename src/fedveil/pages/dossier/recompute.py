@@ -69,7 +69,9 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 def grid(releases: list[Any], stated: float) -> float:
     """Return the step of the grid to which the losses of `releases` are rounded.
 
-    `stated` is the epsilon in the record.
+    If all losses are on one grid already, returns its step, so that nothing is rounded. Otherwise
+    the step is a small share of `stated`, the epsilon in the record. More releases make it smaller,
+    because their rounding errors add up.
     """
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
@@ -104,9 +106,10 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return the privacy loss distribution of a release with a loss table or a stated epsilon.
+    """Return the privacy loss distribution of a release whose `law` is "table" or "stated".
 
-    Losses are rounded up to multiples of `interval`. Also returns True if no loss was rounded.
+    Losses are rounded up to multiples of `interval`. The second result is True if all losses were
+    such multiples already. Raises ValueError if the release has too many different losses.
     """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]

@@ -34,9 +34,10 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges (privacy losses, each with a number of releases) to plain data.
 
-    If a charge has only a loss table, the function checks if it is that of a Gaussian with one of
-    the job's sampling `rates`. An `adaptive` account adds up epsilons, so the field `law` of its
-    releases is only "stated" or "none".
+    The field `law` of each result is explained at the top of this module. A loss table becomes
+    "sampled gaussian" if it is that of Gaussian noise at one of `rates`, the job's sampling rates.
+    If `adaptive` is True, epsilons are added up and mechanisms do not matter, so every `law` is
+    "stated" or "none".
     """
     found = []
     for loss, count in charges:
