@@ -43,7 +43,7 @@ _FEW_DIMENSIONS = 50
 
 
 class SignDSSettings(Settings):
-    """Parameters of `signds`: the selected dimensions, epsilons, and the magnitude's estimate."""
+    """Parameters of `signds`: the entries that a report names, epsilons, and the server's step."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "sign_k": "none",
@@ -99,14 +99,18 @@ class SignDSSettings(Settings):
 
 
 class SignDSProtection(Protection):
-    """Clients report selected dimensions, their sign, and one bit about the update's magnitude.
+    """Clients report selected dimensions, one sign for them, and one bit about the magnitude.
 
-    In each dimension, the aggregate of n reports is (lr_global / n) * (number of +1 - number of
-    -1). With `magnitude: estimated`, lr_global is 2 * r_est * n, where r_est is the server's
-    estimate of the magnitude, the mean size of an update's largest entries. A round's bits change
-    r_est before the round's aggregate uses it. If fewer than 5% of the reports have bits, lr_global
-    is `sign_global_lr` and r_est does not change. With `magnitude: fixed`, lr_global is
-    `sign_global_lr` and no bit is sent. Clients have equal weights.
+    The magnitude is the mean absolute value of an update's largest entries. In each dimension, the
+    aggregate of n reports is (step / n) * (number of +1 - number of -1). The server's step depends
+    on the setting `magnitude`:
+
+    - `estimated`: the step is 2 * r_est * n, where r_est is the server's estimate of the magnitude.
+      The bits of a round first update r_est, then the step is computed. If fewer than 5% of the
+      reports have a bit, r_est does not change, and the step is `sign_global_lr`.
+    - `fixed`: the step is `sign_global_lr`, and no bit is sent.
+
+    Clients have equal weights.
 
     Privacy: sign_eps per update for dimensions and sign, plus sign_mag_eps for the bit. Both are
     pure and replace-one. Source: MindSpore Federated's document on SignDS.
@@ -141,9 +145,10 @@ class SignDSProtection(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases with the epsilon `eps`: randomised response to a bit, and a selection.
+        """Yield two audit cases with the epsilon `eps`: a perturbed bit, and a SignDS selection.
 
-        The inputs of the selection are two opposite updates.
+        A selection is the dimensions and the sign of a report. The two inputs are the bits 0 and 1
+        in the first case, and two opposite updates in the second.
         """
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
@@ -164,7 +169,10 @@ class SignDSProtection(Protection):
         return SignDSClientRound(context, self)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the estimate of an attacker: the report's sign in the selected dimensions."""
+        """Return an attacker's estimate of the update's direction, from one `report`.
+
+        The estimate has the report's sign in each selected dimension, and weight 0 in all others.
+        """
         estimate = super().reading(context, report).estimate
         sign, bit = take(report, "sign", int), report.get("bit")
         code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out

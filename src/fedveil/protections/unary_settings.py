@@ -12,7 +12,7 @@ from fedveil.settings.settings import Settings
 
 
 class UnarySettings(Settings):
-    """Parameters of `rr` and `oue`: epsilon, quantisation, and the report's form (bits or sums)."""
+    """Parameters of `rr` and `oue`, such as epsilon, rounding, and the content of a report."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "eps": "loss",
@@ -67,7 +67,10 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return a text that names the setting needed to audit reports, or None if it is set."""
+    """Return None if reports can be audited, else a text: the setting needed, and the reason.
+
+    An audit needs reports that clients have made, not only their sum (`fidelity: per_client`).
+    """
     if settings.fidelity == "per_client":
         return None
     return (

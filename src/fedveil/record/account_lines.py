@@ -20,17 +20,18 @@ _INFLUENCE = "an example's influence on the later reports of others, through the
 
 
 def influence(part: str) -> str:
-    """Return the description of an account line about an example's influence on other reports.
+    """Return the text of an account line: an example's influence on later reports about others.
 
-    The influence arises because examples train the weights of `part`.
+    `part` names a part of the model (or several) that examples train. So its weights depend on each
+    example, and so do the reports that it later sends about other examples.
     """
     return f"{_INFLUENCE}{part}"
 
 
 def influenced_part(what: str) -> str | None:
-    """Return the part in a description from `influence`, or None for another description.
+    """Return the model's part that `what` names if it is a text made by `influence`, else None.
 
-    `what` is the description of an account line.
+    `what` is the text of an account line (`Line.what`).
     """
     return what.removeprefix(_INFLUENCE) if what.startswith(_INFLUENCE) else None
 

@@ -1,8 +1,8 @@
-"""The account of a data set: what all trainings and questions together cost one of its clients.
+"""The account of a data set: the privacy that all jobs on it together cost one client or one row.
 
-A training or question charges the account before it asks for reports, and stops if the charge would
-exceed the limit. Charges are never taken back. A charge is the cost of a client that takes part in
-everything, so the account bounds every client's cost.
+A job is a training or a file of questions (`fedveil.statistics`). It charges the account before it
+asks for reports, and stops if the charge would exceed the limit. Charges are never taken back. The
+charges are those of a client (or row) that takes part in everything, so they bound every cost.
 """
 
 from __future__ import annotations

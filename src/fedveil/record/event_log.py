@@ -70,7 +70,10 @@ class EventLog:
 
 
 def seal() -> str:
-    """Return a random line. After it, a log's digest tells nothing about the lines before it."""
+    """Return a random line for a log. Append it before the digest of the log is sent.
+
+    Without it, someone who guesses all lines could confirm the guess by the digest.
+    """
     return f"sealed with {Secure().token(SEAL_BYTES).hex()}"
 
 
@@ -89,7 +92,8 @@ def anchors(path: Path) -> Iterator[tuple[str, str]]:
 def faults(path: Path, said: Sequence[str] = ()) -> list[str]:
     """Return sentences about lines of the event log `path` that were changed, removed or added.
 
-    `said` has earlier last digests of its chain, as other parties have recorded them.
+    `said` has digests that other parties have recorded (`anchors`). Each was the last digest of
+    this log's chain when it was sent.
     """
     lines, saved = _lines(path), _whole_digests(_of(path)).splitlines()
     digests = [one.decode("ascii", "replace") for one in saved]

@@ -35,8 +35,9 @@ def as_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data: its fields, and three results that are computed from them.
 
     `excesses` has the names of the lower bounds on epsilon that are above the claimed epsilon.
-    `refutes` is True if there are any. `not_seen` has a phrase for each lower bound: the true
-    epsilons that the attack would not have detected.
+    `refutes` is True if there are any. `not_seen` says in words, for each lower bound with a finite
+    claim, how large the true epsilon could be without refuting the claim. Bounds for which this is
+    unknown are left out.
     """
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}

@@ -48,11 +48,11 @@ class Attempts:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
-        """Record on disk that `round` is started, and the cost of one of its reports.
+        """Record on disk that `round` is started, and that each of its reports costs `cost`.
 
-        `stated` has the number of the last started round, and the privacy guarantees of the run if
-        every report requested so far is sent. Pages show `stated` if the last started round gets no
-        record.
+        Also saves `stated`: the number of the last started round, and the run's privacy guarantees
+        if every report requested so far is sent. The run's pages show them if that round gets no
+        record (`read_started`).
         """
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())

@@ -80,12 +80,11 @@ class Carrier(ABC):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Send the messages of a round's `phase`, and yield the clients' answers.
+        """Send the messages of a round's `phase`, and yield the clients' answers, as `ask` does.
 
-        A carrier may override this method to add up reports where they are made, as in a worker
-        process. It yields a report that is already in a sum as `Folded`, without its data. After
-        the last answer, it merges these sums into `server`. By default, this method does the same
-        as `ask`.
+        A subclass may also add up reports where they are made, such as in a worker process. For
+        each report that is already in a sum, it yields a `Folded`, which has no data. After the
+        last answer, it merges its sums into `server`.
         """
         return self.ask(phase, messages)
 

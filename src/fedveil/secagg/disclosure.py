@@ -105,12 +105,12 @@ class Disclosure:
         return fewest
 
     def lacking(self, answered: Sequence[int]) -> str | None:
-        """Return a sentence about a dealer of too many unusable shares, or None if there is none.
+        """Return a sentence about a dealer with too few usable shares, or None if there is none.
 
-        A share is unusable if its holder refused it, or if it is outside the field. The server
-        cannot tell a dealer's invalid share from a holder's false refusal. A dealer has too many
-        unusable shares if at least `threshold` of its holders are in `answered`, but fewer of these
-        holders have a usable share.
+        A dealer has too few if at least `threshold` of its holders are in `answered`, but fewer
+        than `threshold` of these have a usable share. A share is unusable if its holder refused it,
+        or if it is outside the field. A holder may lie and refuse a valid share: the server cannot
+        tell.
         """
         there = frozenset(answered)
         for dealer in sorted(self._without):
@@ -200,9 +200,9 @@ class Disclosure:
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
         """Return the row of `dealer`'s share among the shares that `holder` disclosed.
 
-        `index` caches, for each neighbourhood, the row of each dealer if no share is refused.
-        Missing entries are added. Each dealer before this one that `holder` refused lowers the row
-        by 1.
+        The rows are ordered by dealer, and dealers that `holder` refused have no row. `index` is a
+        cache: it maps a neighbourhood to the row of each dealer if none is refused. This method
+        adds a neighbourhood that is missing in it.
         """
         number = self._graph.numbers[holder]
         if number not in index:

@@ -1,8 +1,8 @@
 """The keys of one client in one round: key agreement, seeds, encrypted shares, signatures.
 
-Every value that two clients derive depends on both clients' numbers and on the digest of what they
-were shown (`view`: job, round, terms, keys and more). So nothing from one round, attempt or pair of
-clients is valid in another.
+Every key and seed that two clients derive depends on the client numbers of both, and on `view`: the
+digest of what the server has shown them before, such as the round's terms (see `secagg.view`). So
+nothing from one round, attempt or pair of clients is valid in another.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Identity:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text from `keys_text` or `survivors_text`."""
+        """Sign `text`: a client's public keys (`keys_text`) or the survivors (`survivors_text`)."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:

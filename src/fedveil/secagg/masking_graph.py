@@ -98,17 +98,18 @@ def default_threshold(clients: int) -> int:
 
 @lru_cache
 def automatic(clients: int, threshold: int) -> int | None:
-    """Return the smallest safe number of neighbours for `clients` clients and this `threshold`.
+    """Return the smallest even number of neighbours that is safe for `clients` and `threshold`.
 
-    Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
-    number below half of the clients is safe. Let at most the fraction `DROPPED` of the clients drop
-    out, in any phase and independently of the graph. A number is safe if both conditions then hold:
+    Returns None, which stands for the complete graph, if there are at most `COMPLETE_UP_TO`
+    clients, or if no number below half of the clients is safe. A number is safe if it makes two
+    failures unlikely while at most the fraction `DROPPED` of the clients drops out, at any time and
+    independently of the graph:
 
-    - If the fraction `CORRUPT` of the clients colludes with the server, the probability is at most
-      `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the honest
-      survivors are no longer connected on the circle.
-    - The probability is at most `VOID` that a neighbourhood has fewer than `threshold` clients
-      left.
+    - Colluding clients, the fraction `CORRUPT`, unmask a client. They can do so if a neighbourhood
+      has `threshold` of them, or if the graph of the honest survivors is not connected. The
+      probability must be at most `UNMASKED`.
+    - The round is void because a neighbourhood has fewer than `threshold` clients left. The
+      probability must be at most `VOID`.
     """
     # Each probability is computed for the worst time of the dropouts. Dropouts before the graph is
     # drawn make the colluding clients a larger part of it. Later ones cut it and void the round.
@@ -142,13 +143,15 @@ def automatic(clients: int, threshold: int) -> int | None:
 def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     """Return how many of `clients` clients can collude with the server without unmasking others.
 
-    Each client has `neighbours` neighbours. In a sparse graph, the result is at most the fraction
-    `CORRUPT` of the clients. If this many collude, the probability is at most `UNMASKED` that a
-    neighbourhood has `threshold` colluding clients, or that the honest survivors are not connected.
-    This holds for any dropouts, because the server ends a round with too few clients: it draws no
+    Each client has `neighbours` neighbours. In the complete graph, the result is `threshold` - 1.
+    In a sparse graph, it is at most the fraction `CORRUPT` of the clients, and the probability that
+    others are unmasked is at most `UNMASKED`. They are unmasked if a neighbourhood has `threshold`
+    colluding clients, or if the graph of the honest survivors is not connected.
+
+    This holds for any dropouts, because the server voids a round with too few clients: it draws no
     graph among fewer than `fewest_drawn` clients, and unmasks no sum of fewer than `fewest_left`
-    vectors. It need not end a round for this reason if at most the fraction `DROPPED` of the
-    clients drops out. A smaller number of colluding clients may be safe with certainty.
+    vectors. If at most the fraction `DROPPED` of the clients drops out, no round is void for this
+    reason.
     """
     if neighbours >= clients - 1:
         return threshold - 1
@@ -167,8 +170,9 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of clients among which the server may draw the graph.
 
-    The round was planned for `clients` clients, and `tolerated` of them may collude. In a graph of
-    fewer clients than the result, these may be too large a part.
+    The round was planned for `clients` clients, and as many of them as `tolerated` returns may
+    collude. In a smaller graph they would be a larger fraction of the clients, and might unmask
+    others with a probability above `UNMASKED`.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -185,9 +189,10 @@ def fewest_drawn(clients: int, neighbours: int, threshold: int) -> int:
 def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> int:
     """Return the smallest number of vectors whose sum the server may unmask.
 
-    The round was planned for `clients` clients, and `tolerated` of them may collude. The server
-    drew the graph among `drawn` clients. If fewer than the result are left, the dropouts together
-    with the colluding clients may cut the graph.
+    The round was planned for `clients` clients, and as many of them as `tolerated` returns may
+    collude. The server drew the graph among `drawn` clients. If fewer vectors are left than the
+    result, the graph without dropouts and colluding clients may be disconnected with a probability
+    that is too high (see `UNMASKED`).
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -199,14 +204,17 @@ def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> in
 
 
 def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
-    """Return the result of `tolerated`, or 0 if no dropouts can make this number unsafe."""
+    """Return how many clients may collude (`tolerated`), or 0 if no dropouts can help them."""
     most = tolerated(clients, neighbours, threshold)
     complete = neighbours >= clients - 1
     return 0 if complete or most <= _certainly(neighbours, threshold) else most
 
 
 def _certainly(neighbours: int, threshold: int) -> int:
-    """Return a number of colluding clients that is safe in every graph: they unmask nothing."""
+    """Return how many colluding clients never unmask others, in any sparse graph.
+
+    This holds for any dropouts. A larger number may also be safe.
+    """
     # The circle is cut by two runs of neighbours / 2 clients that dropped out or collude. The
     # neighbourhood of the client next to a run contains the run, and the round is void unless
     # `threshold` of its members are left. So at least threshold - 1 - neighbours / 2 clients of
@@ -226,10 +234,10 @@ def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: in
 
 
 def _overrun(drawn: int, corrupt: int, neighbours: int, threshold: int) -> float:
-    """Return an upper bound on Pr[an honest client has `threshold` colluding neighbours].
+    """Return an upper bound on Pr[some honest client has `threshold` colluding neighbours].
 
     Of the graph's `drawn` clients, `corrupt` collude, and each has `neighbours` neighbours. If the
-    bound is at most `UNMASKED`, it is even smaller for a graph of more honest clients.
+    bound is at most `UNMASKED`, additional honest clients make it smaller.
     """
     # The exact union bound is the number of honest clients, drawn - corrupt, times a tail among the
     # drawn - 1 others. Its term for j colluding neighbours is the term used here, times 1 -
@@ -250,7 +258,7 @@ def _cut(drawn: int, gone: int, neighbours: int) -> float:
 
 
 def _even(neighbours: int) -> int:
-    """Return the most neighbours of a client, because `sparse` may add 1 to an odd number."""
+    """Return `neighbours`, rounded up to an even number: `sparse` may give a client that many."""
     return neighbours + neighbours % 2
 
 

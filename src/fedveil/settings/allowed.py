@@ -70,10 +70,10 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field, as words for error messages and the reference page.
+    """The allowed values of one field, in words, for error messages and the reference page.
 
-    `words`, `text`, `number` (in `interval`), `flag` (true or false) and `null` each describe a
-    kind of values. A value of any of these kinds is allowed.
+    Each attribute that is set allows some values: `words` these words, `text` a text that it
+    describes, `number` a number (in `interval`), `flag` true and false, and `null` null.
     """
 
     words: tuple[str, ...] = ()
@@ -282,10 +282,10 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """Return the path of a wrong value, and the sentence about it.
+    """Return the path of a wrong value, and a sentence about it.
 
-    `path` is the path of the field. If the field is a mapping, `rest` is the remaining path of the
-    wrong value or key, as pydantic reports it.
+    `path` leads to the `field`. If the field is a mapping, `rest` leads from there to the wrong
+    value or key in the mapping, as pydantic reports it.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

@@ -63,11 +63,11 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
+    """Yield a table of the keys of `model`, then tables of its blocks. `place` is the model's path.
 
-    `told` has the rows of all earlier tables, and maps them to the path of their block. If several
-    rows of this table are the same as rows of one earlier block, a reference to that block replaces
-    them.
+    `told` maps each row of the earlier tables to the path of its block. If at least `_ALIKE` rows
+    of this table are in it, a reference to one earlier block replaces the rows that are the same as
+    there. Adds the rows of this table to `told`.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

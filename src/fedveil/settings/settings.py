@@ -1,4 +1,4 @@
-"""Base classes of a job's blocks of keys, and validators of texts."""
+"""Base classes of the blocks of a job file, and validators of the texts in them."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return the block's content `held`, changed so that it selects the choice `word`.
+        """Return a copy of `held`, the content of this block, with `word` as its `name`.
 
-        If `held` already selects `word`, nothing changes. Otherwise `word` gets default settings.
+        If its `name` was another one, the settings block of `word` gets default values.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay
@@ -124,6 +124,6 @@ class Choice(Block):
 
     @property
     def settings(self) -> Settings | None:
-        """The selected block, or None if the choice has no settings."""
+        """The settings block that `name` selects, or None if this `name` has no settings."""
         block = self.block_of(self.name)
         return None if block is None else getattr(self, block)

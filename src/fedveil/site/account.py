@@ -68,8 +68,8 @@ class Release:
 class Limits:
     """The largest epsilon of a run, a calendar month, and all time. Each holds at `delta`.
 
-    None means no limit. The epsilons cover one `unit`. `without_epsilon` limits a month's number of
-    secure sums without epsilon.
+    None means no limit. The epsilons are for one `unit`. `without_epsilon` is the largest number of
+    releases without a finite epsilon in a month. Such a release must be `Release.summed`.
     """
 
     run: float | None = None
@@ -238,8 +238,8 @@ class SiteAccount:
     def charge(self, released: Release, *, limit: Limits) -> None:
         """Write a release's charge to disk.
 
-        Raises `OverSpent` if `limit` forbids it, or if the release has no epsilon and is not inside
-        a sum. The account then does not change.
+        Raises `OverSpent`, and writes nothing, if the charge would exceed `limit`. Also raises it
+        for a release that has no finite epsilon, unless it is `summed`.
         """
         kind = Ledger().charges(released.spending)
         if not kind:
