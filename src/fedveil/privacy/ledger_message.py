@@ -24,7 +24,10 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode combinations of charges as named arrays, which `kinds_from_state` decodes."""
+    """Encode `kinds` as named arrays, which `kinds_from_state` decodes.
+
+    A kind lists the charges of one report. A charge is a privacy loss and its number of releases.
+    """
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -46,7 +49,10 @@ def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
 
 
 def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
-    """Decode the combinations of charges that `kinds_to_state` encoded."""
+    """Decode the kinds that `kinds_to_state` encoded.
+
+    A kind lists the charges of one report. A charge is a privacy loss and its number of releases.
+    """
     losses: list[PrivacyLoss] = []
     columns = zip(
         take_array(state, "loss.epsilon", np.float64, (None,)).tolist(),
@@ -69,11 +75,12 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode which charges a ledger has recorded in its rounds, as named arrays.
+    """Encode which kinds of report a ledger has charged in each round, as named arrays.
 
-    A kind is the index of a report's combination of charges. A closed round gets no more charges.
-    `closed` maps each set of kinds to the number of closed rounds with exactly these kinds.
-    `opened` maps each open round to {kind: charged clients}.
+    Two reports are of one kind if they cost the same charges. Here a kind is a number, its index in
+    the ledger's list of kinds. A closed round gets no more charges. `closed` maps a tuple of kinds
+    to the number of closed rounds in which exactly these kinds were charged. `opened` maps each
+    open round to {kind: charged clients}.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -91,10 +98,10 @@ def rounds_from_state(
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
     """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    A kind is the index of a report's combination of charges. The first result maps each set of
-    kinds to the number of closed rounds with exactly these kinds. The second result maps each open
-    round to {kind: charged clients}. Raises an error unless all kinds are below `kinds`, and all
-    open rounds `first_open` or later.
+    A kind is the index of a kind of report in the ledger's list, which has `kinds` entries. The
+    first result maps a tuple of kinds to the number of closed rounds in which exactly these kinds
+    were charged. The second result maps each open round to {kind: charged clients}. Raises an error
+    if a kind is not an index of the list, or if an open round is earlier than `first_open`.
     """
 
     def checked(kind: int) -> int:

@@ -169,11 +169,11 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows of `table`, and the RMS loss of row 0.
+    """Return the largest finite loss between two rows of `table`, and a typical loss of row 0.
 
-    A row is the output distribution of one input. The RMS loss is the root mean square of the loss
-    of row 0 against another row, over outputs drawn from row 0. It is the largest over all other
-    rows.
+    Row i is the output distribution P_i of input i. For each other row i, the root mean square of
+    the finite losses ln P_0(o) / P_i(o) is computed, over outputs o drawn from P_0. The typical
+    loss is the largest of these.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

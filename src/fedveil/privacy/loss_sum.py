@@ -59,7 +59,11 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return log weight, lowest loss and highest loss of each block of neighbouring losses."""
+        """Return log weight, lowest loss and highest loss of each block of neighbouring losses.
+
+        A block has 16 losses, or 1 if there are few. Its weight is the sum of their weights. Blocks
+        of weight 0 are left out.
+        """
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))
@@ -111,10 +115,11 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised by `Tilted.on_grid` if `tilt` * `step` is too large.
+    """Raised by `Tilted.on_grid` if `tilt` is too large for the grid's `step`.
 
-    A tilt multiplies the mass at each loss by e^(tilt * loss). So from one point of the grid to the
-    next, whose loss is larger by `step`, this factor grows by e^(tilt * step).
+    A tilt multiplies the mass at each loss by e^(tilt * loss). From one grid point to the next, the
+    factor grows by e^(tilt * step), which must stay close to 1. The caller retries with a smaller
+    tilt.
     """
 
 
@@ -155,10 +160,10 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 
 
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
-    """Return the argument `parts` of `add` for the sum of `count` independent copies of a loss.
+    """Split the sum of `count` independent copies of a loss into parts, which `add` can add up.
 
-    `block(k)` must return the distribution of the sum of BLOCK^k copies. So `block(0)` is the
-    distribution of one copy.
+    `count` is written in base BLOCK. If digit k is d > 0, one part is d copies of `block(k)`. So
+    `block(k)` must return the distribution of the sum of BLOCK^k copies of the loss.
     """
     parts, level = [], 0
     while count:

@@ -63,10 +63,11 @@ class MeasuredNoise:
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on the distance by which replacing a client moves the releases.
+        """Return a lower bound on how far replacing a client moves the sequence of all releases.
 
-        The distance (L2) is between the two sequences of `rounds` releases without noise, in units
-        of sigma. Each release moves by `moved`. The bound fails with probability at most `error`.
+        Replacing the client moves each of `rounds` releases by the L2 distance `moved`, before
+        noise is added. The result is the L2 distance between the two sequences, in units of the
+        noise's sigma. It is too large with probability at most `error`.
         """
         if not self.releases:
             return 0.0
@@ -97,11 +98,14 @@ def moved_distance(
 ) -> tuple[float, float]:
     """Return a lower bound on the distance by which reversing a client's update moves the releases.
 
-    A client is replaced by one with the opposite update in each of `rounds` rounds. The distance
-    (L2) is between the two sequences of releases without noise, in standard deviations of the
-    noise. The bound is too large with probability at most `error`. `moves[i]` is the component of a
-    release along client i's update, averaged over the rounds, in the units of `noise`. The mean of
-    `moves` is uncertain, which lowers the bound. The second result says by how much.
+    The client is replaced by one that sends the opposite update in each of `rounds` rounds. The
+    bound is for the L2 distance between the two sequences of releases without noise, in standard
+    deviations of the noise. It is too large with probability at most `error`.
+
+    `moves` has an estimate, from each of several clients, of the length of a client's update in a
+    release: the release's inner product with the direction of the client's update, averaged over
+    the rounds, in the units of `noise`. The mean of `moves` is uncertain, which makes the bound
+    smaller. The second result is the difference.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

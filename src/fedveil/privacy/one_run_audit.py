@@ -145,8 +145,9 @@ class OneRunAudit:
     what `bound` would be if every guess were right.
 
     A bound refutes the claim if it is above the claimed epsilon. `unseen` is the largest true
-    epsilon at which `bound` would probably not refute the claim, and `unseen_alone` is the same for
-    `alone`. Each is infinite if its bound is at most the claim even when every guess is right.
+    epsilon that `bound` would probably miss: up to it, the expected number of right guesses is too
+    small to refute the claim. `unseen_alone` is the same for `alone`. Each is infinite if its bound
+    is at most the claim even when every guess is right.
     """
 
     claim: Figure
@@ -221,11 +222,11 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing for every canary if it is in the run: `bound`, a lower bound on epsilon.
+    """Result of `alone`: `bound`, a lower bound on epsilon from guesses about all canaries.
 
-    `right` is the number of right guesses. `unseen` is the largest true epsilon at which `bound`
-    would probably not refute the claim. A bound refutes the claim if it is above the claimed
-    epsilon.
+    `right` is the number of right guesses. `bound` refutes the claim if it is above the claimed
+    epsilon. `unseen` is the largest true epsilon that `bound` would probably miss: up to it, the
+    expected number of right guesses is too small to refute the claim.
     """
 
     bound: float
@@ -238,10 +239,10 @@ def alone(
 ) -> Alone:
     """Guess for every canary whether it is in the run, and compute a lower bound on epsilon.
 
-    The bound is valid only if the canaries' outcomes are independent. `scores` has a score for each
-    canary, positive if it seems to be in. `included` is True for canaries that are in. `gaussian`
-    is True if `claim` is about Gaussian noise, which gives a larger bound. The bound has the given
-    `confidence`.
+    The bound is at the delta of `claim`, has the given `confidence`, and is valid only if the
+    canaries' outcomes are independent. `scores` has a score for each canary, positive if it seems
+    to be in. `included` is True for canaries that are in. `claim` is the epsilon and delta that the
+    bound may refute. `gaussian` is True if it is about Gaussian noise, which gives a larger bound.
     """
     m, delta = len(scores), claim.delta
 
@@ -263,10 +264,12 @@ def alone(
 def _unseen(
     refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
 ) -> float:
-    """Return the largest true epsilon at which `claim` would probably not be refuted, or infinity.
+    """Return the largest true epsilon that a test of `claim` would probably miss.
 
-    `refutes(right)` is True if that number of right guesses, of all `guesses`, refutes the claim.
-    `share(epsilon)` is the expected share of right guesses in a run with this true epsilon.
+    Up to this epsilon, the expected number of right guesses is too small to refute the claim.
+    `refutes(right)` is True if `right` right guesses, of all `guesses`, refute it. `share(epsilon)`
+    is the expected share of right guesses in a run with this true epsilon. Returns infinity if no
+    number of right guesses refutes the claim.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf

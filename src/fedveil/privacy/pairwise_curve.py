@@ -33,12 +33,12 @@ def ordered_pairs(table: Float64s) -> Pairs:
 def largest_curve(
     table: Float64s, pairs: Pairs, largest: float, high: int, error: float, *, infinite: bool
 ) -> Float64s:
-    """Return the pointwise largest privacy curve over `pairs` of rows.
+    """Return the pointwise maximum of the privacy curves of all `pairs` of rows of `table`.
 
-    The rows of `table` are output distributions. Entry k + high of the curve is delta at epsilon =
-    k * largest / high, for k = -high..high. `error` is added to every loss. `largest` must be at
-    least the largest finite loss. An output that only the first row of a pair can produce has
-    infinite loss if `infinite` is True, otherwise the loss `largest`.
+    A row is an output distribution. The result has delta at 2 `high` + 1 equally spaced epsilons,
+    from -`largest` to `largest`. `largest` must be at least the largest finite loss. `error` is a
+    bound on the losses' numerical error, and is added to every loss. An output that only the first
+    row of a pair can produce has infinite loss if `infinite` is True, otherwise the loss `largest`.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 class Cohort:
     """The number of clients in a job (`clients`) and in a round (`per_round`). None if unknown.
 
-    `per_operator` is the largest number of clients that one operator may have on a node.
+    `per_operator` is the largest number of clients that one organisation may run
+    (`deployment.clients_per_node`).
     """
 
     clients: int | None

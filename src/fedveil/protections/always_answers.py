@@ -41,12 +41,15 @@ def answer_trained(
 ) -> Reply:
     """Train, and return the client's answer to `message`, which asks for the report.
 
-    `train` returns the update and the client's number of examples. `half` takes that number and
-    returns the client's `ClientRound`. If training or the report fails, `spare` returns another
-    `ClientRound` in the same state, which reports an update of zero. The error is then returned in
-    the `Reply`, for the client's own log. Errors that `message` itself causes are raised.
+    - `train` returns the update and the client's number of examples.
+    - `half` takes that number, and returns the `ClientRound` that makes the report.
+    - `spare` is called if training or the report fails. It returns another `ClientRound` for the
+      same client and round, which then reports an update of zero. The `Reply` contains the error,
+      for the client's own log.
 
-    Under a protection without a guarantee, all errors are raised, unless `always` is True.
+    Interrupts are raised, and so is an error that `message` itself causes, because the second
+    report fails too. Under a protection without a guarantee, every error is raised, unless `always`
+    is True.
     """
     try:
         update, examples = train()

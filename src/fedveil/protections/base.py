@@ -78,8 +78,9 @@ class JobContext:
       the norm clip. Otherwise it is None.
     - `combining` says how the server combines reports, for example by their mean.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size.
-    - `turn_rate` is the probability with which a client adds its update to a round. If it is below
-      1, every client takes part in every round, so `clients_per_round` counts all clients.
+    - `turn_rate` is the probability with which a client adds its update to a round's sum. If it is
+      below 1, every client sends a report in every round, with zeros if it does not add its update.
+      So `clients_per_round` then counts all clients.
     """
 
     weighting: Weighting
@@ -105,7 +106,7 @@ class JobContext:
 def origin_of(sent: Update, dimension: int) -> bytes:
     """Return a digest of the vector `sent`, which the server sends to clients for training.
 
-    The digest is empty if `sent` has no entries besides the model's `dimension` weights.
+    `dimension` is the number of entries of an update. The digest is empty if `sent` has no more.
     """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
@@ -116,10 +117,11 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 class RoundContext:
     """The data about a round that the server's half of a protection needs.
 
-    `model` are the global weights, read-only. `whole` is the vector that the server sends for
-    training, and `origin` its digest. If the server sends only `model`, `whole` is None and
-    `origin` is empty. `summed[i]` is the last round in which client i's report was in the sum, or 0
-    if there is none. The array is empty if clients keep no state.
+    `model` has the entries that an update changes, read-only: the global weights and, under
+    SCAFFOLD, the mean control variate. `whole` is the vector that the server sends for training,
+    and `origin` its digest. If the server sends only `model`, `whole` is None and `origin` is
+    empty. `summed[i]` is the last round in which client i's report was in the sum, or 0 if there is
+    none. The array is empty if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -142,9 +144,9 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        `sent` begins with the model's `dimension` weights. `cohort` has the round's clients, and
-        `state` is the protection's state. `summed[i]` is the last round in which client i's report
-        was in the sum, or 0 if there is none. The array is empty if clients keep no state.
+        `dimension` is the number of entries of an update, which changes the first entries of
+        `sent`. Under FedCM, others follow. `cohort` has the round's clients, and `state` is the
+        protection's state. `summed` is as in `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -159,9 +161,9 @@ class RoundContext:
 class ClientContext:
     """The data about a round that a client's half of a protection needs.
 
-    `model` are the global weights that the client received, and `examples` is the number of its own
-    examples. `origin` is a digest of the vector that this client received, or empty if it received
-    only `model`. `answered` remembers the last round that the client answered.
+    `model` is the client's copy of `RoundContext.model`, and `examples` is its number of examples.
+    `origin` is a digest of the vector that this client received, or empty if it received only
+    `model`. `answered` remembers the last round that the client answered.
     """
 
     client: ClientId
@@ -334,10 +336,10 @@ class Protection(Description):
     def paid(self, state: State, reports: int | None, *, limited: bool) -> Sequence[Spending]:
         """Return the losses to record for one report in a finished round.
 
-        `reports` is the number of reports in the sum, or None if the round is void. `limited` says
-        that a limit on the privacy cost may end the run. Each client must then be able to tell by
-        itself if the limit allows its next report. So `reports` is not used, because a client does
-        not know it.
+        `reports` is the number of reports in the sum, or None if the round is void. `limited` is
+        True if a limit on the privacy cost may end the run. The losses are `spent(state, reports)`,
+        but `spending(state)` if the round is void or `limited` is True. Under a limit, each client
+        computes by itself if it may report again, and it does not know `reports`.
         """
         return self.spending(state) if reports is None or limited else self.spent(state, reports)
 

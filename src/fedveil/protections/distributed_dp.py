@@ -61,13 +61,14 @@ class DistributedDP(Clipped, SecureSum):
     update is unusable sends an update of zero with its share of noise. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`. It
-    holds in the worst permitted case: only the smallest permitted number of clients survives, and
-    these survivors include all dishonest clients. A share 1 - assume_honest of the cohort is
-    assumed to be dishonest, and to add no noise. After the round, ratio follows from the actual
-    number of survivors. The guarantee relies on secure aggregation. Without `active_security`, it
-    also relies on a server that follows the protocol. The members of a sum are public, so sampling
-    does not amplify the guarantee.
+    everyone who sees the sum, including the server. A share 1 - assume_honest of the cohort is
+    assumed to be dishonest, and to add no noise. Before a round, ratio is that of the worst
+    permitted case: only the smallest permitted number of clients survives, and these survivors
+    include all dishonest clients. In this case, ratio is `noise_multiplier`, or is computed from
+    `target_epsilon`. After the round, ratio follows from the actual number of survivors. The
+    guarantee relies on secure aggregation. Without `active_security`, it also relies on a server
+    that follows the protocol. The members of a sum are public, so sampling does not amplify the
+    guarantee.
 
     Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
     q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.

@@ -86,7 +86,8 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     def dishonest(self, clients: int) -> int:
         """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        All of these may share secrets, because the server chooses which clients share secrets.
+        If only some of the clients share secrets, all of the dishonest ones may be among them,
+        because the server chooses which clients share secrets.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
@@ -116,9 +117,9 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
 def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
     """Under distributed_dp, the clients that `assume_honest` does not trust must be too few to
     unmask others together with the server. If n clients of a round share secrets with threshold t,
-    their number is below t. With `active_security`, it is below 2t - n. In a sparse masking graph,
-    it is at most n/5, and less with few `neighbours`. There is no limit if only one client is
-    trusted.
+    fewer than t clients may be untrusted. With `active_security`, fewer than 2t - n may be. In a
+    sparse masking graph, at most n/5 may be, and fewer with few `neighbours`. There is no limit if
+    only one of the n clients is trusted.
 
     Returns an error message, or None if the settings follow this rule.
     """
@@ -138,8 +139,9 @@ def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None
 
 
 def no_node_exceeds(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, an `assume_honest` that distrusts some clients of a round must distrust
-    at least `deployment.clients_per_node`: one operator knows the noise of all clients on its node.
+    """Under distributed_dp, if `assume_honest` is so low that some clients of a round are not
+    trusted, at least `deployment.clients_per_node` clients must not be trusted. The operator of one
+    node knows the noise of all its clients.
 
     Returns an error message, or None if the settings follow this rule.
     """

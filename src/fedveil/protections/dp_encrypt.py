@@ -168,7 +168,11 @@ class DPEncrypt(Protection):
 
 
 class DPEncryptServerRound(OneReportRound):
-    """Adds up the reports exactly, in units of their step."""
+    """Combines the clients' reports, for example by their mean. `combining` says how.
+
+    Values are added in multiples of `form.step`. The result does not depend on the order of the
+    reports.
+    """
 
     sums = ("_sum",)
 
@@ -215,7 +219,11 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """Encodes a report's values as message fields, and adds up such reports."""
+    """Encodes a report's values as message fields, and adds up such reports.
+
+    `fields` are the names of these fields. Values are encoded as multiples of `step`, which is 1 if
+    they are encoded as floats.
+    """
 
     fields: tuple[str, ...]
     step: float
@@ -227,7 +235,7 @@ class _Form(Protocol):
         """Return the fields of a report with arbitrary values, to compute a report's length."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return an untrusted report's values in multiples of the step. Checks every field."""
+        """Return an untrusted report's values, divided by `step`. Checks every field."""
 
     def fold(self, message: Message, into: Sum) -> None:
         """Add the untrusted report `message` to the sum `into`. Raises an error if invalid."""

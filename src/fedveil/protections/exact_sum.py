@@ -147,10 +147,10 @@ def _pattern(value: float) -> np.uint32:
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units`, unless an entry of `vector` is too large in magnitude.
+    """Add `factor * vector` to `units` like `_add_below`, with two threads if they are long.
 
-    `limit` decides which entries are too large (see `_add_below`). Returns False, and adds nothing,
-    if there is such an entry. Two threads share the work on a long vector.
+    Products are truncated to whole numbers. Returns False, and adds nothing, if the float32 bits of
+    an entry's magnitude, read as an integer, are at least `limit`.
     """
 
     def add(part: slice) -> tuple[slice, bool]:
@@ -180,8 +180,9 @@ def _add_below(
 ) -> bool:
     """Add `factor * vector` to `units`, unless an entry of `vector` is too large in magnitude.
 
-    An entry is too large if the bits of its magnitude, as an integer, are at least `limit` (see
-    `_pattern`). Returns False, and adds nothing, if there is such an entry.
+    Products are truncated to whole numbers. An entry is too large if its magnitude is NaN or at
+    least some bound. `limit` is this bound's float32 bits, read as an integer (`_pattern(bound)`).
+    Returns False, and adds nothing, if an entry is too large.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

@@ -40,9 +40,10 @@ class GridReport:
         return self.written_parts(lambda part: multiples[part])
 
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
-        """Return the fields of a report: all values, packed, and `step`.
+        """Return the fields of a report: all values, packed, and the grid's `step`.
 
-        `multiples(part)` returns the values of a slice as numbers of steps. Slices come in order.
+        `multiples(part)` must return the values in the slice `part`, divided by `step`. It is
+        called for one slice after another.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}

@@ -66,11 +66,11 @@ class Unary(Protection):
     parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round has its own epsilon. `AdaptiveBudget` computes it from two models:
-    the weights w before the previous round, and w plus that round's aggregate, whatever step the
-    server's optimiser makes. The epsilon is never below the job's `eps`, so a client refuses a
-    smaller one as invalid. A client also refuses an epsilon at which a single report would exceed
-    `total_eps`. It cannot check the epsilon further, so deployments need `total_eps`.
+    With `adaptive`, every round has its own epsilon. `AdaptiveBudget` computes it from the weights
+    w before the previous round, and from w plus that round's aggregate, even if the server's
+    optimiser takes another step. Clients refuse an epsilon below the job's `eps`, which no round
+    has, and one at which a single report would exceed `total_eps`. They cannot check more, so
+    deployments need `total_eps`.
 
     `total_eps` limits the total epsilon of a client that takes part in every round. The total is
     the sum of the rounds' pure losses, which is valid even if they are chosen adaptively.
@@ -113,7 +113,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if reports are bits under `asked`, but sums under `demanded`, or None."""
+        """Return a reason if reports are whole codes (bits) in `asked`, but sums in `demanded`."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases with epsilons of about `eps`: one parameter as bits, and as a sum."""
+        """Yield one case for `report: sum` and one for `bits`, at `eps` (rr) or `eps` / 2 (oue)."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -200,8 +200,8 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` has the rounded values themselves, so the estimate has
-        no noise. If `report` has sums and `cells` > 127, the likelihood is too costly and is None.
+        With `fidelity: aggregate`, a report has the rounded values, so the estimate has no noise.
+        Otherwise, a report of sums has no likelihood if `cells` > 127: it would be too costly.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -224,10 +224,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The server's part in a round. The setting `fidelity` chooses the subclass.
-
-    It is `UnaryServerRound` for per_client, and `UnaryCohortRound` for aggregate.
-    """
+    """The server's part in a round. The subclasses differ in how they add up reports."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -245,7 +242,10 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return each parameter's sum, over reports, of the states (rounded values) with bit 1."""
+        """Return, for each parameter, the sum of the states whose bits are 1, over all reports.
+
+        A state is a rounded value from -cells to cells. A one-hot code has one bit for each state.
+        """
 
     @property
     def longest(self) -> int:
@@ -281,7 +281,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """For each parameter, adds up the states (rounded values) whose bits are 1 in the reports."""
+    """The server's part in a round with `fidelity: per_client`: adds up clients' reports."""
 
     sums = ("_running",)
 

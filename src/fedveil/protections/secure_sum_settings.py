@@ -177,10 +177,10 @@ def shareable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
 
 
 def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
-    """Under secure aggregation, `neighbours: k` must be at least 2, below the number of clients per
-    round and at least `reconstruct_secrets_threshold`, which counts within each neighbourhood. With
-    one neighbour, the graph consists of pairs of clients, and the sum of each pair could be
-    unmasked. `active_security` needs the complete graph.
+    """Under secure aggregation, `neighbours: k` must be at least 2 and below the number of clients
+    per round. With one neighbour, the graph consists of pairs of clients, and the sum of each pair
+    could be unmasked. `reconstruct_secrets_threshold` must be at most k, because only a client and
+    its neighbours hold shares of its secrets. `active_security` needs the complete graph.
 
     Returns an error message, or None if the settings follow this rule.
     """
