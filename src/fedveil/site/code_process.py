@@ -166,9 +166,9 @@ class CodeTraining:
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
         """Train as client number `client`. Returns the update and the number of examples.
 
-        The training runs in a separate process. `reader` (never None) is the site's own
-        `package.module:function`, which reads the examples in this process. Its errors are raised.
-        Raises `SiteRefused` if the other process fails.
+        The training runs in a separate process. Raises `SiteRefused` if that process fails.
+        `reader` names the site's own function, `package.module:function`, which reads the examples
+        in this process. An error in this function is raised. `reader` must not be None.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -178,8 +178,8 @@ class CodeTraining:
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
         """Train with the examples of client number `client` in `process`.
 
-        Returns the update and the number of examples. `reader` is the site's function that reads
-        the examples. Its errors are raised. Raises `SiteRefused` if the process fails.
+        Returns the update and the number of examples. `reader` names the site's function that reads
+        the examples. An error in this function is raised. Raises `SiteRefused` if `process` fails.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)

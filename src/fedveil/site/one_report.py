@@ -97,8 +97,8 @@ class SiteReports:
         """Return the encoded answer to a message of secure aggregation that requests no training.
 
         `words` is the encoded message, and `dimension` the length of an update. `job` identifies
-        the run, and `site` is this site's name in it. Raises `SiteRefused` if the protection does
-        not use secure aggregation.
+        the run, `site` is this site's name in it, and `round` the round's number. Raises
+        `SiteRefused` if the protection does not use secure aggregation.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -112,11 +112,12 @@ class SiteReports:
     def _round(
         self, job: str, dimension: int, site: str, round: object, asked: Message | None
     ) -> Round:
-        """Return this site's part in a round, for the server's message `asked`.
+        """Return the data from which this site makes its answer to `asked`, the server's message.
 
         `job` identifies the run, `site` is this site's name in it, and `dimension` the length of an
-        update. In secure aggregation, the site resumes from its state after the round's previous
-        message.
+        update. `asked` is None if the server sent no message of the protection. In secure
+        aggregation, the data include the site's state after its previous answer in this round.
+        Raises `SiteRefused` if `round` is not a round's number.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -145,12 +146,12 @@ class SiteReports:
         round: object,
         words: bytes | None = None,
     ) -> Admitted:
-        """Charge the report of a training task, and return the admitted task.
+        """Charge the report of a training task to the account, and return the charged task.
 
-        `before` are the server's arrays. `job` identifies the run, `task` is the task's name, and
-        `site` this site's name in the run. `words` is the encoded message of the server's side of
-        the protection, or None without a message. Raises `OverSpent`, `ModelInvalid` or
-        `SiteRefused` before any data are read.
+        `before` are the server's arrays. `job` identifies the run, `task` is the task's name,
+        `site` this site's name in the run, and `round` the round's number. `words` is the encoded
+        message of the protection that came with the task, or None without one. Raises `OverSpent`,
+        `ModelInvalid` or `SiteRefused` before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -205,10 +206,12 @@ _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 @dataclass(frozen=True)
 class Round:
-    """A site's part in one round of the job with the digest `job`.
+    """The data from which a site makes one answer in a round.
 
-    `asked` is the server's message, or None if it sent none. `kept` is the state after the site's
-    previous answer in this round, or None before the first answer.
+    `job` is the run's digest, `round` the round's number, and `client` the site's client number.
+    `answered` remembers for which round the site last sent an update. `asked` is the server's
+    message, or None if it sent none. `kept` is the state after the site's previous answer in this
+    round, or None before the first answer.
     """
 
     job: bytes
@@ -220,9 +223,10 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the protection's client side of this round. Restores the state `kept`, if any.
+        """Return the object that makes this client's answers in the round.
 
-        `model` has the server's weights, and `examples` is the number of training examples.
+        It continues from the state `kept`, unless that is None. `model` is the vector of the
+        server's weights, and `examples` the number of the client's training examples.
         """
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
@@ -236,8 +240,9 @@ class Round:
 class Admitted:
     """A training task whose report is charged. It makes exactly one report.
 
-    `before` has the server's arrays, and `of` the site's part in the round. `leaves_at` is the
-    monotonic time at which the report leaves, or None if it leaves when it is ready.
+    `before` has the server's arrays, and `layout` their positions in an update. `of` has the data
+    of the round, and `released` is the charge in the account. `leaves_at` is the monotonic time at
+    which the report leaves, or None if it leaves when it is ready.
     """
 
     reports: SiteReports
@@ -250,10 +255,11 @@ class Admitted:
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
         """Make the report from the arrays that `after` returns. Waits until the time `leaves_at`.
 
-        `after` also returns True if the arrays are differences from the server's arrays. If `after`
-        fails or returns unusable arrays, the reported update is zero. An error that the server's
-        message causes is also raised at `leaves_at`, so its time reveals nothing about the data. If
-        the report is not ready by then, `left_late` writes to the account that it is late.
+        `after` returns the trained arrays, and True if they are differences from the server's
+        arrays. If `after` fails or returns unusable arrays, the reported update is zero. An error
+        in the server's message is raised, but only at `leaves_at`. So the time of an answer reveals
+        nothing about the data. A report that is ready later leaves at once, and the account records
+        that it was late.
         """
         try:
             made = self._made(after)
@@ -304,7 +310,10 @@ class Report:
         return encode(self.message)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the best estimate of the update from this report alone, as arrays by name."""
+        """Return the report as an estimate of the site's update: arrays by name.
+
+        A server that only averages arrays can use it, if the protection permits (`Terms.plain`).
+        """
         return shaped(self.layout, self.protection.reading(self.context, self.message).estimate)
 
 

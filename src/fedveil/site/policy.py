@@ -1,4 +1,4 @@
-"""A site's policy: the owner's file of what may leave, fully checked when it is loaded."""
+"""A site's policy: a file of the owner's rules for jobs. It is fully checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedveil.site.policy_blocks import (
 
 
 class Policy(CheckedJob):
-    """The owner's demands. No job, server or app can relax one of them."""
+    """The rules that a site's owner sets for jobs. No job, server or app can relax one of them."""
 
     name: RunName = Field("site", description="name of the site")
     protections: list[Allowed] = Field(

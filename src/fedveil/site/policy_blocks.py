@@ -20,7 +20,11 @@ Address = Annotated[str, text("HOST:PORT", r"\S+:[0-9]{1,5}")]
 
 
 class StrengthSettings(Block):
-    """The minimum strength of a protection, besides its epsilon."""
+    """The weakest protection that a job may use, apart from its epsilon.
+
+    `unit` is the least data that an epsilon must cover. The other keys are about protections whose
+    server sees only a sum of updates.
+    """
 
     unit: Whose = Field(
         "example",
@@ -45,7 +49,7 @@ class StrengthSettings(Block):
 
 
 class EpsilonSettings(Block):
-    """The largest epsilon for each data set, and the largest number of sums without an epsilon."""
+    """Limits on the cost of all jobs to one data set: in epsilon, and in sums without noise."""
 
     run: float = Field(2.0, gt=0, description="largest epsilon of one job")
     month: float = Field(
@@ -63,7 +67,10 @@ class EpsilonSettings(Block):
 
 
 class ClearSettings(Block):
-    """Values that may leave unprotected. Metrics never leave."""
+    """Values that may leave the site without protection. Metrics never leave the site.
+
+    The values are the number of examples, and how long a report takes.
+    """
 
     counts: bool = Field(
         False,

@@ -49,7 +49,7 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
 def can_forbid() -> bool:
-    """Return True if this system supports `forbid`, the function in this file."""
+    """Return True if a process can forbid itself system calls here, with `forbid`."""
     return sys.platform == "linux" and platform.machine() in _MACHINES
 
 

@@ -71,11 +71,17 @@ class Terms:
 
     @property
     def needs_controller(self) -> bool:
-        """True if averaging is not enough, and an NVFlare server must run `ProtectedController`."""
+        """True if the server must send messages of the protection, besides the model's arrays.
+
+        An NVFlare server then needs `ProtectedController`. Otherwise it only adds up the reports.
+        """
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 
     def job(self, job: str, dimension: int) -> bytes:
-        """Return a digest of the run `job`, the `dimension` of its updates and these terms."""
+        """Return a digest by which sites and server recognize that they mean the same run.
+
+        It covers the run's identifier `job`, the `dimension` of an update, and these terms.
+        """
         words = Offer(self.options, "", dimension, self.options.clients or 1).words()
         named = {key: value for key, value in words.items() if key != ANSWER_AFTER_S}
         return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()

@@ -49,11 +49,11 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the aggregate of the cohort's reports, drawn at random without making the reports.
+        """Draw the aggregate of a round from its distribution, without making any report.
 
-        Returns None if this engine cannot do so. Then the messages of the round `step` are
-        exchanged instead. `layout` is the layout of a client's vector, and `carriage` encodes it as
-        an update.
+        Returns None if this engine cannot do so, and must exchange messages with the clients in
+        `cohort`. `step` is the round, `layout` the layout of a client's vector, and `carriage`
+        encodes it as an update.
         """
         return None
 
@@ -78,10 +78,11 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the aggregate of all reports of `cohort`, drawn from its exact distribution.
+        """Draw the aggregate of the cohort's reports from its exact distribution.
 
-        Returns None, and draws nothing, if `fidelity` is `per_client`. `step` is the round,
-        `layout` the layout of a client's vector, and `carriage` encodes it as an update.
+        Makes no single report. Returns None, and draws nothing, if `fidelity` is `per_client`.
+        `step` is the round, `layout` the layout of a client's vector, and `carriage` encodes it as
+        an update.
         """
         if self._file.fidelity == "per_client":
             return None
@@ -208,9 +209,10 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before a round. Under rr and oue, only round 1 is charged.
+        """Charge the account, if any, before the round `step`, which costs `spending`.
 
-        `spending` is what the round `step` costs. `asked`, the round's clients, is not used.
+        Under rr and oue, only round 1 is charged: all rounds cost the same, and each client takes
+        part in one of them. `asked`, the round's clients, is not used.
         """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"

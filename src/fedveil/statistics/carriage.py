@@ -146,10 +146,12 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 class Carriage:
     """Encodes clients' joint vectors as updates, and decodes their aggregate to a sum with noise.
 
-    A joint vector has a client's vectors for all questions, one after another. Some protections
-    round towards zero, to a grid. For these, the joint vector is first rounded to the same grid at
-    random, without bias. The noise is computed for vectors that are at most 2 apart. So that this
-    still holds after the rounding, the vectors are first scaled down.
+    A joint vector has a client's vectors for all questions, one after another. The noise is
+    computed for joint vectors that are at most 2 apart. Rounding can move them further apart, so
+    they are first scaled down a little.
+
+    Some protections round towards zero, to a grid, which would bias the sum. For these, the scaled
+    vector is first rounded to the same grid at random, without bias.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -214,9 +216,9 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of the sum that `total` returns.
+        """Return the variance of the noise in each entry of the sum of `reports` joint vectors.
 
-        `mean` is the protection's aggregate of `reports` reports.
+        `mean` is the protection's aggregate of the reports. `total` returns the sum itself.
         """
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)

@@ -55,9 +55,10 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
     """Group the rows of `table` by the client that is named in `column`.
 
     If `column` is None, every row is a client. Clients are numbered in alphabetical order of their
-    names. `rows` is the largest number of rows that a client contributes. Raises `DataInvalid` if a
-    row has no client. If the table is `apart`, leaves such a row out instead, unless no row has a
-    client.
+    names. `rows` is the largest number of rows that a client contributes (None: no limit).
+
+    Raises `DataInvalid` if a row has no client. If `table.apart` is True, such rows are left out
+    instead, and the error is raised only if no row has a client.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)

@@ -49,12 +49,13 @@ from fedveil.statistics.tables import Table
 class Rows:
     """The encoded rows of a table: a vector of `width` entries for each row.
 
-    `values`, [rows, width], has the vectors. For one-hot codes, `values` is None, and `cells[i]` is
-    the index of the 1 in the vector of row i, or -1 if the vector is zero. This index is called the
-    row's cell. `moved` marks rows whose value was moved into the question's range. `lost` marks
-    rows that are excluded because a value is missing or has no cell. If row i is excluded, for this
-    or any other reason, its cell is `spare[i]`. If `spare` is None, every excluded row has the zero
-    vector.
+    - `values`, [rows, width], has the vectors. It is None for one-hot codes.
+    - `cells[i]` is the cell of row i in one-hot codes: the index of the 1 in its vector, or -1 if
+      its vector is zero.
+    - `moved` marks rows whose value was moved into the question's range.
+    - `lost` marks rows that are excluded because a value is missing or has no cell.
+    - `spare[i]` is the cell that row i has if it is excluded for any reason. If `spare` is None,
+      excluded rows have the zero vector.
     """
 
     width: int
@@ -91,12 +92,19 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        """Encode every row of `table` on its own. `entropy` draws cells that are random."""
+        """Encode every row of `table`, independently of all other rows.
+
+        `entropy` makes random choices: `Ends` rounds numbers, and `Below` puts excluded rows into
+        its cell, at random.
+        """
 
     @property
     @abstractmethod
     def centre(self) -> Float64s:
-        """Return a public vector that is at most √2 · `self.half` away from every row's vector."""
+        """Return a public vector that is near every row's vector: at most √2 · `half` away.
+
+        `half` is half the largest distance between the vectors of two possible rows.
+        """
 
     @property
     @abstractmethod
@@ -264,10 +272,11 @@ class Below(Encoding):
     """A single cell, for rows whose number in a column is below `edge`.
 
     A row is excluded if its number is missing, if it is in none of the `groups`, or if it does not
-    meet a condition of the question. An excluded row is put into the cell with probability `q`. Let
-    d be the expected number of rows in the cell, minus q times the number of all rows. Excluded
-    rows add nothing to d. So d is positive exactly if the edge is above the quantile q of the rows
-    that are not excluded.
+    meet a condition of the question. An excluded row is put into the cell with probability `q`.
+
+    A search for the quantile q compares the number of rows in the cell with q times the number of
+    all rows. Each excluded row adds q to both, in expectation. So only the other rows decide which
+    of the two is larger.
     """
 
     width = 1

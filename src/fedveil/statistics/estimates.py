@@ -3,15 +3,18 @@
 The noise variance of the sums comes from the mechanism. For a ratio or a product of sums it follows
 by the delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
 
-The sampling variance is bounded from the noisy sums themselves, so it costs no further budget. In
-these bounds, n is the number of clients for a count, and otherwise the number of rows:
+The sampling variance is computed from the noisy sums themselves, so it costs no further budget.
+Here n is the number of clients for a count, and otherwise the number of rows:
 
-    count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
-    mean        (high - mean) (mean - low) / n  (Bhatia and Davis), for a mean that is computed with
-                4 more rows in the middle of the range
-    variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers,
-                with one more row of the squared distance 1/2
-    correlation (1 - r²)² / n, as for normal numbers, with r multiplied by n / (n + 4)
+    count       at most n μ (rows - μ), if a client contributes between 0 and `rows` rows, and μ
+                rows on average
+    mean        at most (high - mean) (mean - low) / n  (Bhatia and Davis)
+    variance    at most v ((1 + |m|)² - v) / n, for numbers scaled to [-1, 1] with the mean m and
+                the variance v: the same bound, for the squared distance from m
+    correlation (1 - r²)² / n, which holds for normal numbers
+
+A few equal rows must not give a sampling variance of 0. So these formulas use a mean with 4 more
+rows in the middle of the range, m and v with one more row (x = 0, x² = 1/2), and r n / (n + 4).
 
 Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. Their
 sampling variance follows by the delta method, as if the cells' counts were independent. (The
@@ -47,10 +50,12 @@ _ROUNDED = 1e-13
 class Sums:
     """All clients' sums for one part of a question, with the variances of their noise.
 
-    If only `asked` of the `clients` clients reported, `values` is their sum times `clients` /
-    `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is the largest
-    number of rows that a client contributes. `rows` is None if each row is protected on its own
-    (`unit: row`) and all clients were asked. In this case, `values` is not multiplied.
+    `asked` of the `clients` clients reported. `values` is the sum of their reports, multiplied by
+    `clients` / `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is
+    the largest number of rows that a client contributes.
+
+    Under `unit: row`, `rows` is None, and `values` is not multiplied. (Exception: under rr and oue,
+    if not all clients reported.)
     """
 
     values: Float64s
@@ -108,10 +113,10 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 class Shape(NamedTuple):
     """Functions that compute a statistic, such as a mean in [`low`, `high`], from noisy sums.
 
-    The functions' argument is the `values` of `Sums`. `value` returns the statistic. `spread`
-    returns its sampling variance times the number of rows. `spread` is None if the statistic is a
-    function of the shares of cells, because the delta method then gives the variance. `divisor`
-    returns the number, other than the number of rows, by which `value` divides.
+    The argument of each function is the `values` of `Sums`. `value` returns the statistic, and
+    `spread` its sampling variance times the number of rows. Under rr and oue, `spread` is None,
+    because the sampling variance follows by the delta method. `divisor` returns a further number by
+    which `value` divides, besides the number of rows, or 1 if there is none.
     """
 
     value: Callable[[Float64s], float]
@@ -128,12 +133,14 @@ Statistic: TypeAlias = tuple[Shape, Callable[[Float64s], float]]
 def ratio(
     sums: Sums, shape: Shape, present: Callable[[Float64s], float], label: dict[str, str], z: float
 ) -> Estimate:
-    """Return the estimate of the statistic `shape`, which divides sums by other sums.
+    """Return the estimate of a statistic that divides by the number of rows, such as a mean.
 
-    `present` returns the number of rows, given the values of `sums`. The statistic divides by this
-    number, and by the number that `shape.divisor` returns. If the noise makes one of these numbers
-    too uncertain, the interval is the whole possible range, and the estimate its middle. Otherwise
-    the interval extends `z` standard deviations to each side. `label` says what is estimated.
+    `shape` has the functions of the statistic. `present` returns the number of rows, given
+    `sums.values`. The interval extends `z` standard deviations to each side. `label` says what is
+    estimated.
+
+    If the noise of a divisor (the number of rows or `shape.divisor`) is too large, the interval is
+    the whole possible range, and the estimate its middle.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)

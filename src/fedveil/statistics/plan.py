@@ -10,13 +10,13 @@
                     under rr and oue: one cell for values below an edge, which changes every round
     heavy_hitters   one-hot prefixes, new ones in every round
 
-Under a protection that sums vectors, each part is a section of one vector. Section i is scaled so
-that the sections of two clients (under `unit: row`, of two rows) are at most 2 w_i apart. Here,
-w_i² is the weight of part i divided by the weights of all parts, so Σ w_i² = 1. So two whole
-vectors are at most 2 apart. A question with a larger weight gets less noise. A part that does not
-depend on earlier rounds is asked in every round, and its answers are averaged.
+Under a protection that sums vectors, a client's vector has a section for each part. The sections of
+two clients (under `unit: row`, of two rows) for part i are scaled to be at most 2 w_i apart. Here
+w_i² is the share of part i in the total weight of all parts, so Σ w_i² = 1, and the whole vectors
+are at most 2 apart. A question with a larger weight gets less noise. A part that does not depend on
+earlier rounds is asked in every round, and its answers are averaged.
 
-Under rr and oue each part is asked of different clients, with the whole epsilon.
+Under rr and oue, each part is asked of different clients, with the whole epsilon.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Part:
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
         """Encode all rows of the clients. Excludes rows that do not meet the part's conditions.
 
-        `entropy` draws cells that are random.
+        `entropy` makes the random choices of the encoding, if it has any.
         """
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
@@ -178,15 +178,15 @@ class Ball:
     """Scales a client's vector for one part of the questions to a section of its joint vector.
 
     A part is a question, or one level of a question's tree. The joint vector is what the protection
-    adds up: the sections of all parts, one after another. A section is (vector - `centre`) /
-    `scale`. The squares of all parts' weights sum to 1.
+    adds up: the sections of all parts, one after another. The section of a part is (vector -
+    `centre`) / `scale`. Except under not_encrypt, a replaced client (under `unit: row`, a replaced
+    row) moves it by at most 2 `weight`. The squares of all parts' weights sum to 1.
 
-    - Under `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and
-      `centre` is `rows` times the encoding's centre. Two clients' sections are at most 2 `weight`
-      apart.
-    - Under `unit: row`, a vector is the sum of any number of encoded rows, and `centre` is 0. If a
-      row is replaced, the section moves by at most 2 `weight`.
-    - Under not_encrypt (`plain`), the vector is not changed.
+    - Under `unit: client`, `centred` is True. The vector is the sum of a client's encoded rows, at
+      most `rows`, and `centre` is `rows` times the centre of the encoding.
+    - Under `unit: row`, `centred` is False. The vector is the sum of any number of encoded rows,
+      `rows` is 1, and `centre` is 0.
+    - Under not_encrypt, `plain` is True, and the section is the unchanged vector.
     """
 
     part: Part

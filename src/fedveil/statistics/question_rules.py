@@ -34,7 +34,10 @@ NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
 def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
-    """Yield a sentence for each problem of `question`, whose key is `place`."""
+    """Yield a sentence for each problem of `question`.
+
+    `place` is the key of the question in its file, such as questions.ages.
+    """
     kind, unset = question.ask, "ask" not in question.model_fields_set
     for key, field in type(question).model_fields.items():
         unread = key not in (*_ALWAYS, *READ[kind])

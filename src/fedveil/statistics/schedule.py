@@ -38,8 +38,9 @@ STEP_FIELDS = ("step", "prefixes", "edge")
 class Step:
     """One round: its number, counted from 1, and its choices that depend on earlier answers.
 
-    `prefixes` maps each heavy_hitters question to a list for each group: the prefixes to extend.
-    `edge` is the index of the edge that a quantile search asks about, or 0 if there is no search.
+    `prefixes` has a key for each heavy_hitters question of the round. Its value lists the prefixes
+    to extend: one list for each of the question's groups, or a single list without groups. `edge`
+    is the index of the edge that a quantile search asks about, or 0 if there is no search.
     """
 
     round: int
@@ -90,7 +91,11 @@ class Turn:
 
 
 class Schedule:
-    """The rounds (steps) of a question file in order, and the parts that each one asks about."""
+    """The rounds of a question file in order, and the parts that each round asks about.
+
+    A part is a question, or one level of a question's tree. `trees` and `searches` collect the
+    answers on which later rounds depend.
+    """
 
     def __init__(self, file: QuestionFile) -> None:
         self.file, local = file, file.local

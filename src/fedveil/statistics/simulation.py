@@ -66,9 +66,9 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports, before perturbation.
 
-        Each row at a position in `chosen` gives one code. Every report has the same number of
-        codes. If a client has fewer rows, its report also has codes of excluded rows, which
-        `entropy` draws.
+        `chosen` has the positions of the contributed rows. Each of them gives one code. Every
+        report has the same number of codes, so a client with fewer rows adds codes of excluded
+        rows. These are zero or, in a quantile search (`Below`), drawn with `entropy`.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"

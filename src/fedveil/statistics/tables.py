@@ -231,9 +231,9 @@ def _of_list(cells: Sequence[Any]) -> Array:
 def _as_words(texts: Sequence[str]) -> Words:
     """Return `texts` as an array of strings or, if a text is long, of Python objects.
 
-    In an array of strings, every entry needs as much memory as the longest string, so a long text
-    would make it too large. NumPy's strings lose zero characters at their end. The strings in an
-    array of objects lose them too, so that both arrays have equal texts.
+    In NumPy's arrays of strings, every entry needs as much memory as the longest string, so a long
+    text would make the array too large. They also drop zero characters at the end of a string. For
+    equal texts in both kinds of array, this function drops them from Python objects too.
     """
     if not any(len(text) > _LONG for text in texts):
         return np.array(texts, np.str_)
@@ -241,10 +241,11 @@ def _as_words(texts: Sequence[str]) -> Words:
 
 
 def _rows_of(value: Any, *, apart: bool) -> Array:
-    """Return rows as an array. Rows in lists become objects, so that none decides about another.
+    """Return rows as an array. `value` is an array, or a list of rows.
 
-    If `apart` is True, a row in a list that does not have the shape of most rows becomes a row of
-    missing cells.
+    A list becomes an array of Python objects, so that NumPy converts no cell to the type of other
+    cells. If `apart` is True, all rows of a list get the shape that most of them have. A row of
+    another shape becomes a row of missing cells.
     """
     if not isinstance(value, list | tuple):
         return np.asarray(value)
@@ -260,7 +261,11 @@ def _rows_of(value: Any, *, apart: bool) -> Array:
 
 
 def _row(value: Any) -> Array:
-    """Return one row of a list as an array of objects, or one object if it is not an array."""
+    """Return one row of a list of rows as an array of objects.
+
+    A value that is no list, tuple or array gives an array of shape () with this value. A row that
+    NumPy cannot convert gives an array of shape () with None.
+    """
     held = np.full(1, None, object)
     with suppress(Exception):  # arrays of different shapes, or the row's own code
         if isinstance(value, list | tuple | np.ndarray):
