@@ -200,8 +200,9 @@ class Comparison:
     ) -> Sequence[float | None]:
         """Return the target epsilons of a protection, or [None] for a run without a target.
 
-        There is no target if the user asked for none, or if no parameter decides the protection's
-        noise. Raises `JobError` if `changes` already set this parameter.
+        There is no target if the user asked for none, if the protection adds no noise, or if no
+        parameter decides its epsilon. `changes` are the job's keys that `--sweep` sets, with their
+        values. Raises `JobError` if they include the parameter that decides the epsilon.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):

@@ -84,7 +84,11 @@ class Line:
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest AUC of the latest membership attack on the model. None without an attack."""
+        """The largest AUC in `finding`, or None without an attack.
+
+        The attack scores examples in several ways, each with its own AUC. The AUCs of scores that
+        are computed from messages, not from the trained model, are ignored.
+        """
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model
@@ -97,7 +101,10 @@ class Line:
 
 
 def lines(results: Sequence[Result]) -> list[Line]:
-    """Return a line with the results of each setting, in the order of their first results."""
+    """Return one `Line` for each setting, with all its results.
+
+    Settings are in the order of their first results.
+    """
     settings = dict.fromkeys(result.cell.setting.name for result in results)
     found = []
     for name in settings:
@@ -182,9 +189,10 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """Yield a plot of the main metric by round and, for several target epsilons, by epsilon.
+    """Yield a plot of the main metric in every round, with one curve per setting.
 
-    `found` has one `Line` of results per setting.
+    If settings differ only in epsilon, yields a second plot, of the metric at the end of a run over
+    the epsilon of the whole run. `found` has one `Line` of results per setting.
     """
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]

@@ -42,10 +42,10 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Return a context that, after an interruption, tells the user to resume with `command`.
+    """Context manager: gives errors a note that says to resume with `command`.
 
-    If an error has notes, they say how to resume a single run, and are replaced by this advice. An
-    error without notes is not changed.
+    A KeyboardInterrupt always gets the note. An error of fedveil gets it only if it already has
+    notes. These say how to resume a single run of the study, and the new note replaces them.
     """
     try:
         yield

@@ -58,7 +58,11 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key to sort trials, the best first: those without a trusted server, then by metric."""
+        """A key that sorts trials from best to worst.
+
+        Trials that need no trusted server come before all others. In both groups, a better value of
+        the main metric comes first.
+        """
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, sign * self.value

@@ -1,7 +1,10 @@
 """`mnist_halves`: the follower `left` has the left half of each image, `right` the right half.
 
-    left:  left    a convolution, a dense layer, normalised   ┐
-    right: right   the same                                   ┴→  top: the leader's two layers
+The model has three parts (part: owner <- inputs):
+
+    left:  left   <- data.half     a convolution and a dense layer, then normalisation
+    right: right  <- data.half     the same
+    top:   leader <- left, right   two dense layers
 
 The outputs that the followers send are normalised, so that about half of the values are above 0.
 Their signs, which EmbeddingDP sends, are then informative.

@@ -60,7 +60,10 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples. Numbers are first converted to their original unit."""
+        """Return metrics over all examples, by name.
+
+        If labels are numbers, `labels` and `outputs` are first converted to the original unit.
+        """
         if self.classes is None:
             told, true = self.in_own_unit(outputs), self.in_own_unit(labels.reshape(-1, 1))
             return {name: found(told, true) for name, found in task_metrics.NUMBERS.items()}

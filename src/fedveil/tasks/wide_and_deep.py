@@ -66,9 +66,9 @@ def wide_and_deep(
 
     `owners` maps each of these parties to its features. The top's output is one number or, with
     `classes`, one logit per class. `words` is the length of a word's vector, or None if no party
-    has words. Initial weights are drawn from `seed`. Parts of parties on other machines have no
-    modules: the parts of a party whose features are None, and the top if the leader is not in
-    `here` (None: all parties).
+    has words. Initial weights are drawn from `seed`. The top has a module only if the leader is in
+    `here` (None: all parties). A party's wide and deep parts have modules only if its features are
+    not None.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()

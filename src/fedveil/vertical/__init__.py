@@ -1,8 +1,9 @@
 """Vertical training between organisations: split learning.
 
 The parties have different features of the same examples. One party, the leader, has the labels.
-Each party trains its part of one network. The parties exchange tensors and gradients at the cuts,
-the loss, and blinded ids to find their common examples. docs/vertical.md has a table of what each
+Each party trains its part of one network. Where one party's part reads another's output, the
+output is sent forward, and its gradient is returned. Other messages contain the loss, or blinded
+ids with which the parties find their common examples. docs/vertical.md has a table of what each
 message reveals to whom.
 
     from fedveil.vertical import VerticalJob, train

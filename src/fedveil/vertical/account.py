@@ -75,11 +75,13 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
-        """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
+        """Restore the counts, so that the run can continue after training step `step`.
 
-        With a seed, the counts follow from these three numbers. With fresh randomness, they are
-        read from files, which also count what was sent after `step`, before an interruption. Counts
-        below those of `step` are raised to them.
+        `looks` and `calibrations` are the numbers of evaluations and calibrations up to this step.
+        If the randomness comes from a seed, the counts are computed from these three numbers.
+        Otherwise they are read from files, which also count what was sent after `step`, before the
+        run was interrupted. If the files count fewer steps or evaluations, the missing ones are
+        added.
         """
         self._finished = step
         if self._folder is None:
@@ -94,9 +96,11 @@ class Releases:
 
     @property
     def examples(self) -> int:
-        """The number of distinct examples in all training steps that were sent to their end.
+        """The number of training examples that had certainly been sent when `restore` was called.
 
-        They include the steps after the restored checkpoint, if the counts are saved in files.
+        An example counts if it is in a training step up to the restored one. If the counts are
+        read from files, it also counts if it is in a later step that had ended. The last step that
+        had begun may have been interrupted, so it is not included.
         """
         return int(np.count_nonzero(self._sent(0, self._finished)))
 
@@ -119,9 +123,11 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def begin(self) -> None:
-        """Create the files with the counts, unless they exist. Call it before a first checkpoint.
+        """Create the files with the counts, unless they exist.
 
-        A folder with a checkpoint and without these files has then lost them.
+        Call it before the first checkpoint is saved. Then every folder with a checkpoint also has
+        these files. If they are missing, they were deleted, and `restore` raises an error. Does
+        nothing if the randomness comes from a seed.
         """
         if self._folder is not None and not (self._folder.path / _BEGUN).exists():
             self.settle(0)
@@ -169,7 +175,8 @@ class Releases:
     def _note(self) -> None:
         """Save the last begun step and the number of begun evaluations, and wait for the disk.
 
-        So the counts survive a crash of the process, and of the machine.
+        After a crash of the process or the machine, `restore` adds these steps and evaluations to
+        the saved counts. Does nothing if the randomness comes from a seed.
         """
         if self._folder is None:
             return
@@ -184,8 +191,9 @@ class Releases:
     def _read(self) -> tuple[int, int, int]:
         """Load into `self.train` the saved number of times that each training example was sent.
 
-        Returns the step up to which these numbers count, the last step that was begun, and the
-        number of evaluations that were begun. Raises `RunFolderError` if a file is missing.
+        Returns three numbers: the last training step that these saved numbers include, the last
+        step that was begun, and how many evaluations were begun. Raises `RunFolderError` if a file
+        is missing.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -250,10 +258,11 @@ def ledger_of(
 ) -> Ledger:
     """Return a ledger of the privacy costs of `party`'s examples.
 
-    The ledger has an entry for each training example, by position, and one more entry for all
-    held-out examples. Its rounds are not those of training: round 0 charges the first time that an
-    example was sent, round 1 the second time, and so on. Under LabelDP, one last round charges
-    `label`, the privacy loss of a label. Without LabelDP, `label` is None.
+    The ledger has an entry for each training example, by position, and one more entry that holds
+    for every held-out example. A round of the ledger is not a round of training: round 0 charges
+    each example for the first time that it was sent, round 1 for the second time, and so on. Under
+    LabelDP, one last round charges each training example `label`, the privacy loss of a label.
+    Without LabelDP, `label` is None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -268,10 +277,10 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return the charges for sending one of `party`'s examples one more time.
+    """Return the charges for sending one of `party`'s examples once.
 
-    `first` is True if the example was not sent before. A part with `reuse` costs only the first
-    time, because it later sends the same bits again.
+    `first` is True if the example is sent for the first time, False if it was sent before. In the
+    second case, a part with `reuse` costs nothing, because it sends the same bits again.
     """
     return _charges(
         (part, privacy)
@@ -287,14 +296,14 @@ def figures(
 
     - Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows
       differ in two bits), and for all bits of an example that is sent once.
+    - `label`, a label's privacy loss under LabelDP (None: without LabelDP), adds a line.
     - Each part that sends unprotected outputs of the party's own data has a line with an infinite
       epsilon.
-    - A follower can return gradients to another party's part. If it computes them from its own
-      columns, that part has a line with an infinite epsilon.
-    - `label`, a label's privacy loss under LabelDP (None: without LabelDP), adds a line.
-    - The party's examples can train a part on whose output EmbeddingDP's bits depend. An example
-      then influences the bits that are later sent for other examples. The line for this influence
-      has an infinite epsilon.
+    - Each part of another party to which a follower returns gradients has a line with an infinite
+      epsilon, if the follower computes these gradients from its own columns.
+    - Each part that learns from the party's examples, and is used to compute EmbeddingDP's bits,
+      has a line with an infinite epsilon. An example changes the part's weights, and so the bits
+      that are later sent for other examples.
     - The last line states, at `delta`, the largest epsilon of any example. It covers the example's
       label and its own outputs, sent the number of times that `releases` counted. This line is
       missing if the party sends nothing that is computed from its own data.

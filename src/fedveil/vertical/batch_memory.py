@@ -62,9 +62,10 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """A mode in which fused attention is not computed. It adds the attention's tensors to `kept`.
+    """A mode that adds the tensors of fused attention to `kept` instead of computing the attention.
 
-    They are the tensors that it would save for the backward pass: its inputs and its output.
+    Added are the inputs and an output of the right shape, since fused attention saves its inputs
+    and its output for the backward pass.
     """
 
     def __init__(self, kept: _Kept) -> None:

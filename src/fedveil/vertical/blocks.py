@@ -240,7 +240,7 @@ class EvaluationSettings(Block):
 
 
 class ScoringSettings(Block):
-    """How training prepares the model for scoring new examples. Uses only training examples."""
+    """Calibration of the predicted probabilities, on training examples that are set aside."""
 
     calibration: float | None = Field(
         None,

@@ -104,8 +104,8 @@ class Errors:
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
         """Save the rounding errors of a step that has been applied.
 
-        `staged` has pairs of example positions and rounding errors, by part and direction (see
-        `of`).
+        `staged` has a list for the outputs of each part, and a list for their gradients. For each
+        micro-batch, the list has a pair: the examples' positions and their rounding errors.
         """
         for place, found in staged.items():
             for positions, errors in found:

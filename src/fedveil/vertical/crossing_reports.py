@@ -70,9 +70,9 @@ class Reports:
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
         """Return `values`, with all values of an example set to 0 if one of them is NaN.
 
-        `crossing` names the part that computed the values, for the log. A malicious peer can make a
-        part output NaN for chosen examples. If these examples had no reports, the missing reports
-        would reveal them without any noise.
+        So every example gets a report. A malicious peer can return gradients after which a part
+        outputs NaN for certain examples. If these examples got no report, the peer would learn
+        without any noise which they are. `crossing` names the part, for the log.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():

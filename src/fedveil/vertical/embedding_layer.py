@@ -45,7 +45,11 @@ class EmbeddingDPLayer(nn.Module):
 
     @property
     def loss(self) -> EmbeddingLoss:
-        """Return the privacy loss of one forward pass: per replaced bit, one-hot row or vector."""
+        """Return the privacy loss of one forward pass of an example.
+
+        The result states it for three units: `per_bit` for one value, `per_row` for a one-hot row,
+        and `per_vector(m)` for a vector of m values.
+        """
         return self.mechanism.loss
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,11 @@ from fedveil.vertical.split import SplitModel
 class Limit:
     """Checks, before an example is sent, that its cost will not exceed `epsilon` at `delta`.
 
-    An example is charged for its values each time they are sent, except repetitions under `reuse`.
-    A training example is also charged once for its label, if `label` has the label's loss under
-    LabelDP. Labels without LabelDP have no limit. Unprotected values have an infinite epsilon, so
-    no limit permits sending them. If `epsilon` is None, everything is permitted.
+    Each time an example is sent, it is charged for the bits that are sent. In training and
+    evaluations, a part with `reuse` costs only the first time, because it sends the same bits
+    again. `label` is the privacy loss of a label under LabelDP. Each training example is charged
+    for it once. Without LabelDP, `label` is None, and labels have no limit. Unprotected values have
+    an infinite epsilon, so no limit permits them. If `epsilon` is None, everything is permitted.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class Limit:
     def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
         """Return the privacy cost of an example sent `times` times and scored `scored` times.
 
-        `labelled` is True for a training example, whose label is charged too. Each scoring sends a
-        new report.
+        `labelled` is True for a training example, whose label is charged too. `times` counts
+        training and evaluations, in which `reuse` makes repetitions free. Each scoring draws new
+        bits, and is charged in full even under `reuse`.
         """
         key = times, labelled, scored
         if key not in self._spent:

@@ -89,7 +89,11 @@ def make_split(
 
 
 def report_entropy(job: VerticalJob) -> Entropy:
-    """Return the randomness for the reports of a job whose parties are all in one process."""
+    """Return the source of randomness that `privacy.randomness` names: the system or a seed.
+
+    Only for a job whose parties are all in one process. Parties on different machines always use
+    the operating system's randomness.
+    """
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "vertical")
 
 

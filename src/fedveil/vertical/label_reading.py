@@ -114,9 +114,10 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
-    Each of the `windows` has the gradients of a few consecutive steps. Returns the group of each of
-    the `examples` examples, from 0 to `classes` - 1. If there are more than two groups, `seed`
-    determines their initial centres.
+    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. Each of the
+    `windows` has the gradients of a few consecutive steps. The groups are found in the first window
+    and updated in the others (see `followed`). Two groups start from the scores of `by_sign`. More
+    groups start from rows that are drawn at random with `seed`.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -132,11 +133,12 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return each example's cosine to each group's centre, [examples, groups], summed over windows.
+    """Return a score of each example for each cluster centre, [examples, centres].
 
-    Each of the `windows` has the gradients of a few consecutive steps. The groups' centres start at
-    `centres`. In each window, every centre first moves to the mean direction of the rows that are
-    nearest to it. Then the cosine of each row to each moved centre is added to the result.
+    The score is the sum of the cosines between the example's gradients and the centre. Centres move
+    from window to window, because gradients change during training. They start at `centres`. In
+    each of the `windows` (the gradients of a few consecutive steps), every centre first moves to
+    the mean direction of its nearest gradients. Then the cosines to the moved centres are added.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -200,10 +202,10 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move each centre to the mean direction of its nearest rows, repeatedly until nothing changes.
 
-    Stops after `_ROUNDS` repetitions at the latest. `before` has, for each row, the cosines of its
-    example to the centres in earlier steps, summed, [rows, centres]. A row's nearest centre is that
-    with the largest sum of the row's cosine and this number. Returns the centres, and the cosine of
-    each row to each centre, [rows, centres].
+    Stops after `_ROUNDS` repetitions at the latest. The nearest centre of row r is the c with the
+    largest cosine(r, c) + before[r, c]. `before` has the score of the row's example for each centre
+    in earlier windows. Returns the moved centres, and the cosine of each row to each of them,
+    [rows, centres].
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)

@@ -1,9 +1,13 @@
 """Measures how well followers could infer the labels, in a run's first and last steps.
 
-The leader attacks the protected gradients that it sends, and tests the result on its labels. Labels
-count as inferred if at least one test succeeds. Three tests succeed if a confidence interval is
-above chance: that of the accuracy, of the AUC, and of the rarest class's recall. Another succeeds
-if a class has higher scores than chance explains. The stated confidence covers all tests together.
+The leader attacks the protected gradients that it sends, and compares the attack's guesses with its
+labels. Labels that are classes count as inferred if at least one of these tests succeeds:
+
+- The confidence interval of a metric is above the chance level. The metrics are the attack's
+  accuracy, its AUCs, and its recall of the rarest class.
+- The attack ranks the examples of a class so high that random scores almost never would.
+
+All tests of one message together hold with 95% confidence.
 """
 
 from __future__ import annotations
@@ -123,7 +127,7 @@ class LabelWatch:
             self._report(last=last)
 
     def run_ended(self) -> None:
-        """Report what was measured since the last report, if the run ends before its last step."""
+        """Report what was measured since the last report. Call it if a run ends early."""
         if self._windows:
             self._report(last=True)
 
@@ -240,8 +244,9 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class, with an interval of the given `confidence`.
 
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
-    examples that have it. The result's chance level is the upper end of the interval of the
-    false-positive rate.
+    examples that have it. A blind attack guesses this class as often for its own examples as for
+    others. So the chance level is the attack's false-positive rate: the share of the other examples
+    for which it guessed this class. The result has the upper end of this rate's interval.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
@@ -337,10 +342,11 @@ class GradientSums:
         return np.array(self._labels)
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        """Return each example's summed gradients, one array [examples, values] for each of `parts`.
+        """Return the gradient sums of the examples that have a sum for every one of `parts`.
 
-        All arrays have the same examples in the same order. A part with more values sums up fewer
-        examples, so only the examples that have a sum for every one of `parts` are returned.
+        The result has one array for each part, [examples, values], with the same examples in the
+        same order. Parts can have sums for different numbers of examples, because a part whose
+        gradients have more values has room for fewer.
         """
         count = min(len(self._labels), *(len(self._sums[part]) for part in parts))
         return [self._sums[part][:count] for part in parts]

@@ -68,10 +68,10 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Report the ids that occur twice in the table.
+        """Add a problem to `refusals` if an id occurs twice in the table.
 
-        The table was added in pieces. `places` has an array for each piece, in the order of `add`:
-        the line numbers of the piece's rows.
+        Call it after `add` has read all pieces of the table. `places` has one array for each piece,
+        in the same order: the line or row numbers of the piece's rows in the file.
         """
         if self._name is None or not self._ids:
             return

@@ -1,6 +1,7 @@
-"""Reads a table from Parquet. Ids and words may be texts or integers.
+"""Reads a table from Parquet.
 
-Numbers have any numeric type, or are dates (days since 1970-01-01), truth values or texts.
+The column of ids and the columns of words have texts or integers. A column of numbers has a numeric
+type, dates (read as days since 1970-01-01), truth values or texts.
 """
 
 from __future__ import annotations

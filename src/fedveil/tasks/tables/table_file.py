@@ -83,10 +83,10 @@ class Table:
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s]:
-        """Select the rows that this table and a block of the file have in common.
+        """Find the rows that are both in this table and in a block of the file.
 
-        The block has `count` rows of the file, from row `first` on. The first result indexes the
-        rows in this table, the second indexes the same rows in the block.
+        The block is the `count` rows of the file from row `first` on. Returns the indices of the
+        common rows in this table, and their indices in the block.
         """
         if self.chosen is None:
             return slice(first, first + count), np.arange(count)
