@@ -78,12 +78,12 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
 
 
 def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
-    """Return the other parties' parts whose gradients `party` computes from its own columns.
+    """Return the parts of others to which `party` sends gradients that depend on its own columns.
 
-    A follower that receives an output returns its gradient. The gradient depends on the follower's
-    own columns if a part that computes with the received output also depends on such columns. No
-    parts are returned for the leader, whose gradients depend on the labels (see the job's
-    `privacy.label_protection`).
+    A follower that receives a part's output returns the gradient of this output. The gradient
+    depends on the follower's columns if the output and such columns enter the same part of the
+    follower, directly or through its other parts. Returns [] for the leader, whose gradients depend
+    on the labels (see the job's `privacy.label_protection`).
     """
     if party == split.leader:
         return []

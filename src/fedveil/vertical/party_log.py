@@ -12,7 +12,11 @@ Progress = Callable[[Record], None]
 
 
 class PartyLog:
-    """Writes and shows a party's records and sentences. Call `open` before all other methods."""
+    """Writes a party's records and log sentences to its folder, and shows them to its user.
+
+    `progress` is called with each record, and `say` with each sentence for the user. Call `open`
+    before anything is written.
+    """
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class PartyLog:
         self._recorder: Recorder | None = None
 
     def open(self, metrics: Metrics) -> None:
-        """Open the folder's files, and remove all records that are not in `metrics`."""
+        """Open the folder's files for appending. Removes all records that are not in `metrics`."""
         self.close()
         self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records

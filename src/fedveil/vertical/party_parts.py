@@ -65,10 +65,11 @@ class PartyParts:
     fingerprint: str
 
     def require_reports(self, looks: int, calibrations: int) -> None:
-        """Raise `RunFolderError` if a report that was sent, and is sent again later, is not saved.
+        """Raise `RunFolderError` if the folder lacks a report that must be sent again.
 
-        Call it after `Releases.restore`. `looks` and `calibrations` are the numbers of evaluations
-        and calibrations that have ended. Each has sent all its examples.
+        A part with `reuse` saves an example's first report, and sends it again later. `looks` and
+        `calibrations` are the numbers of evaluations and calibrations that have ended. Each has
+        sent a report of all its examples. Call this after `Releases.restore`.
         """
         examples: dict[str, int] = {
             "train": self.releases.examples,

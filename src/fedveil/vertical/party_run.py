@@ -86,10 +86,10 @@ class PartyRun:
     def most_ahead(self) -> int:
         """The most messages that an honest peer sends before it learns that the run has ended.
 
-        A peer waits for a message in every training step, but not in an evaluation or calibration.
-        So it is ahead by at most one batch of training, and all batches of an evaluation and a
-        calibration. In a batch, it sends at most one message per crossing and micro-batch, and one
-        word (`ready` or `commit`). An abort comes last.
+        These are the messages of one batch of training, because the peer waits for an answer in
+        every training step, and of all batches of an evaluation and a calibration, where it may
+        never have to wait. A batch has at most one message per crossing and micro-batch, and one
+        `ready` or `commit`. An abort comes last.
         """
         job, order, held_out = self.setting.job, self._parts.order, self._parts.rows["test"].count
         batches = 1 + -(-held_out // order.batch_size) + -(-order.aside // order.batch_size)
@@ -266,10 +266,11 @@ class PartyRun:
     def _check_limit(
         self, what: str, times: int, subset: Subset, positions: npt.NDArray[np.int64]
     ) -> None:
-        """Raise LimitReached if sending examples `times` times in all exceeds the limit.
+        """Raise LimitReached if sending examples once more would exceed `privacy.max_epsilon`.
 
-        `positions` says which examples of `subset`. Their scores so far count too. `what` describes
-        the step or the evaluation that would send them.
+        `positions` are the positions of the examples in `subset`. `times` is the number of times
+        that the run will then have sent them. The times that they were scored with the model bundle
+        are added. `what` names the step or the evaluation, for the error.
         """
         parts, ids = self._parts, self._parts.rows[subset].ids
         if self.setting.job.privacy.max_epsilon is None:

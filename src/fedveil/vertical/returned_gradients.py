@@ -81,12 +81,13 @@ class ReturnedGradients:
 def projection(
     split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
 ) -> Iterator[str]:
-    """Yield a sentence for each follower: what the gradients it gets can reveal about the labels.
+    """Yield a sentence for each follower on how well returned gradients hide the labels from it.
 
-    `settings` are the job's `privacy.label_protection`. `rare_share` is the share of class 1 if
-    there are two classes, and `epochs` the number of epochs. The noise `marvell` bounds the AUC of
-    an attack on one step. The attack may use all gradients that the follower receives for an
-    example in this step. The bound holds if the gradients of a class are equal or Gaussian.
+    `settings` are the job's `privacy.label_protection`, and `epochs` is the number of epochs. For
+    the method `max_norm`, the sentence states no bound. For `marvell`, it states a bound on the
+    AUC of an attack that uses all gradients that the follower receives for an example in one step.
+    The bound holds if the gradients of a class are equal or Gaussian. It depends on `rare_share`,
+    the share of class 1 among the examples.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

@@ -129,9 +129,9 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    The seed chooses `aside` of the `count` examples, which are in no step. Each epoch uses all
-    other examples once. The seed determines each epoch's order. The last step of an epoch has the
-    remaining examples. Steps are numbered from 1, epochs from 0.
+    The `seed` determines the order of each epoch. It also draws `aside` of the `count` examples
+    that are set aside: no step uses them. Each epoch uses all others once, `batch_size` in a step.
+    The last step of an epoch may have fewer. Steps are numbered from 1, epochs from 0.
     """
 
     seed: int

@@ -12,9 +12,9 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has checked all that it receives
 
-  A party omits `ready` or `commit` if its last tensor to the other party leaves after it has
-  received every tensor for itself. The arrival of this tensor then says the same. With several
-  followers, the leader never omits `commit`.
+  A party sends no such message to another party to which it still sends a tensor after it has
+  received and checked all its own tensors. That tensor says the same. With several followers, the
+  leader always sends `commit`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LATENCY = 1
 class Compute:
     """An instruction to run one part on one micro-batch.
 
-    The kind `loss` runs the forward and backward pass of the last part, with the loss in between.
+    `kind` says which pass. The last part has only one operation in training, of the kind `loss`:
+    its forward pass, the loss, and its backward pass.
     """
 
     kind: Kind
@@ -111,7 +112,11 @@ def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[s
 
 
 def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
-    """Return the numbers of rows of min(`rows`, `in_flight`) micro-batches, in descending order."""
+    """Return the sizes of the `in_flight` micro-batches into which a batch of `rows` rows is cut.
+
+    There are only `rows` micro-batches if that is fewer. Sizes differ by at most 1, the larger
+    ones come first.
+    """
     micros = min(rows, in_flight)
     size, larger = divmod(rows, micros)
     return (size + 1,) * larger + (size,) * (micros - larger)

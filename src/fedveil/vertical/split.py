@@ -99,10 +99,11 @@ class Part:
 
     `module` takes one tensor for each of `inputs`, with the examples along the first dimension. It
     returns one tensor of shape (examples, *output) and type `dtype`. `module` is None if another
-    party has it. The parameters of a `frozen` part do not change. `optimizer` may be a function
-    that takes the parameters and returns a torch optimiser, or a pair of an optimiser and a
-    learning rate schedule that advances once a step. `privacy` is applied only when the output is
-    sent to another party. `compression` is applied to the output and its gradient when sent.
+    party has it. The parameters of a `frozen` part do not change. `optimizer` has settings, or is a
+    function that takes the list of trained parameters and makes a torch optimiser. The function
+    returns the optimiser alone, or a tuple of it and a learning rate schedule, which advances once
+    a step. `privacy` is applied only when the output is sent to another party. `compression` is
+    applied to the output and its gradient when sent.
     """
 
     name: str

@@ -94,19 +94,19 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to the number that makes the random seed of its forward pass unique."""
+        """Map each part to an offset for its random seeds, so that no two parts have the same."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
 @dataclass(eq=False)
 class Step:
-    """One party's side of a step: executes the step's instructions for one batch, in order.
+    """Runs one party's `program`, the instructions for a training step or an evaluated batch.
 
-    `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `program` are the instructions. `tells` are the indices of those that
-    send or receive the loss (`last_words`). The batch's positions refer to the examples of
-    `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure` is True, the
-    bytes sent and received are counted.
+    `tells` has the indices of the instructions that send or receive the loss (`last_words`).
+    `sizes` are the sizes of the micro-batches. `number` is the number of the training step, or of
+    the batch in the evaluation that `occasion` identifies. The batch's positions refer to the
+    examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure`
+    is True, the bytes sent and received are counted.
     """
 
     context: Context

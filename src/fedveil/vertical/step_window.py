@@ -37,7 +37,7 @@ class StepWindow:
         self._waited += self._at[3] - waited
 
     def look_away(self) -> None:
-        """Leave time and bytes since the last step, such as for an evaluation, out of the sums."""
+        """Leave the time and bytes since the last step out of the sums. Call after evaluation."""
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 

@@ -82,7 +82,7 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
-    `normalised` is a function that rewrites given ids in the form of these rows' ids.
+    `normalised` is a function that normalises any ids in the same way as the ids of these rows.
     """
 
     columns: Columns
@@ -93,35 +93,46 @@ class NewRows:
 
 @runtime_checkable
 class Task(Protocol):
-    """A task, the same on every machine that takes part.
+    """A learning problem of several parties: the model's parts, the data, the loss, the metrics.
 
     `classes` is the number of classes, which are numbered from 0. It is None if labels are not
     classes, so that label_dp does not apply. `unit` is the unit of throughput, such as "tokens",
     and an example has `units_per_example` of them.
 
-    A task may also have
-    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
-      saved in the run folder and read when the run is resumed;
-    - `notes(party) -> Sequence[str]`: sentences on how a party's data was read, for its own log;
+    The attributes below are optional. About ids and data:
+
+    - `numbered`: True if an id is only an example's number, which every party knows by itself. Ids
+      are then no secret, and parties compare digests of their ids to find common ones.
     - `id_hint(ids: Mapping[str, Ids]) -> str`: advice if the parties in `ids` have few common ids,
-      or "";
-    - `figures(outputs, labels) -> dict[str, Any]`: metrics over all held-out examples together,
-      from arrays; a metric that is not a float is saved in the record, but not plotted;
-    - `predictions(outputs, labels) -> dict[str, list[str]]`: columns of a table with predictions,
-      from an array of the last part's outputs; the function may omit either argument;
-    - `assists: Mapping[str, Assist]`: further exchanges than training, evaluation and prediction;
-      maps a purpose, which the leader states, to the follower's side of this exchange;
-    - `new_rows(party, path, folder) -> NewRows`: the rows to score in a party's file `path`, read
-      with the party's `files` in `folder`; and `schema(party) -> dict[str, str]`: the kind of each
-      column that this file must have; such a task's model is bundled (`bundle`);
-    - `numbered`: True if an id is only an example's number, which every party knows by itself; ids
-      are then no secret, and parties compare digests of their ids to find common ones;
-    - `split_model` with an argument `here`: the parties whose modules are needed; the modules of
-      others can be omitted; None means all;
-    - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
-      the memory of a batch is known beforehand;
-    - `by_shape`: the parties whose memory can be computed with torch's meta device; for these,
-      `split_model` builds the parts without reading any rows or drawing a random number itself.
+      or "".
+    - `notes(party) -> Sequence[str]`: sentences on how a party's data was read, for its own log.
+    - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer. They are
+      saved in the run folder and read when the run is resumed.
+
+    For building the model, and for computing its memory beforehand:
+
+    - `split_model(here)`: an optional parameter for the parties whose modules are needed. The
+      modules of others can be omitted. None means all.
+    - `by_shape`: the parties for which `split_model` needs no rows and draws no random numbers
+      itself. Only their memory is computed, with torch's meta device.
+    - `inputs`: the shape and the torch type of an example's columns, and of its `labels`. Without
+      `inputs`, the memory of a batch is not counted.
+
+    For results, computed from arrays of the last part's `outputs` and the `labels`:
+
+    - `figures(outputs, labels) -> dict[str, Any]`: metrics over all held-out examples together. A
+      metric that is not a float is saved in the record, but not plotted.
+    - `predictions(outputs, labels) -> dict[str, list[str]]`: the columns of a table of predictions.
+      The function may lack either parameter.
+
+    For uses of the trained model:
+
+    - `assists: Mapping[str, Assist]`: maps each further purpose of a session, such as "generate",
+      to the function that runs a follower's side of it.
+    - `schema(party) -> dict[str, str]`: the kind of each column in a file of rows to score. If a
+      task has `schema`, training ends with a model bundle (`bundle`).
+    - `new_rows(party, path, folder) -> NewRows`: the rows to score in a party's file `path`.
+      `folder` has the party's `files`.
     """
 
     leader: str
@@ -143,9 +154,10 @@ class Task(Protocol):
         """Return the mean loss of a batch, from the last part's outputs and the labels."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return sums over a batch, by name, which `averages` turns into metrics.
+        """Return sums over a batch, by name. `averages` computes the metrics from them.
 
-        `examples` is the number of examples. Other sums have names such as `loss_sum` or `correct`.
+        The sum called `examples` is needed: the number of examples. Others are, for instance,
+        `loss_sum` and `correct`.
         """
 
 

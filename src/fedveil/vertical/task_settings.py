@@ -32,7 +32,7 @@ class HalvesSettings(Settings):
 
 
 class TabularSettings(Settings):
-    """`tabular`: the leader and the follower bank have different features of the same rows."""
+    """`tabular`: two parties, "leader" and "bank", have different features of the same rows."""
 
     table: Literal["breast_cancer", "wine", "diabetes"] = Field(
         "breast_cancer", description="one of scikit-learn's tables. diabetes is a regression"
@@ -139,7 +139,10 @@ class TableSettings(ReadingSettings):
 
 
 class TablesSettings(Settings):
-    """`tables`: every party reads its own table with a linear (wide) part and a deep part."""
+    """`tables`: every party has its own table.
+
+    A party with features has a linear (wide) part and a deep part of the model.
+    """
 
     #: Keys that may differ between the parties' copies of a job, because each has its own table.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("files",)

@@ -1,4 +1,8 @@
-"""The failure of a party's part, which other parties are told: saved first, and in the account."""
+"""Failures of a party's part of the model: a saved traceback, and a line in the party's account.
+
+Other parties learn that the part has failed. Whether it fails may depend on a single example, so
+the line has an infinite epsilon.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,6 @@ def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
 
 
 def told_failure(folder: RunFolder) -> Iterator[Line]:
-    """Yield an account line with an infinite epsilon if `folder` has a failure's traceback."""
+    """Yield the account line for a failed part, if a failure's traceback is saved in `folder`."""
     if (folder.path / TRACEBACK).exists():
         yield Line(math.inf, 0.0, "the failure of a part, which the other parties were told")

@@ -1,6 +1,7 @@
 """The end of a training session: all parties agree on the model bundle, and sign it.
 
-    contents     follower -> leader    the SHA-256 of the follower's contents.json
+    contents     follower -> leader    the SHA-256 of the list of the follower's files of the bundle
+                                       (contents.json, see `bundle`)
     manifest     leader -> followers   the manifest: the run, the step and every party's SHA-256
     signature    follower -> leader    the follower's certificate and its signature of the manifest,
                                        both empty without TLS

@@ -35,11 +35,11 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Prove that the point Z = k M was computed with the secret `exponent`, k. Returns the proof.
+    """Return a proof that a point Z is k times the point M, for a secret scalar k.
 
-    `group` is the library of the group, whose generator is G. M is the point `weighted`, and
-    `commitment` is k G. The verifier knows M, Z and `commitment`. `entropy` is for the proof's
-    random number.
+    `exponent` is k, and `weighted` is M. `commitment` is k G, with the group's generator G. `group`
+    is the library of the group. The verifier must know M, Z and k G, but does not learn k.
+    `entropy` is for the random number in the proof.
     """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
@@ -54,10 +54,10 @@ def prove(
 
 
 def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
-    """Raise `MessageInvalid` unless `proof` shows that Z = k M.
+    """Raise `MessageInvalid` unless `proof` shows that `raised` is k times the point `weighted`.
 
-    `group` is the library of the group, whose generator is G. M is the point `weighted`, Z the
-    point `raised`, and k the exponent of `commitment` = k G.
+    k is the scalar for which `commitment` is k G, with the group's generator G. `group` is the
+    library of the group.
     """
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")

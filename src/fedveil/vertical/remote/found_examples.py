@@ -28,15 +28,18 @@ class FoundExamples:
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Encode the examples as a file that is valid only for `ids`."""
+        """Return the content of a file with these examples and a digest of `ids`.
+
+        `ids` are all ids of this party. `from_bytes` returns the examples only for the same ids.
+        """
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples, or return None if the file is for other ids than `ids`.
+        """Decode saved examples. Returns None if the party's `ids` have changed since.
 
-        Raises `MessageInvalid` if the file is damaged.
+        `raw` is the file's content. Raises `MessageInvalid` if the file is damaged.
         """
         kept = unsealed(raw)
         if take(kept, "ids", bytes) != _digest(ids):

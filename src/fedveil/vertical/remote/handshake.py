@@ -378,10 +378,10 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return this party's rows of the common examples of `subset`, as `agreed` states them.
+    """Return the positions in this party's data of the common examples that `agreed` states.
 
-    `leads` is the leader's number of ids. With `exchanged`, the record of an intersection, `agreed`
-    must prove that the leader sent the ids of these rows. Raises `MessageInvalid` if it does not.
+    `leads` is the leader's number of ids of `subset`. With `exchanged`, the record of an exchange
+    of ids, `agreed` must prove that the leader sent each common id. Else raises `MessageInvalid`.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

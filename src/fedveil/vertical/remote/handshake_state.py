@@ -17,13 +17,14 @@ from fedveil.vertical.task import SUBSETS, AlignBy, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` is empty for a new run. `examples` are the saved common examples, if any. An id from
-    another party may be a guess, so at most `most_ids` are accepted from a party in all attempts
-    together. `brought` has the number of ids that each other party has sent so far, and
-    `keep_brought` saves these numbers before this party answers. An intersection with fewer than
-    `least_common` examples is rejected. With `least_common` = 0, a leader without ids can use all
-    examples. If few ids are common, this party's own errors, but no messages to others, contain the
-    advice `id_hint`.
+    `run` identifies the run. It is empty at a follower that is not in a run yet. `examples` are the
+    saved common examples, if any. An id from another party may be a guess, so at most `most_ids`
+    are accepted from a party: in each attempt under `digests`, in all attempts together under
+    `intersection`. For the latter, `brought` has the number of ids that each other party has sent
+    so far, and `keep_brought` saves these numbers before this party answers. A follower rejects an
+    intersection with fewer than `least_common` examples. With `least_common` = 0, it also lets a
+    leader without ids use all of the follower's examples. `id_hint` is advice for the case that few
+    ids are common. It is shown to this party's user only.
     """
 
     party: str

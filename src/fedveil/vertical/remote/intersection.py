@@ -63,11 +63,11 @@ class Found:
     _blinding: Blinding
 
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
-        """Return message fields that prove to `follower` that the leader has some of its ids.
+        """Return message fields that prove to `follower` that the leader has certain ids.
 
-        `subset` names a set of examples, such as "train". `rows` are the positions of these ids, in
-        the order in which the follower sent its ids of the set. Returns no fields for a follower
-        with which no ids of the set were exchanged.
+        The ids are the follower's, of the set of examples `subset`, such as "train". `rows` are
+        their positions in the order in which the follower sent its ids of this set. Returns {} if
+        no ids of this set were exchanged with the follower.
         """
         if follower not in self._raised[subset]:
             return {}
@@ -92,10 +92,10 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
-        """Check the leader's proof that it has some of this follower's ids.
+        """Check the leader's proof that the leader has sent certain ids of this follower.
 
-        `subset` names the set of examples, such as "train". `rows` are the positions of these ids,
-        in the order in which the follower sent its ids. `agreed` is the leader's message with the
+        `subset` names the set of examples, such as "train". `rows` are the positions of the ids in
+        the order in which the follower sent its ids. `agreed` is the leader's message with the
         proof. Raises `MessageInvalid` if the proof is invalid.
         """
         if len(rows) > len(self.raised):

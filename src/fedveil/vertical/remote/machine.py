@@ -223,7 +223,8 @@ class Machine:
         each other party. `progress` is called with each of the party's records, `say` with each
         sentence for its user. `own` is this party's side of the exchange of messages. None means
         the usual side for the agreed purpose, such as `PartyRun.train`. `credentials` sign the
-        model bundle after training. Returns the session's result, and the lines of the account.
+        model bundle after training. The returned `Session` has what that side returned (`result`)
+        and this party's epsilons so far (`figures`).
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)

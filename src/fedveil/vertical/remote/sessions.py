@@ -44,8 +44,9 @@ class Meeting:
     """The address at which a party meets the others, and the functions that report to its user.
 
     Without credentials the link is plaintext and allowed only on loopback addresses. The session
-    ends if another party is away for more than `patience_s` seconds. If `serves` is True, a
-    follower waits for the leader without a limit. Only a handshake then has a time limit.
+    ends if another party is away for more than `patience_s` seconds. A follower with `serves` waits
+    for its leader without a limit, but a handshake that has begun still has one. `listening` is
+    called with the address once the leader listens.
     """
 
     address: Address

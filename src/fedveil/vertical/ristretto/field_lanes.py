@@ -37,7 +37,11 @@ def has_products() -> bool:
 
 
 class Lanes:
-    """Generates instructions for eight numbers at once: a list of five vectors, one per limb."""
+    """Generates LLVM instructions that compute with eight numbers at once.
+
+    Methods take and return the eight numbers as a list of five vectors. Vector i has the limb i of
+    each number.
+    """
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder

@@ -203,7 +203,11 @@ def _padded(rows: Points) -> Array:
 
 
 def _are_points(words: Array) -> bool:
-    """Return True if each row is even and in [1, p - 1], as encoded non-identity points are."""
+    """Return True if each row is an even number in [1, p - 1].
+
+    Every point except the identity has such an encoding. Not every such number encodes a point:
+    decoding finds the others.
+    """
     large = (words[:, 3] >= _P[3]) & (words[:, 1:3] == _P[1]).all(axis=1) & (words[:, 0] >= _P[0])
     large |= (words[:, 3] > _P[3]) | (words[:, 0] & np.uint64(1) > 0)
     return bool(words.any(axis=1).all()) and not large.any()

@@ -81,10 +81,11 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs for `rows`, and a mask of the rows that a party refuses.
+        """Return the outputs for `rows`, and a mask of the rows that a party refuses to send.
 
-        A party refuses rows above its `privacy.max_epsilon`. `rows` are positions of common rows in
-        the leader's file.
+        `rows` are positions in the leader's file, of rows that all parties have. A party refuses a
+        row if sending it would bring its epsilon above the party's `privacy.max_epsilon`. The
+        output of a refused row is 0.
         """
         wanted = np.unique(rows[~self._known[rows]])
         for start in range(0, len(wanted), MOST_ROWS):

@@ -1,8 +1,10 @@
 """Counts how often each example was sent to be scored, and limits the example's privacy cost.
 
 A digest of an example's id is saved in the bundle before each sending, so a restarted process
-continues the count. An id that occurs in several files is one example. Evaluations of the run
-after training are counted too, as long as the bundle is in the run's folder.
+continues the count. An id that occurs in several files is one example.
+
+The bundle says how often the run had sent each example when the bundle was written. If the bundle
+is still in the run's folder, later evaluations of the run are counted too.
 """
 
 from __future__ import annotations
@@ -98,9 +100,11 @@ class ScoredExamples:
         return np.array(allows, bool)[which.reshape(-1)]
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of a scored example, from scoring and training.
+        """Return an account line with the highest epsilon of all examples scored so far.
 
-        If parts send unprotected values, returns one line per such part, with an infinite epsilon.
+        The epsilon includes what training and evaluations have cost the example. If the party has
+        parts that send unprotected values, returns a line for each such part instead, with an
+        infinite epsilon. Returns [] if nothing was scored, or if the party sends nothing.
         """
         self._merge()
         if not self._sends or not len(self._known):
