@@ -190,9 +190,13 @@ def test_the_script_judges_each_account_of_each_record(
         release("table", 10**9, step=0.1, low=0.0, infinite=0.0) | {"masses": [1.0] * 9999},
         of="much", delta=1e-5,
     )  # fmt: skip
+    wide = account(
+        release("table", 1, step=2e6, low=0.0, infinite=0.0) | {"masses": [0.5, 0.5]},
+        release("stated", 1), of="wide", delta=1e-5,
+    )  # fmt: skip
     accounts = [
         account(release("stated", 3), of="less"), account(release("stated", 2), of="sound"),
-        account(of="gone", missing="it was lost"), large,
+        account(of="gone", missing="it was lost"), large, wide,
     ]  # fmt: skip
     files = []
     for name, of in (("bad", accounts), ("good", accounts[1:])):
@@ -201,10 +205,11 @@ def test_the_script_judges_each_account_of_each_record(
     assert recompute.main(files) == 1
     said = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
     assert said[0] == "less: stated 1, recomputed 1.5 at delta 0: STATES LESS"
-    assert said[1:4] == said[4:]
+    assert said[1:5] == said[5:]
     assert said[1] == "sound: stated 1, recomputed 1 at delta 0: agrees"
     assert said[2] == "gone: not recomputed: it was lost"
     assert said[3].startswith("much: not recomputed: too large: 1,000,000,000 releases of a table")
+    assert said[4].startswith("wide: not recomputed: too large: 1 releases of a table of 2 losses")
     assert recompute.main(files[1:]) == 0
 
 
@@ -216,6 +221,7 @@ def test_the_script_judges_each_account_of_each_record(
         ({"adaptive": None}, "it has no 'adaptive'"), ({"epsilon": "much"}, "'much' is no number"),
         ({"epsilon": "nan"}, "'nan' is no number"), ({"delta": "0"}, "not supported between"),
         ({"releases": [{}]}, "it has no 'epsilon'"), ({"releases": 3}, "not iterable"),
+        ({"releases": [release("laplace", 1, 1.0)]}, "'laplace' is no law of a release"),
     ],
 )  # fmt: skip
 def test_a_record_that_lacks_something_is_one_sentence(

@@ -23,15 +23,21 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 TOLERANCE = 2e-3
 #: A release is not composed if its losses, times the root of its count, are more than this.
 MOST_POINTS = 1 << 25
+#: What a record may know of the distribution of a release's loss. "none" is an infinite epsilon.
+LAWS = ("none", "stated", "gaussian", "sampled gaussian", "table")
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
     """Recompute an account's epsilon. Returns the epsilon and its possible rounding error.
 
-    Raises ValueError if a release has too many different losses to compose.
+    Raises ValueError if a release has too many different losses to compose, and TypeError if its
+    `law` is unknown.
     """
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
+    for law in (r["law"] for r in releases):
+        if law not in LAWS:
+            raise TypeError(f"{law!r} is no law of a release")
     lost = math.fsum(d * n for _, d, n in epsilons)
     added = math.fsum(e * n for e, _, n in epsilons) if lost <= delta else math.inf
     if account["adaptive"] or delta == 0 or any(r["law"] == "none" for r in releases):
@@ -119,7 +125,8 @@ def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
     else:
         masses, infinite = release["masses"], release["infinite"]
         losses = [release["step"] * (release["low"] + k) for k in range(len(masses))]
-    if not losses or len(losses) * math.isqrt(release["count"]) > MOST_POINTS:
+    points = max(len(losses), (losses[-1] - losses[0]) / interval) if losses else math.inf
+    if points * math.isqrt(release["count"]) > MOST_POINTS:
         raise ValueError(f"{release['count']:,} releases of a table of {len(masses):,} losses")
     places = [math.ceil(loss / interval - 1e-6) for loss in losses]
     exact = all(
