@@ -598,8 +598,8 @@ def test_near_misses_are_counted_where_all_ids_are_here() -> None:
     with pytest.raises(FewCommon) as caught:
         train(two_tables(str.upper), "run")
     assert str(caught.value) == (
-        "no example is common to all of lead, bank; further ids would be common by a looser "
-        "task.tables.ids: 70 under case: fold, 70 under all of these"
+        "no example is common to all of lead, bank; looser rules in task.tables.ids would "
+        "make more ids common: 70 with case: fold, 70 with all of these"
     )
     folded = two_tables(str.upper).with_({"task.tables.ids.case": "fold"})
     assert train(folded, "run").metrics[-1]["test_accuracy"] >= 0
@@ -609,23 +609,23 @@ def test_near_misses_are_counted_where_all_ids_are_here() -> None:
         return name if name < "k022" else name.upper()
 
     train(two_tables(written), "few", say=said.append)
-    few = next(sentence for sentence in said if "under case: fold" in sentence)
+    few = next(sentence for sentence in said if "with case: fold" in sentence)
     trained = int((~held_out(np.array([written(f"k{n:03d}") for n in range(20, 90)]), 0.2)).sum())
     assert few.startswith(
-        f"train: all parties have only 1 of the smallest table's {trained} ids; further ids"
+        f"train: all parties have only 1 of the smallest table's {trained} ids; looser rules"
     )
-    assert few.endswith("looser task.tables.ids: 68 under case: fold, 68 under all of these")
+    assert few.endswith("more ids common: 68 with case: fold, 68 with all of these")
 
 
 def test_a_hint_changes_one_rule_and_keeps_the_others() -> None:
     rules = {"whole_numbers": True, "unicode": "NFKC", "leading_zeros": "drop"}
     ids = {"bank": ["K1", "007", "k2"]}
     assert hint(ids, IdSettings(**rules)).startswith(
-        "a looser task.tables.ids would write ids of bank otherwise: 2 under case: fold. All"
+        "looser rules in task.tables.ids would rewrite ids of bank: 2 with case: fold. All"
     )
     assert hint(ids, IdSettings(**rules, case="fold")) == ""
     both = {"whole_numbers": True, "leading_zeros": "drop"}
-    assert "1 under unicode: NFKC, 1 under case: fold, 2 under all of these. All" in hint(
+    assert "1 with unicode: NFKC, 1 with case: fold, 2 with all of these. All" in hint(
         {"bank": ["K1", "\u2460", "k2"]}, IdSettings(**both)
     )
 
@@ -639,16 +639,16 @@ def test_between_machines_a_party_counts_only_its_own_ids_and_sends_none_of_it()
         hint = task.id_hint({name: own})
         held = {"train": own, "test": np.array([f"{name}-t"])}
         parties[name] = Standing(name, {}, {}, held, id_hint=hint, run=bytes(16 * (name == "lead")))
-    assert "2 under case: fold" in parties["bank"].id_hint
+    assert "2 with case: fold" in parties["bank"].id_hint
     assert parties["lead"].id_hint == ""
-    swapped = {"lead": replace(parties["lead"], id_hint="9 under case: fold")}
+    swapped = {"lead": replace(parties["lead"], id_hint="9 with case: fold")}
     with pytest.raises(ExchangeError) as caught:
         drive_together({
             "lead": handshake.lead(swapped["lead"], ("bank",), attempt=1, purpose="train",
                                    order_seed=1),
             "bank": handshake.follow(parties["bank"], "lead"),
         })  # fmt: skip
-    assert str(caught.value).endswith("; 9 under case: fold")
+    assert str(caught.value).endswith("; 9 with case: fold")
     assert caught.value.told == "no example is common to all of lead, bank"
 
 

@@ -446,7 +446,7 @@ def test_rows_without_a_common_id_are_told_the_near_misses(
     capitals = tmp_path / "capitals.csv"
     head, *rows = (folder / "new-lead.csv").read_text().splitlines()
     capitals.write_text("\n".join([head, *(row.upper() for row in rows)]))
-    few = "no example is common .*; further ids would be common .*: 101 under case: fold"
+    few = "no example is common .*; looser rules .*: 101 with case: fold"
     with pytest.raises(FewCommon, match=few):
         together(folder, stack, lead=str(capitals))
 

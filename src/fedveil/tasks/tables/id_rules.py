@@ -72,16 +72,16 @@ def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
         tried["all of these"] = looser
     count = _further if len(ids) > 1 else _rewritten
     counts = {said: count(ids, IdSettings(**{**now, **new})) for said, new in tried.items()}
-    found = [f"{many:,} under {said}" for said, many in counts.items() if many]
+    found = [f"{many:,} with {said}" for said, many in counts.items() if many]
     if not found:
         return ""
     listed = ", ".join(found)
     if len(ids) > 1:
-        return f"further ids would be common by a looser task.tables.ids: {listed}"
+        return f"looser rules in task.tables.ids would make more ids common: {listed}"
     (party,) = ids
     return (
-        f"a looser task.tables.ids would write ids of {party} otherwise: {listed}. All parties "
-        f"need the same rules, and every id of a new attempt is a guess again"
+        f"looser rules in task.tables.ids would rewrite ids of {party}: {listed}. All parties need "
+        f"the same rules, and every id of a new attempt counts as a guess again"
     )
 
 
