@@ -211,6 +211,21 @@ def test_fewer_common_examples_than_the_follower_s_own_least_are_refused() -> No
     played({}, standing("bank", THEIRS, least_common=3), standing("lead", MINE))
 
 
+def test_fewer_common_examples_than_the_leader_s_own_least_are_refused() -> None:
+    """A follower that brings few ids, which it has guessed, gets no session with the leader."""
+    few = replace(
+        standing("bank", THEIRS, least_common=0), ids={"train": THEIRS, "test": THEIRS[:2]}
+    )
+    for least, found in ((3, "1 test"), (4, "3 train")):
+        lead = standing("lead", MINE, least_common=least)
+        why = f"only {found} examples are common .* lead's alignment.least_common = {least}"
+        with pytest.raises(ExchangeError, match=why):
+            played({}, few, lead)
+    played({}, standing("bank", THEIRS, least_common=0), standing("lead", MINE, least_common=3))
+    none = {"train": np.empty(0, np.int64), "test": np.empty(0, np.int64)}
+    played({}, replace(few, ids=none), standing("lead", MINE, least_common=50))
+
+
 KINDS = ["begin", "blinded", "agreed", "apply", "raised", "done", "farewell", "tensor", ""]
 
 

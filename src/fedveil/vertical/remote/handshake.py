@@ -264,6 +264,8 @@ def _aligned(
             sizes = {own.party: len(own.ids[subset])}
             sizes |= {follower: held[subset] for follower, held in counts.items()}
             aligned[subset] = alignment.align_found(found.places[subset], sizes, own.party, subset)
+            if found.places[subset]:
+                own.check_common(subset, len(aligned[subset][0][own.party]))
             for follower, fields in proofs.items():
                 fields |= found.proof(subset, follower, aligned[subset][0][follower])
         return aligned, proofs
@@ -336,12 +338,7 @@ def _understood(
         leads = _counts(begin)
         rows = {s: _checked_rows(own, s, agreed, leads[s], exchanged.get(s)) for s in SUBSETS}
         for subset in exchanged:
-            if (many := len(rows[subset])) < own.least_common:
-                few = (
-                    f"only {many} {subset} examples are common to all parties, fewer than "
-                    f"{own.party}'s alignment.least_common = {own.least_common}"
-                )
-                raise FewCommon(few)
+            own.check_common(subset, len(rows[subset]))
         examples = FoundExamples(name, rows)
     return Agreement(
         run=run,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.errors import FewCommon
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.rows import Ids
 from fedveil.vertical.task import SUBSETS, AlignBy, Subset
@@ -21,10 +22,10 @@ class Standing:
     saved common examples, if any. An id from another party may be a guess, so at most `most_ids`
     are accepted from a party: in each attempt under `digests`, in all attempts together under
     `intersection`. For the latter, `brought` has the number of ids that each other party has sent
-    so far, and `keep_brought` saves these numbers before this party answers. A follower rejects an
-    intersection with fewer than `least_common` examples. With `least_common` = 0, it also lets a
-    leader without ids use all of the follower's examples. `id_hint` is advice for the case that few
-    ids are common. It is shown to this party's user only.
+    so far, and `keep_brought` saves these numbers before this party answers. A party rejects an
+    intersection with fewer than `least_common` examples. With `least_common` = 0, a follower also
+    lets a leader without ids use all of the follower's examples. `id_hint` is advice for the case
+    that few ids are common. It is shown to this party's user only.
     """
 
     party: str
@@ -46,6 +47,14 @@ class Standing:
     @property
     def counts(self) -> dict[str, int]:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
+
+    def check_common(self, subset: Subset, many: int) -> None:
+        """Raise FewCommon if `many`, a number of common examples, is below `least_common`."""
+        if many < self.least_common:
+            raise FewCommon(
+                f"only {many} {subset} examples are common to all parties, fewer than "
+                f"{self.party}'s alignment.least_common = {self.least_common}"
+            )
 
     def known_by(self, name: bytes) -> FoundExamples | None:
         """Return the saved common examples if `name` is their `FoundExamples.name`, else None."""
