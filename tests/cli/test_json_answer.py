@@ -26,6 +26,12 @@ def test_every_command_takes_it() -> None:
         assert any("--json" in parameter.opts for parameter in command.params), name
 
 
+def test_only_a_service_promises_no_json() -> None:
+    helps = {n: p.help for n, c in commands() for p in c.params if "--json" in p.opts}
+    services = {name for name, text in helps.items() if "no result" in text}
+    assert services == {("site", "serve"), ("vertical", "serve-predictions")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [

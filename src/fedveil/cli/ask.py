@@ -48,14 +48,18 @@ def ask(
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder for the answers. Default: a new folder under runs/."),
+        typer.Option(
+            help="The folder for the answers. Default: a new folder under runs/, or with --on the "
+            "subfolder `answer` of the app's folder."
+        ),
     ] = None,
     on: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for a Flower app that asks clients on other machines. The command "
-            "writes the app there and starts it with `flwr run`, on the federation in Flower's "
-            "configuration. Default: ask simulated clients."
+            help="A folder for an app of the framework Flower, which asks clients on other "
+            "machines. The command writes the app there and starts it with `flwr run` on the "
+            "default SuperLink (Flower's server) in ~/.flwr/config.toml, or in "
+            "$FLWR_HOME/config.toml if FLWR_HOME is set. Default: ask simulated clients."
         ),
     ] = None,
     json: AsJson = False,
@@ -63,7 +67,7 @@ def ask(
         bool, typer.Option("--keys", is_eager=True, help="Explain every key of a question file.")
     ] = False,
 ) -> None:
-    """Ask clients for statistics about their rows: counts, means, quantiles, frequent words."""
+    """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
     from fedveil.record.run_folder import refuse_taken
     from fedveil.statistics.question import QuestionFile
 

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     Folder: TypeAlias = Callable[[], RunFolder]
 
 app = typer.Typer(
-    help="Attack what clients send. A successful attack proves a leak; a failed one proves "
-    "nothing.",
+    help="Attack what clients send. Success proves a leak; failure proves nothing.",
     no_args_is_help=True,
 )
 
-JobOrRun = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="JOB_OR_RUN",
-        help="A job file, or the folder of a finished run. Default: a built-in job that "
-        "suits the attack.",
-    ),
-]
+
+def _job_or_run(job: str) -> Any:
+    """Return the argument JOB_OR_RUN. `job` says which job files the attack accepts."""
+    text = f"{job}, or the folder of a finished run. Default: a built-in job on images of digits."
+    return typer.Argument(metavar="JOB_OR_RUN", help=text)
+
+
+JobOrRun = Annotated[Path | None, _job_or_run("A job (a YAML file)")]
+SplitJobOrRun = Annotated[Path | None, _job_or_run("A job for split learning (a YAML file)")]
 Protections = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,7 +55,9 @@ Protections = Annotated[
 Try = Annotated[
     Effort,
     typer.Option(
-        "--effort", help="How much computation to spend: quick takes minutes, full may take hours."
+        "--effort",
+        help="Computation to spend. For the built-in jobs on two cores, quick takes minutes, "
+        "standard about an hour, and full possibly much longer.",
     ),
 ]
 Out = Annotated[
@@ -74,16 +76,22 @@ class Attack:
     `home` is a module in `fedveil.attacks`. Its function `attack(target, effort, watch)` attacks
     `target`, a job or a finished run, and reports progress and pictures to `watch`. `trains` is
     True if the attack needs a trained model. A model is then trained, unless `target` is a run.
+    `needs` is a sentence about the jobs that can be attacked, or "" if the built-in job is one.
     """
 
     name: str
     home: str
     help: str
     trains: bool = False
+    needs: str = ""
 
     @property
     def job(self) -> Path | None:
         return ATTACKED_JOBS.get(self.name)
+
+    def described(self, options: str) -> str:
+        """Return the help of the command. `options` says how its options treat a finished run."""
+        return "\n\n".join(filter(None, (self.help, self.needs, options)))
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
         found: Finding = import_module(f"fedveil.attacks.{self.home}").attack(target, effort, watch)
@@ -112,7 +120,8 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part in training, from single messages or only from sums.",
+        "Find out which clients took part in training, from their messages or from the sum of "
+        "each round's messages.",
     ),
     Attack(
         "classes",
@@ -122,8 +131,9 @@ FEDERATED = (
     Attack(
         "extraction",
         "extraction",
-        "Plant phrases in clients' texts, train the job's language model from the start, and "
+        "Plant phrases in clients' texts, train the job's language model from scratch, and "
         "extract the phrases from it.",
+        needs="Needs a job with `task: next_token` or `instruction`; the built-in job has neither.",
     ),
     Attack(
         "repetition",
@@ -141,7 +151,7 @@ VERTICAL = (
     Attack(
         "features",
         "split.features",
-        "Split learning: reconstruct a party's features from the activations that it sends.",
+        "Split learning: reconstruct a party's features from the outputs of its part of the model.",
     ),
     Attack(
         "labels",
@@ -152,7 +162,8 @@ VERTICAL = (
     Attack(
         "tokens",
         "split.tokens",
-        "Language model with layers at several parties: recover a text from a party's activations.",
+        "Split learning of a language model: recover a party's text from the outputs of its part.",
+        needs="Needs a job with `task: pangu`. For the built-in job, add --set task=pangu.",
     ),
 )
 
@@ -162,12 +173,12 @@ _REFUSED = "--protection and --set cannot be used with a finished run, which is 
 _SET_REFUSED = "--set cannot be used with a finished run, which is attacked as it is."
 _CHANGES = (
     "With a finished run, the command loads the run's job, and attacks simulated clients. {begin} "
-    "--protection and --set may change the job."
+    "Use --protection and --set to change the job."
 )
 #: The model with which the simulated clients begin, if it is not the run's final model.
 _BEGIN = {
     "steal": "They receive the malicious model, not the run's final model.",
-    "extraction": "They train the model again from the start, not from the run's final model.",
+    "extraction": "They train a new model from scratch, not from the run's final model.",
 }
 
 
@@ -213,12 +224,12 @@ def _add_federated(attack: Attack) -> None:
 
     begin = _BEGIN.get(attack.name, "They begin with the run's final model.")
     options = _REFUSED if attack.trains else _CHANGES.format(begin=begin)
-    app.command(attack.name, help=f"{attack.help}\n\n{options}")(command)
+    app.command(attack.name, help=attack.described(options))(command)
 
 
 def _add_vertical(attack: Attack) -> None:
     def command(
-        job_or_run: JobOrRun = None,
+        job_or_run: SplitJobOrRun = None,
         overrides: Overrides = None,
         effort: Try = "quick",
         out: Out = None,
@@ -248,7 +259,7 @@ def _add_vertical(attack: Attack) -> None:
                 folder = _new_folder(out, job, attack, stack)
             _mount(attack, [target], effort, folder, json=json)
 
-    app.command(attack.name, help=f"{attack.help}\n\n{_SET_REFUSED}")(command)
+    app.command(attack.name, help=attack.described(_SET_REFUSED))(command)
 
 
 for _attack in FEDERATED:

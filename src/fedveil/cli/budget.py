@@ -31,8 +31,8 @@ def budget(
         int | None,
         typer.Option(
             min=1,
-            help="The model's number of parameters, which some protections need to compute "
-            "epsilon. Default: build the model and count, which needs torch.",
+            help="The model's number of parameters, on which the epsilon of some protections "
+            "depends. Default: build the model and count, which needs torch.",
         ),
     ] = None,
     trial: Annotated[

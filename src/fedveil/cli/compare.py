@@ -28,27 +28,30 @@ _Listed = Annotated[
     str | None,
     typer.Option(
         help="Comma-separated names out of: not_encrypt (no protection), signds (sends only "
-        "the indices of a few randomly drawn entries of the update, and one sign for all of "
-        "them), rr and oue (flip bits of the update at random, in two ways), dp_encrypt (noise on "
-        "each update), pw_encrypt (the server sees only a sum), distributed_dp (only a sum with "
-        "noise), central_gaussian (a trusted server adds noise). Default: the job's protection, "
-        "and all others except pw_encrypt, which has no epsilon."
+        "the indices of a few randomly drawn entries of the update, one sign for all of them, and "
+        "a noisy bit about the size of the largest), rr (randomised response: encodes each number "
+        "as bits, and flips each bit at random, ones and zeros equally often), oue (optimised "
+        "unary encoding: like rr, but flips half of the ones and fewer zeros), dp_encrypt (noise "
+        "on each update), pw_encrypt (the server sees only the sum of the updates), "
+        "distributed_dp (the server sees only the sum, with noise), central_gaussian (a trusted "
+        "server adds noise). Default: all except pw_encrypt, which is included only if the job "
+        "uses it."
     ),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, "
-        "fedveil computes each protection's settings, so that the whole run costs at "
-        "most this epsilon at the job's delta. With 'own', each protection keeps the "
-        "job's settings."
+        help="Comma-separated epsilons, or 'own'. For each epsilon, fedveil computes each "
+        "protection's settings, so that the whole run costs at most this epsilon at the job's "
+        "delta. With 'own', each protection keeps the job's settings. Default: 2,8, or 'own' if "
+        "--set or --sweep sets a key that decides a protection's epsilon."
     ),
 ]
 _Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        help="KEY=VALUE,VALUE...: run the job with each value of the key. May be repeated: "
-        "all combinations of the values are run."
+        help="KEY=VALUE,VALUE...: run the job with each value of this key of the job. May be "
+        "repeated: all combinations of the values are run."
     ),
 ]
 _Target = Annotated[
@@ -70,28 +73,31 @@ _Seeds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Number of runs of each setting, each with a different seed. The first seed is"
-        " the job's. Default: 3.",
+        help="Number of runs for each combination of protection, epsilon and --sweep values. Each "
+        "run has another seed, the first the job's. Default: 3.",
     ),
 ]
 _Try = Annotated[
     Effort | None,
     typer.Option(
-        help="How much computation the attack may spend: quick takes minutes, full may take "
-        "hours. Default: quick."
+        help="Computation for the attack on each run: quick trains 4 models for comparison, "
+        "standard 32, full 64. Default: quick."
     ),
 ]
 _Out = Annotated[
     Path | None,
     typer.Option(
-        help="The folder for the results. An unfinished comparison with the same options "
-        "is resumed. Default: a new folder under runs/."
+        help="The folder for the results. Default: a new folder under runs/. If the folder has a "
+        "comparison of the same job, its finished runs are not repeated, and unfinished runs are "
+        "resumed. The other options may differ, for example to add protections or seeds. A "
+        "folder with a comparison of another job is refused."
     ),
 ]
 _Resume = Annotated[
     Path | None,
     typer.Option(
-        help="Resume the comparison in this folder with its original options. Give no other option."
+        help="Resume the comparison in this folder with its original job and options. Give no JOB "
+        "and no other option except --json."
     ),
 ]
 
@@ -110,9 +116,10 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Run a job under several protections, with the same data and initial model, and compare.
+    """Run a job under several protections on the same data and initial model, and compare.
 
-    Epsilon and delta state the privacy cost. A smaller epsilon protects better.
+    A client's update is the change of its model's weights in training. Epsilon is the privacy cost:
+    a smaller epsilon protects better. Delta is a small probability that epsilon does not hold.
     """
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):

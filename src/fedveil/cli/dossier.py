@@ -14,7 +14,7 @@ def dossier(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder to write. Default: dossier, in the run's folder."),
+        typer.Option(help="The folder to write to. Default: dossier, in the run's folder."),
     ] = None,
 ) -> object:
     """Write files that let a reviewer check a run's privacy claim.

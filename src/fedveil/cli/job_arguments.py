@@ -17,12 +17,15 @@ from fedveil.settings.yaml_file import read, refuse_other_kind, refuse_parted, r
 if TYPE_CHECKING:
     from fedveil.federated.job import Job
 
-JobPath = Annotated[
+_FILES = (
+    "A job (a YAML file that describes a training run; `fedveil init` writes one), or the "
+    "configuration file of a MindSpore Federated server"
+)
+_BUILT_IN = "Default: a built-in job on scikit-learn's images of digits."
+JobPath = Annotated[Path | None, typer.Argument(help=f"{_FILES}. {_BUILT_IN}")]
+JobOrQuestions = Annotated[
     Path | None,
-    typer.Argument(
-        help="A fedveil or MindSpore Federated job file. Default: a built-in job on "
-        "scikit-learn's digits."
-    ),
+    typer.Argument(help=f"{_FILES}, or a file with questions for `fedveil ask`. {_BUILT_IN}"),
 ]
 
 

@@ -16,6 +16,13 @@ from fedveil.base import plain_text
 from fedveil.record.recorder import strict
 
 AsJson = Annotated[bool, typer.Option("--json", help="At the end, print the result as JSON.")]
+#: `--json` of a command that runs until Ctrl-C, and has no result.
+ServesAsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print messages to standard error. There is no result to print as JSON."
+    ),
+]
 
 
 @contextmanager
@@ -29,8 +36,11 @@ def alone(wanted: bool) -> Iterator[None]:
         plain_text.to_stderr = before
 
 
-def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a command with an option `--json`, which prints the function's result as JSON."""
+def answering(command: Callable[..., Any], option: Any = AsJson) -> Callable[..., None]:
+    """Decorate a command with an option `--json`, which prints the function's result as JSON.
+
+    `option` is the annotation that declares the option: `AsJson` or `ServesAsJson`.
+    """
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
@@ -41,7 +51,7 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
 
     taken = inspect.signature(command, eval_str=True)
     kind = inspect.Parameter.KEYWORD_ONLY
-    added = inspect.Parameter("json", kind, default=False, annotation=AsJson)
+    added = inspect.Parameter("json", kind, default=False, annotation=option)
     parameters = [*taken.parameters.values(), added]
     with_json.__annotations__ = {p.name: p.annotation for p in parameters}
     with_json.__signature__ = taken.replace(  # type: ignore[attr-defined]

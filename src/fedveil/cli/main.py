@@ -25,6 +25,7 @@ from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli import site as site_cli
 from fedveil.cli.exits import Commands, ended
 from fedveil.cli.job_arguments import (
+    JobOrQuestions,
     JobPath,
     KeyPart,
     Overrides,
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedveil",
     cls=Commands,
-    help="Federated learning. One setting in a job file chooses how the clients' messages "
-    "are protected.",
+    help="Federated learning: clients train one model together, and keep their own data.\n\n"
+    "A job is a YAML file that describes a training run. One of its keys, `protection`, chooses "
+    "how the clients' messages are protected.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -182,12 +184,12 @@ def audit(
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the claimed privacy of all protections, or show the audit and attack results of a RUN.
+    """Test the privacy claims of all protections, or show a RUN's audit and attack results.
 
     Without RUN: run each protection many times on two inputs. The outputs must be no easier to tell
-    apart than the protection's epsilon allows. With RUN: show the results that are saved in the run
-    folder. An audited run had artificial clients (canaries), which fedveil tried to detect. Exits
-    with code 1 if a claim is refuted.
+    apart than the protection's epsilon (privacy cost) allows. With RUN: show the results that are
+    saved in the run folder. An audited run had artificial clients (canaries), which fedveil tried
+    to detect. Exits with code 1 if a claim is refuted.
     """
     if run is not None:
         with alone(json):
@@ -262,13 +264,7 @@ def init(
 @answering
 def deploy(
     directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
-    job: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A fedveil or MindSpore Federated job file, or a file with questions for "
-            "`fedveil ask`. Default: a built-in job on scikit-learn's digits."
-        ),
-    ] = None,
+    job: JobOrQuestions = None,
     overrides: Annotated[list[str] | None, set_option("the file JOB")] = None,
     seeded: Annotated[
         bool,
@@ -278,7 +274,10 @@ def deploy(
         ),
     ] = False,
 ) -> object:
-    """Turn a job, or questions for `ask`, into a Flower app with clients on other machines."""
+    """Turn a job, or questions for `ask`, into a Flower app with clients on other machines.
+
+    Flower is a framework that connects a server to clients. `flwr run DIRECTORY` starts the app.
+    """
     _need_flower("fedveil deploy")
     if job is not None and is_question(job):
         if seeded:
@@ -315,9 +314,11 @@ def deploy(
 @app.command()
 @answering
 def identity(
-    file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
+    file: Annotated[
+        Path, typer.Argument(help="The file to write the private key to. It must not exist yet.")
+    ],
 ) -> object:
-    """Create a private key to sign a client's messages or a job, and print its public key."""
+    """Create a key pair to sign a client's messages or a job, and print the public key."""
     from fedveil.flower.job.signing_key_file import make_identity
 
     public = make_identity(file)
@@ -341,7 +342,8 @@ def show(
 ) -> None:
     """Check a job file and print it with all keys, including those left at their defaults.
 
-    If the model is your own, also prints the table of --layers, to stderr.
+    If the model is your own Python code, the command also prints the table of --layers to standard
+    error.
     """
     settings = load(job, overrides, "Show it with: fedveil vertical show", DEFAULT_JOB)
     if not layers:

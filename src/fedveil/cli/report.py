@@ -23,7 +23,7 @@ def report(
         ),
     ] = None,
 ) -> object:
-    """Write a report of one or more runs: an HTML page, and each plot as an SVG file."""
+    """Write a report on one or more runs: an HTML page, and each plot as an SVG file."""
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE, page_of, page_of_several
 
@@ -43,7 +43,8 @@ def runs(
     sort: Annotated[
         Sort,
         typer.Option(
-            help="The order: latest first, by name, most accurate first, or smallest epsilon first."
+            help="The order: latest first, by name, most accurate first, or smallest epsilon "
+            "(privacy cost) first."
         ),
     ] = "when",
     out: Annotated[
@@ -84,11 +85,16 @@ def watch(
     patience: Annotated[
         float,
         typer.Option(
-            min=0, help="Stop watching after this many seconds without a new round or log line."
+            min=0,
+            help="Stop watching after this many seconds without a new round or log line, unless a "
+            "process on this machine is writing to the folder.",
         ),
     ] = 120.0,
 ) -> object:
-    """Follow a run's progress from its folder."""
+    """Follow a run's progress from its folder.
+
+    Prints each new round or log line until the run ends.
+    """
     from fedveil.cli.watch import watch
     from fedveil.run_display import of_run
 

@@ -30,7 +30,9 @@ def reproduce(
             "Default: runs/reproduce-NAME-SCALE."
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--list", help="List the experiments and their durations.")
+    ] = False,
 ) -> object:
     """Repeat a published experiment and compare the results with the published ones.
 

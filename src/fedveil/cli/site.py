@@ -11,19 +11,21 @@ from fedveil.base.plain_text import document, say
 from fedveil.cli import site_account
 from fedveil.cli.exits import Commands
 from fedveil.cli.job_arguments import remarks
-from fedveil.cli.json_answer import answering
+from fedveil.cli.json_answer import ServesAsJson, answering
 from fedveil.errors import SiteRefused
 
 if TYPE_CHECKING:
     from fedveil.site.site_folder import Site
 
 app = typer.Typer(
-    help="Decide and enforce what may leave a site (an organisation on whose data others train).",
+    help="Control what may leave a site (an organisation on whose data others train).",
     no_args_is_help=True,
     cls=Commands,
 )
 
-SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")]
+SiteFolder = Annotated[
+    Path, typer.Argument(metavar="SITE", help="A folder from `fedveil site init`.")
+]
 
 
 @app.command()
@@ -31,7 +33,7 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of 
 def init(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
 ) -> object:
-    """Create a site's folder: a strict policy to edit, and the keys that identify the site."""
+    """Create a site's folder: a strict policy to edit, and a key pair that identifies the site."""
     from fedveil.site.site_folder import create
 
     public = create(site)
@@ -47,13 +49,16 @@ def check(
     job: Annotated[
         Path | None,
         typer.Argument(
-            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of an "
-            "NVFlare job. The command also prints the job's digest (a hash), by which the "
-            "policy can permit the job."
+            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of a job "
+            "for NVFlare, another framework. The command also prints the job's digest (a hash), by "
+            "which the policy can permit the job."
         ),
     ] = None,
 ) -> object:
-    """Check a site's policy. With JOB: say if the policy permits the job (exit code 1 if not)."""
+    """Check a site's policy. With JOB: also say whether the policy permits the job.
+
+    The exit code is 1 if it does not permit the job.
+    """
     from fedveil.site.site_folder import Site
 
     opened = Site.open(site)
@@ -101,11 +106,15 @@ def _check_nvflare(site: Site, job: Path) -> object:
 def show(
     site: Annotated[
         Path | None,
-        typer.Argument(metavar="SITE", help="The folder of a site. Not needed with --keys."),
+        typer.Argument(
+            metavar="SITE", help="A folder from `fedveil site init`. Default: do as --keys."
+        ),
     ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Explain every key of a policy.")] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Explain every setting of a policy.")
+    ] = False,
 ) -> object:
-    """Print a site's policy with all its keys. With --keys: explain the keys."""
+    """Print a site's policy with all its settings. With --keys: explain the settings."""
     if keys or site is None:
         from fedveil.settings.reference import keys as explained
         from fedveil.settings.reference import told_keys
@@ -140,8 +149,6 @@ def sign(
 app.command()(answering(site_account.account))
 
 
-@app.command()
-@answering
 def serve(
     site: SiteFolder,
     server: Annotated[
@@ -151,7 +158,10 @@ def serve(
         ),
     ] = None,
 ) -> object:
-    """Connect the site to a Flower server, and take part in the jobs that its policy permits."""
+    """Connect to a Flower server, and take part in the jobs that the site's policy permits.
+
+    Runs until Ctrl-C.
+    """
     from fedveil.site.site_folder import Site, server_of
 
     opened = Site.open(site)
@@ -161,3 +171,6 @@ def serve(
     served = server_of(opened.policy, server)
     serve_jobs(opened, served, say)
     return {"served": served}
+
+
+app.command()(answering(serve, ServesAsJson))

@@ -13,7 +13,9 @@ from fedveil.errors import SiteError, nearest
 
 
 def account(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
+    site: Annotated[
+        Path, typer.Argument(metavar="SITE", help="A folder from `fedveil site init`.")
+    ],
     data: Annotated[
         str | None,
         typer.Argument(help="The name of a data set in the policy. Default: all data sets."),
@@ -26,7 +28,10 @@ def account(
         ),
     ] = None,
 ) -> object:
-    """Show how much epsilon was spent on a data set, by which jobs, and how much is left."""
+    """Show how much epsilon was spent on a data set, by which jobs, and how much is left.
+
+    Epsilon is the privacy cost. The policy limits it, for each month and for ever.
+    """
     from fedveil.site.account_record import AccountRecord
     from fedveil.site.site_folder import Site
 

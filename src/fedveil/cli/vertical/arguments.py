@@ -10,7 +10,8 @@ import typer
 JobPath = Annotated[
     Path | None,
     typer.Argument(
-        help="A job file for split learning. Default: a built-in job on images of digits."
+        help="A YAML file with a job for split learning (`fedveil init --template vertical` writes "
+        "one). Default: a built-in job on images of digits."
     ),
 ]
 Overrides = Annotated[
@@ -38,16 +39,16 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. With --data and parties on several machines: the folder "
-        "PARTY/bundle in this party's run folder, which has its part of the model."
+        help="A run folder. With --data and --listen or --connect: its subfolder PARTY/bundle, "
+        "where PARTY is this party's name."
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="If this party has the labels (the leader): the address on which it waits for the "
-        "other parties. Port 0: any free port.",
+        help="At the leader: the address on which to wait for the followers. "
+        "Port 0: any free port.",
     ),
 ]
 Data = Annotated[
@@ -63,16 +64,13 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The largest number of ids that another party may send, in all predictions together. "
-        "It sends ids to find the common rows, and learns which of them are in the --data file. "
-        "Default: the job's alignment.most_ids, else four times the file's number of ids.",
+        help="Largest number of ids that one other party may send for this --data file, over all "
+        "commands. The sender learns which ids the file has. Default: the job's "
+        "alignment.most_ids, else 4 times the number of rows.",
     ),
 ]
 ConnectTo = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="If this party has no labels (a follower): the leader's address."
-    ),
+    str | None, typer.Option(metavar="HOST:PORT", help="At a follower: the leader's address.")
 ]
 Tls = Annotated[
     Path | None,
@@ -83,12 +81,14 @@ Tls = Annotated[
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Use no TLS. Only for loopback addresses.")
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Use no TLS: only for loopback addresses (this machine). Every connection needs "
+        "--tls or --insecure.",
+    ),
 ]
 Patience = Annotated[
-    float,
-    typer.Option(
-        min=1, help="Seconds to wait for a party that is not connected, at the start and later."
-    ),
+    float, typer.Option(min=1, help="Seconds to wait for a party to connect or reconnect.")
 ]
 PATIENCE_S = 600.0

@@ -15,7 +15,11 @@ from fedveil.errors import FedveilError, RunFolderError
 
 def check(
     run: Annotated[
-        Path, typer.Argument(help="A run folder, or a model bundle (the folder RUN/PARTY/bundle).")
+        Path,
+        typer.Argument(
+            help="A run folder, or the folder of a party's part of the model, PARTY/bundle in a "
+            "run folder."
+        ),
     ],
     against: Annotated[
         list[Path] | None,

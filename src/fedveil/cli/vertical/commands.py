@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fedveil.cli.json_answer import answering
+from fedveil.cli.json_answer import AsJson, ServesAsJson, answering
 from fedveil.cli.vertical.check import check
 from fedveil.cli.vertical.generate import generate
 from fedveil.cli.vertical.machines import certificates, follower, leader
@@ -30,4 +30,5 @@ for command in (
     certificates,
     check,
 ):
-    app.command()(answering(command))
+    option = ServesAsJson if command is serve_predictions else AsJson
+    app.command()(answering(command, option))

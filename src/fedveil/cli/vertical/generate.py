@@ -15,7 +15,12 @@ from fedveil.cli.vertical.machines import look
 def generate(
     run: arguments.RunPath,
     prompt: Annotated[str, typer.Option(help="The text to continue. Default: none.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 100,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum number of tokens (words or pieces of words) to generate."
+        ),
+    ] = 100,
     temperature: Annotated[
         float,
         typer.Option(min=0, help="Sampling temperature. 0: always take the most likely token."),
@@ -28,7 +33,11 @@ def generate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with a language model whose layers the parties share (`task: pangu`)."""
+    """Continue a text with a language model whose layers are divided among the parties.
+
+    The run's job must have `task: pangu`. If the parties are on several machines, give --listen at
+    the leader (the party with the text), and run `fedveil vertical follower --serve` at the others.
+    """
     from fedveil.language import generation
     from fedveil.language.text_account import figures
     from fedveil.record.run_folder import job_of

@@ -29,7 +29,9 @@ _leader_of = attrgetter("leader")
 MustListen: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--listen", metavar="HOST:PORT", help="The address to listen on. Port 0: any free port."
+        "--listen",
+        metavar="HOST:PORT",
+        help="The address on which to wait for the followers. Port 0: any free port.",
     ),
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
@@ -69,9 +71,9 @@ def follower(
     serve: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of training, serve the model in this run folder to a leader that"
-            " runs `evaluate`, `generate`, or `predict` without --data. For new rows,"
-            " use `fedveil vertical predict --connect`."
+            help="Instead of training, serve the model in this run folder to a leader that runs "
+            "`evaluate`, `generate` or, for the held-out examples, `predict`. Waits for the leader "
+            "until Ctrl-C. For new rows, run `fedveil vertical predict --connect` instead."
         ),
     ] = None,
     party: Annotated[
@@ -124,7 +126,14 @@ def _ended(machine: Machine, session: Session) -> object:
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(help="The folder to write.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder to write to. The certificate and private key of each party go to a "
+            "subfolder with the party's name, which only this party may get. The authority's files "
+            "are in DIRECTORY itself."
+        ),
+    ],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:

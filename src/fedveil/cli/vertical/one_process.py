@@ -56,7 +56,11 @@ def evaluate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Evaluate the model on the held-out examples, under the same protection as in training."""
+    """Evaluate the model on the held-out examples, under the same protection as in training.
+
+    If the parties are on several machines, give --listen at the leader (the party with the labels),
+    and run `fedveil vertical follower --serve` at the followers (all others).
+    """
     if listen is None:
         from fedveil.vertical import one_process
 
@@ -90,7 +94,12 @@ def predict(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Write the model's predictions for new rows (--data) or for the held-out examples."""
+    """Write the model's predictions for new rows (--data) or for the held-out examples.
+
+    If the parties are on several machines, give --listen at the leader (the party with the labels).
+    At the followers (all others), run the same command with --data and --connect, or for held-out
+    examples `fedveil vertical follower --serve`.
+    """
     if data is not None:
         return predict_new(run, data, out, listen, connect, tls, insecure, patience, most_ids)
     if connect is not None:

@@ -30,7 +30,7 @@ def serve_predictions(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The address for HTTP requests. Required, except for a follower.",
+            help="The address on which to wait for HTTP requests. Required, but not at a follower.",
         ),
     ] = None,
     listen: arguments.Listen = None,
@@ -48,15 +48,22 @@ def serve_predictions(
         int,
         typer.Option(
             min=0,
-            help="How many unknown ids (no such row in the data) one HTTP client may ask "
-            "about while this command runs. All its further requests get status 429.",
+            help="Largest number of unknown ids (not in every party's file) that one HTTP client "
+            "may ask about while this command runs. All its further requests get status 429. "
+            "With --insecure, all clients count as one.",
         ),
     ] = 100,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Answer HTTP requests for predictions until Ctrl-C."""
+    """Answer HTTP requests for predictions until Ctrl-C.
+
+    If the parties are on several machines, give --http and --listen at the leader (the party with
+    the labels), and --connect at the followers (all others). With --tls, all connections use TLS:
+    requests need HTTPS and a client certificate. With --insecure, all are unencrypted, and --http,
+    --listen and --connect must be loopback addresses.
+    """
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.scoring.service import PredictionService

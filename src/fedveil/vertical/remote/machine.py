@@ -364,7 +364,7 @@ def _checked(peer: str, message: Message, due: Message) -> str:
         only_fields(message, *due, "head")
         if any(type(message[n]) is not type(v) or message[n] != v for n, v in due.items()):
             raise MessageInvalid(f"it sent {quoted(message['kind'])}")
-        head = take(message, "head", str)
+        head: str = take(message, "head", str)
         if not re.fullmatch("[0-9a-f]{64}", head):
             raise MessageInvalid("it states no digest of a log")
     except MessageInvalid as error:
