@@ -54,8 +54,7 @@ _IMAGES = {
     "digits": ("scikit-learn's digits", "the other half of their training set"),
 }
 _LABELS = 10
-#: As in the paper.
-_EPOCHS = 200
+_EPOCHS = 200  # as in the paper
 
 
 @dataclass(frozen=True)
