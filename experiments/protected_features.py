@@ -78,7 +78,7 @@ class Settings:
                 "privacy": {"embedding_dp": embedding_dp},
                 "evaluation": {"every_epochs": self.epochs},
                 "checkpoint": {"every_steps": 1_000},
-                "threads": 2,
+                "threads": 1,
             }
         )
 
@@ -118,8 +118,8 @@ class ProtectedFeatures(Experiment):
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * (5 * 2_500 / 2 + 4_000 + 10_000 / 3)) * 0.09,
-            "full": 7 * 200 * 25_000 * 0.09 / 2,
+            "medium": (3 * 12_500 + 7 * (3 * 2_500 + 4_000 + 10_000 / 3)) * 0.09,
+            "full": 7 * 200 * 25_000 * 0.09,
         }[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
@@ -139,7 +139,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
-        "medium": Settings(f"{data}_medium", 5, "quick", batch_size=16),
+        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16),
         "full": Settings(f"{data}_full", _EPOCHS, "full"),
     }[scale]
 

@@ -63,7 +63,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert medium.protections == full.protections
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 5 epochs of at most 2,500 images (the paper: 200 epochs)." in said
+    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
