@@ -393,6 +393,21 @@ def test_reports_of_a_round_that_was_cut_off_have_cost(tmp_path: Path, seeded: b
         assert "round 2 was started before (2x) and interrupted" in events
 
 
+def test_a_repeated_round_states_all_rounds_that_were_sent(tmp_path: Path):
+    """Round 3 has been sent, and is not repeated yet when the server is killed again in round 2."""
+    settings = job(rounds=5, protection=RR, privacy={"delta": 0.0}, checkpoint={"every": 4})
+    app, _ = app_of(tmp_path / "app", settings, seeded=True)
+    for group in ("3", "2"):
+        grid = LocalGrid(app, tmp_path / "state")
+        cut_off(grid, group)
+        with pytest.raises(Killed):
+            serve(app, grid, tmp_path / "run")
+        run = read_run(tmp_path / "run")
+        assert run.started["round"] == 3
+        assert run.last["epsilon_run_every_round"] == 3 * 83
+    assert len(run.records) == 1
+
+
 def test_a_secure_sum_that_clients_do_not_repeat_is_charged(tmp_path: Path):
     app, _ = app_of(tmp_path / "app", job(protection=SHARES), seeded=True)
     whole = serve(app, LocalGrid(app, tmp_path / "kept"), tmp_path / "whole").metrics

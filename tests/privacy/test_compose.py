@@ -245,6 +245,11 @@ def test_failing_completely_takes_its_share_of_delta():
     expected = compose([(PrivacyLoss(1.0), 5)], (DELTA - failing) / (1 - failing))
     assert compose([(PrivacyLoss(1.0, 1e-6), 5)], DELTA) == pytest.approx(expected, rel=1e-9)
     assert math.isinf(compose([(PrivacyLoss(1.0, 1e-6), 11)], DELTA))
+    masses = LossDistribution.from_laws(response_laws(1.0), 1.0)
+    fails = replace(masses, masses=masses.masses * (1 - 1e-6), infinite=1e-6)
+    found = compose([(PrivacyLoss.of_release(fails), 5)], DELTA)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert math.isinf(compose([(PrivacyLoss.of_release(fails), 11)], DELTA))
 
 
 def test_a_sampled_tail_that_dips_below_floating_point():

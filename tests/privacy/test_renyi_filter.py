@@ -38,6 +38,17 @@ def test_the_cost_of_gaussian_noise_is_its_known_one() -> None:
     assert found >= expected
 
 
+def test_chances_of_an_infinite_loss_leave_less_of_delta_for_the_tail() -> None:
+    """Three releases that fail with a chance of 3e-6 each leave a tenth of delta."""
+    orders = 1 + 2.0 ** np.arange(-1, 7.5, 0.5)
+    expected = (4 * orders / (2 * 36) + math.log(len(orders) / 1e-6) / (orders - 1)).min()
+    noise = PrivacyLoss.of_release(Gaussian(6.0))
+    failing = LossDistribution(0.1, 0, np.array([1 - 3e-6]), infinite=3e-6)
+    for fails in (PrivacyLoss(0.0, 3e-6), PrivacyLoss.of_release(failing)):
+        found = filtered_epsilon([(noise, 4), (fails, 3)], 1e-5)
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_distribution_costs_what_its_mechanism_costs() -> None:
     flip = LossDistribution.from_laws([[0.75, 0.25], [0.25, 0.75]])
     by_table = filtered_epsilon([(PrivacyLoss.of_release(flip), 4)], 1e-6)

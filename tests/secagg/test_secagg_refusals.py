@@ -635,6 +635,35 @@ def test_the_server_checks_signatures(phase: str, reason: str) -> None:
     assert played.exact
 
 
+@pytest.mark.parametrize("named", [6, 9])
+@pytest.mark.parametrize("phase", ["advertise", "consistency"])
+def test_a_message_that_another_client_has_signed_is_refused_and_changes_nothing(
+    phase: str, named: int
+) -> None:
+    """Client 6's message comes first in 9's name, signed by 6 as its own or as that of 9."""
+    played = Played(active_security=True)
+    refused: list[str] = []
+
+    def in_the_name_of_9(at: str, who: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (at, who) == (phase, 6):
+            copy = dict(message)
+            if phase == "advertise":
+                public = message["cipher_key"], message["mask_key"]
+                text = keys.keys_text(played.terms.context, named, public)
+                copy["signature"] = played.identities[6].sign(text)
+            with pytest.raises(ReportRejected) as rejected:
+                played.server.receive(9, copy)
+            refused.append(rejected.value.reason)
+        return message
+
+    played.play(up=in_the_name_of_9)
+    (reason,) = refused
+    assert reason.endswith("signed by this client")
+    assert played.rejected == played.withheld == {}
+    assert played.server.survivors == set(played.ids)
+    assert played.exact
+
+
 def test_a_stranger_to_the_roster_takes_no_part() -> None:
     played = Played(active_security=True, roster=lambda client: None)
     with pytest.raises(RoundVoid):

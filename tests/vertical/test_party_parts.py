@@ -284,6 +284,43 @@ def test_a_calibration_sends_each_example_that_is_set_aside_once_as_no_other_rep
     assert told == [{"epoch": 5, "calibration": 18, "examples": 7}, "looked away"]
 
 
+def test_a_calibrator_is_fitted_to_the_true_labels_of_the_examples_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under LabelDP, the party's own examples have other labels, which it trains on."""
+    order, given = Order(4, 50, 3, aside=7), list[Any]()
+    numbers = torch.arange(50)
+    true, drawn = (
+        Rows(50, {"x": numbers}, labels, np.arange(50)) for labels in (numbers, -numbers)
+    )
+
+    def look(number: int, batch: Batch, *, subset: str) -> Exchange[torch.Tensor]:
+        yield from ()
+        return batch.columns["x"].reshape(-1, 1) / 2
+
+    def fitted(outputs: Any, labels: Any, criterion: str) -> Any:
+        given.append((outputs.tolist(), labels.tolist(), criterion))
+        return SimpleNamespace(written=lambda: b"fitted")
+
+    monkeypatch.setattr(party_run.Calibrator, "fitted", fitted)
+    folder = RunFolder.create(tmp_path / "run", "run", "fedveil vertical run")
+    releases = SimpleNamespace(train=np.zeros(50, np.int64), begin_calibration=lambda: None)
+    run: Any = SimpleNamespace(
+        _parts=SimpleNamespace(order=order, releases=releases, rows={"train": drawn}),
+        setting=SimpleNamespace(
+            rows={"train": true}, folder=folder,
+            job=SimpleNamespace(scoring=SimpleNamespace(threshold="f1")),
+        ),
+        party=SimpleNamespace(look=look), done=18, _check_limit=lambda *given: None,
+        log=SimpleNamespace(record=lambda **named: None, event=lambda line: None),
+        _window=SimpleNamespace(look_away=lambda: None),
+    )  # fmt: skip
+    assert not list(PartyRun._calibrate(run, 5))
+    folder.close()
+    aside = order.set_aside.tolist()
+    assert given == [([[at / 2] for at in aside], aside, "f1")]
+
+
 @pytest.mark.parametrize(
     ("party", "done", "left"), [("lead", 37, [24]), ("lead", 61, []), ("bank", 37, [])]
 )
