@@ -15,6 +15,7 @@ import torch
 import fedveil
 from fedveil.engine.assembly import ModelShape, load_data, make_client_sides, make_partition
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.learning.trained_part import one_torch_thread
 from fedveil.learning.trainer import LoopTrainer
 
 
@@ -62,6 +63,12 @@ def test_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fedveil.simulate(job(workers=2), tmp_path / "run")
     assert torch.get_num_threads() == 2
     assert ("clients", 1) in told
+
+
+def test_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), one_torch_thread():
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])

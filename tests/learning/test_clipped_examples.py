@@ -257,6 +257,10 @@ def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:
         assert torch.equal(found[0, 0], model.table.weight[3])
     with pytest.raises(IndexError):
         model.table(torch.tensor([4]))
+    with pytest.raises(ZeroDivisionError), beyond_is_nan(model):
+        raise ZeroDivisionError
+    with pytest.raises(IndexError):
+        model.table(torch.tensor([4]))
 
 
 def test_no_learning_rate_undoes_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:

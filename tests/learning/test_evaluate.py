@@ -106,6 +106,29 @@ def test_an_evaluation_seeds_and_restores_the_generators_of_own_code(
     assert next_draws[0] != next_draws[1]
 
 
+@pytest.mark.parametrize("draw", [np.random.random, random.random, lambda: float(torch.rand(()))])
+def test_an_evaluation_that_fails_restores_the_generators_too(draw: Callable[[], float]) -> None:
+    """Its error may end no program: a notebook or a simulation draws on."""
+
+    class Failing(_Squares):
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            draw()
+            raise ZeroDivisionError
+
+    def seed() -> None:
+        np.random.seed(8)
+        random.seed(8)
+        torch.manual_seed(8)
+
+    seed()
+    expected = [draw(), draw()]
+    seed()
+    found = [draw()]
+    with pytest.raises(ZeroDivisionError):
+        score(nn.Identity(), Failing(), np.ones((5, 3), np.float32), np.ones(5, np.float32))
+    assert [*found, draw()] == expected
+
+
 class _Anything(Task):
     """A task without metrics: whatever the model returns is used for the loss only."""
 

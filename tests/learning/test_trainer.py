@@ -295,3 +295,25 @@ def test_a_correction_is_added_to_each_gradient_before_it_is_clipped(by_task: bo
     assert whole.norm() > 0.5
     expected = -0.1 * 0.5 * whole / whole.norm()
     np.testing.assert_allclose(update[: len(whole)], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_a_correction_ends_with_its_client_even_if_training_fails(by_task: bool) -> None:
+    model, chosen = dense(), plan(corrected=True)
+    failing, other = clients((6,), 3, (7, 5))
+    correction = torch.linspace(-1, 1, Layout(model).dimension)
+    failing = replace(failing, y=torch.full_like(failing.y, 3), correction=correction)
+    other = replace(other, correction=correction.flip(0))
+
+    def made() -> Trainer:
+        own = copy.deepcopy(model)
+        return TaskTrainer(own, chosen, Classification()) if by_task else LoopTrainer(own, chosen)
+
+    trainer = made()
+    trainer.start(Layout(model).vector())
+    (_, (failure,)), (rows, (none,)) = (
+        (rows.copy(), failures) for rows, failures in trainer.train([failing, other])
+    )
+    assert isinstance(failure, IndexError)  # there are three classes, 0 to 2
+    assert none is None
+    np.testing.assert_array_equal(rows, train(made(), model, [other]))

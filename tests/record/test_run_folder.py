@@ -142,6 +142,9 @@ def test_an_interrupt_waits_until_the_files_are_whole() -> None:
         steps.append("after")
     assert steps == ["written"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(OSError, match="disk full"), uninterrupted():
+        raise OSError("disk full")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def checkpoint() -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -447,6 +448,25 @@ def test_a_data_set_is_loaded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
     keys = {"protection": "not_encrypt", "data": "mnist", "client": "who", "rows": 2}
     found = clients.load(QuestionFile.read({**keys, "questions": {"n": COUNT}}, []))
     assert (asked, len(found), found.rows, found.table.name) == (["mnist"], 2, 2, "mnist")
+
+
+def test_data_may_be_a_function_of_the_current_folder_and_its_error_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is on Python's path for as long as the function runs, even if it fails."""
+    text = "def rows():\n    return {'y': [4.0, 5.0]}\ndef broken():\n    return [][3]\n"
+    (tmp_path / "rows_of_a_question.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+
+    def load(name: str) -> clients.Clients:
+        keys = {"protection": "not_encrypt", "data": f"rows_of_a_question:{name}"}
+        return clients.load(QuestionFile.read({**keys, "questions": {"n": COUNT}}, []))
+
+    assert load("rows").table.numbers("y").tolist() == [4, 5]
+    with pytest.raises(DataInvalid, match=r"^data = 'rows_of_a_question:broken': .* IndexError"):
+        load("broken")
+    assert sys.path == before
 
 
 def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:

@@ -396,6 +396,9 @@ def test_the_number_of_threads_is_that_of_before() -> None:
     with threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError), threads(before + 1):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
 
 
 def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:
