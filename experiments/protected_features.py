@@ -112,14 +112,14 @@ class ProtectedFeatures(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds: 0.09 for each training image of ResNet-18 on a core.
+        """Estimate the seconds: 0.06 for each training image of ResNet-18 on a core.
 
         A test image takes a third of this, and an attack (quick) as much as 4,000 images.
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * (3 * 2_500 + 4_000 + 10_000 / 3)) * 0.09,
-            "full": 7 * 200 * 25_000 * 0.09,
+            "medium": (3 * 12_500 + 7 * (3 * 2_500 + 4_000 + 10_000 / 3)) * 0.06,
+            "full": 7 * 200 * 25_000 * 0.06,
         }[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
