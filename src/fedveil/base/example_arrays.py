@@ -71,7 +71,8 @@ def alike(parts: Sequence[Array]) -> list[Array]:
 
     If any array has examples of different lengths, all arrays get the form that `ragged` returns.
     If examples have several inputs, each input is converted on its own. Raises ValueError if the
-    arrays have different inputs, or if `ragged` would have to pad single numbers.
+    arrays have different inputs. Also raises it if one array has examples of different lengths, and
+    another has examples that are single numbers, which have no length.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if not all(is_plain(part) or is_ragged(part.dtype) for part in parts):

@@ -37,7 +37,7 @@ app = typer.Typer(
 
 
 def _job_or_run(job: str) -> Any:
-    """Return the argument JOB_OR_RUN. `job` says which job files the attack accepts."""
+    """Return typer's definition of the argument JOB_OR_RUN. Its help text begins with `job`."""
     text = f"{job}, or the folder of a finished run. Default: a built-in job on images of digits."
     return typer.Argument(metavar="JOB_OR_RUN", help=text)
 

@@ -1,9 +1,9 @@
-"""Native losses: gradients with respect to the model's scores, multiplied by `scale`.
+"""Native losses: gradients with respect to the model's outputs, multiplied by `scale`.
 
 Each loss has the arguments
 
-    m        the float memory, with the scores of a batch, and room for their gradient
-    scores   a row of the operation table: scores begin at its column Y, gradients at column DY
+    m        the float memory, with the outputs of a batch, and room for their gradients
+    scores   a row of the operation table: outputs begin at its column Y, gradients at column DY
     y        the targets of all the client's examples
     rows     the indices of the batch's examples
     weights  the weight of each class, which only `weighted_cross_entropy` reads
@@ -26,18 +26,18 @@ from fedveil.compiled.native import Native, native
 from fedveil.compiled.row_passes import fill
 from fedveil.learning.losses import WEIGHTED
 
-#: The number of scores of an example.
+#: The number of outputs for an example.
 (SCORES,) = f.own(1)
 
 
 @compiled()
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
-    """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
+    """Write `scale` times the gradient of -log softmax(outputs)[label]: softmax minus one-hot.
 
-    The `many` scores begin at position `z` of the float memory `m`, and the gradient begins at `g`.
-    `scale` is first rounded to the memory's float type, as in torch. The softmax and the one-hot
-    vector are then both multiplied by the rounded number. So their difference is exactly 0 where
-    both are 1.
+    The `many` outputs begin at position `z` of the float memory `m`. The gradient is written to `m`
+    from position `g` on. `scale` is first rounded to the memory's float type, as in torch. The
+    softmax and the one-hot vector are then both multiplied by the rounded number. So their
+    difference is exactly 0 where both are 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale
@@ -53,11 +53,11 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of -log softmax(scores)[label] for each example of a batch.
+    """Write `scale` times the gradient of -log softmax(outputs)[label] for each example of a batch.
 
-    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
-    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
-    used.
+    `scores` is a row of the operation table. It says where the batch's outputs are in the float
+    memory `m`, and where in `m` the gradients are written. `rows` are the indices of the batch's
+    `count` examples in the targets `y`. `weights` is not used.
     """
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
@@ -69,12 +69,12 @@ def weighted_cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
+    """Write the gradient of -log softmax(outputs)[label] times the weight of the label's class.
 
     The gradient is multiplied by `scale`, and divided by the mean weight of the batch's labels.
-    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
-    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` has the
-    weight of each class.
+    `scores` is a row of the operation table. It says where the batch's outputs are in the float
+    memory `m`, and where in `m` the gradients are written. `rows` are the indices of the batch's
+    `count` examples in the targets `y`. `weights` has the weight of each class.
     """
     total = 0.0
     for n in range(count):
@@ -90,12 +90,12 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write `scale` times the gradient of each example's mean -log softmax(scores)[next token].
+    """Write `scale` times the gradient of each example's mean -log softmax(outputs)[next token].
 
     The mean is over the tokens with a target. The gradient of other tokens (target `IGNORED`) is 0.
-    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
-    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
-    used.
+    `scores` is a row of the operation table. It says where the batch's outputs are in the float
+    memory `m`, and where in `m` the gradients are written. `rows` are the indices of the batch's
+    `count` examples in the targets `y`. `weights` is not used.
     """
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
@@ -118,9 +118,10 @@ def _of_numbers(
 ) -> None:
     """Write scale / n * (x - target) as the gradient of each of an example's n outputs.
 
-    x is the output, or the sigmoid of the output if `truth` is True. `scores` says where the
-    outputs of the batch, and their gradients, are in the float memory `m`. `rows` are the indices
-    of the batch's `count` examples in the targets `y`.
+    x is the output, or the sigmoid of the output if `truth` is True. `scores` is a row of the
+    operation table. It says where the batch's outputs are in the float memory `m`, and where in `m`
+    the gradients are written. `rows` are the indices of the batch's `count` examples in the targets
+    `y`.
     """
     many = scores[SCORES]
     for n in range(count):
@@ -142,9 +143,9 @@ def mean_square(
 ) -> None:  # fmt: skip
     """Write `scale` times the gradient of the mean of (output - target)² over an example's outputs.
 
-    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
-    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
-    used.
+    `scores` is a row of the operation table. It says where the batch's outputs are in the float
+    memory `m`, and where in `m` the gradients are written. `rows` are the indices of the batch's
+    `count` examples in the targets `y`. `weights` is not used.
     """
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
@@ -156,9 +157,9 @@ def binary_cross_entropy(
 ) -> None:  # fmt: skip
     """Write `scale` times the gradient of the mean binary cross-entropy over an example's outputs.
 
-    `scores` says where the outputs of the batch, and their gradients, are in the float memory `m`.
-    `rows` are the indices of the batch's `count` examples in the targets `y`. `weights` is not
-    used.
+    `scores` is a row of the operation table. It says where the batch's outputs are in the float
+    memory `m`, and where in `m` the gradients are written. `rows` are the indices of the batch's
+    `count` examples in the targets `y`. `weights` is not used.
     """
     _of_numbers(m, scores, y, rows, count, scale, True)
 

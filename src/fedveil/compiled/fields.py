@@ -1,12 +1,20 @@
 """Columns of the operation table of a compiled model. Each row describes one operation.
 
 The native code of an operation calls its row `op`, and the float memory `m`. An operation reads its
-input x and writes its output y. Let n be an example, c a channel, i a row and j a column of the
-input. The input is in the float memory at X + n XS + i XR + j XC + c XF, where X, XS, XR, XC and XF
-are columns of the table. Its gradient is at the same offset from DX, which is -1 if no operation
-needs the gradient. The output has OC channels, OH rows and OW columns. Its positions are computed
-in the same way from Y, YS, YR, YC and YF, and those of its gradient with DY in place of Y. A plain
-vector is one channel with one row. In a sequence, each token is a channel with one row.
+input x and writes its output y. These columns describe x and y:
+
+    x               y
+    X               Y               where the batch's values begin in the float memory
+    DX              DY              where their gradients begin; DX is -1 if nothing needs them
+    XS              YS              the distance in memory between two successive examples
+    XR, XC, XF      YR, YC, YF      the same between two rows, two columns and two channels
+    C, H, W         OC, OH, OW      the numbers of channels, rows and columns of an example
+
+The input's value in example n, channel k, row i and column j is at the position
+
+    X + n XS + i XR + j XC + k XF
+
+A plain vector is one channel with one row. In a sequence, each token is a channel with one row.
 
 Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """

@@ -43,8 +43,9 @@ _MOST_NAMED = 3
 class LayerTraining:
     """Says what trains one layer of a model, and why native code does not.
 
-    A module whose own forward pass calls layers has an entry besides theirs. A task's own loss has
-    an entry too.
+    `layer_training` returns a list with such an entry for each layer. If layers are inside a module
+    that has its own forward pass, the list also has an entry for this module. If native code trains
+    a model with a task's own loss, the list has an entry for the loss too.
     """
 
     #: The path of the module in the model, such as `body.2`, or `model` for the model itself.

@@ -198,10 +198,16 @@ def write(
 ) -> Exchange[Continuation | None]:
     """Run the leader's side of text generation: continue the prompt of `request`.
 
-    If EmbeddingDP protects the token vectors, its random choices are drawn from `noise`. `tell` is
-    called with the bytes of every new token. `most` is the largest epsilon of the whole text (None:
-    no limit). `sent` counts the sent vectors, including those of earlier attempts. The text ends if
-    another vector would exceed the limit. Raises `LimitReached` if no vector at all could be sent.
+    Returns the continuation, never None. The type allows None because the followers' side returns
+    it.
+
+    - If EmbeddingDP protects the token vectors, its random choices are drawn from `noise`.
+    - `most` is the largest epsilon of the whole text, over all attempts to continue it. None means
+      no limit. The text ends early if another vector would exceed `most`.
+    - `tell` is called with the bytes of every new token.
+    - `sent` counts the sent vectors, including those of earlier attempts.
+
+    Raises `LimitReached` if `most` allows no vector, and no earlier attempt sent one.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell, sent))
 

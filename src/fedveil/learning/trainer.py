@@ -142,7 +142,10 @@ class Trainer(Protocol):
         """Compile native code for examples of `shape`. Returns False if the trainer has none."""
 
     def beside(self) -> Trainer:
-        """Return a trainer for another thread, with the same weights."""
+        """Return another trainer, with the same weights, for use in another thread.
+
+        Raises NotImplementedError if the trainer can only be used in one thread.
+        """
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """Yield the clients' updates in order, several at a time, as the rows of an array.

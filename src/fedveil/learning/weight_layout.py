@@ -173,9 +173,11 @@ class Layout:
 
     @torch.no_grad()
     def _take_assigned(self) -> None:
-        """Put back the averaged tensors that the model replaced, with the new tensors' values.
+        """Put the averaged tensors that the model replaced back into it, with the new values.
 
-        Raises `ModelInvalid` if a new tensor has another shape.
+        The original tensor object gets the values of the object that replaced it, and takes its
+        place in the model. The new object is dropped. Raises `ModelInvalid` if the new tensor has
+        another shape, or if the model replaced the tensor by None.
         """
         for name in self._names:
             new = name.tensors.get(name.key)

@@ -47,13 +47,15 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in units of a grid step. Each client adds one share to its vector.
 
-    A subclass protects either a client's whole vector or one contribution to it. `limit` is the
-    largest squared norm of the protected part. The sensitivity is the largest distance by which a
-    sum of vectors moves if the protected part is replaced. `square` is its square (default: 4 ·
-    `limit`). Both are in steps².
+    A subclass protects either a client's whole vector or one contribution to it.
 
-    A sum adds up the vectors of at least `shares` and at most `clients` clients. The noise in a sum
-    of exactly `shares` vectors has a standard deviation of at least `ratio` times the sensitivity.
+    - `limit` is the largest squared L2 norm of the protected part, in steps².
+    - `square` is the squared sensitivity of a sum of vectors, in steps². The sensitivity is the
+      largest distance by which the sum moves if one protected part is replaced. Default: 4 ·
+      `limit`.
+    - `shares` and `clients` are the smallest and the largest number of vectors in a sum.
+    - `ratio` is the least noise: the standard deviation of the noise in a sum of `shares` vectors
+      is at least `ratio` times the sensitivity.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.

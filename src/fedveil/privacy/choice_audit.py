@@ -2,8 +2,12 @@
 
 A choice, such as a bit of randomised response, reports its true value with probability
 `chance(eps)` at the epsilon eps. If k of n choices are truthful, the bound refutes every epsilon at
-which k or more would be too unlikely (Clopper and Pearson). If a mechanism wrongly uses one random
-draw for two choices, the number of pairs in which both report the truth refutes its claim.
+which k or more would be too unlikely (Clopper and Pearson).
+
+The same bound also tests pairs of choices, such as the same bit in two reports. Two independent
+choices are both truthful with probability chance(eps)² (`in_pairs`). If a mechanism wrongly uses
+one random draw for both, they are truthful together, with probability chance(eps). This is more
+often than its claimed epsilon allows, so the number of truthful pairs refutes the claim.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The memory of a ledger: each client's charges, in a few bytes for each client.
 
-A `kind` is the combination of all charges of a client in one round. The tally counts each client's
-rounds of each kind, so that they can be composed later. In an adaptive run, it stores only sums of
-charges.
+A `Kind` is a combination of charges, here of all charges of a client in one round. The tally counts
+each client's rounds of each kind, so that they can be composed later. In an adaptive run, it stores
+only sums of charges.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.privacy.compose import Charge, cost, plain_sum
 
 Clients: TypeAlias = Uint64s
+#: A combination of charges. A charge is a privacy loss and its number of releases.
 Kind: TypeAlias = tuple[Charge, ...]
 
 _MAX_CLIENT = (1 << 64) - 1
@@ -189,7 +190,10 @@ def sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return client numbers from an untrusted state. Raises `MessageInvalid` unless they ascend."""
+    """Check that client numbers from an untrusted state ascend, and return them unchanged.
+
+    Raises `MessageInvalid` if they do not, or if a number is there twice.
+    """
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

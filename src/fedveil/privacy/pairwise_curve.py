@@ -17,11 +17,11 @@ _BATCH = 1 << 20
 
 
 def ordered_pairs(table: Float64s) -> Pairs:
-    """Return the ordered pairs of different rows, as pairs of row indices.
+    """Return the pairs (i, j) of indices of two rows of `table`, i not equal to j, in both orders.
 
-    If the table, of n rows, does not change when both of its axes are reversed, the pairs (i, j)
-    and (n - 1 - i, n - 1 - j) have the same privacy curve. In this case, pairs with i + j >= n are
-    left out.
+    A row is an output distribution, and its entries are the probabilities of the outputs. If the
+    table, of n rows, does not change when both of its axes are reversed, the pairs (i, j) and
+    (n-1-i, n-1-j) have the same privacy curve. In this case, pairs with i+j >= n are left out.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)

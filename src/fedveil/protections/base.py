@@ -73,14 +73,14 @@ class JobContext:
     - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
-    - `apart` is a bound on the L2 distance between any two possible updates of a client, rounding
-      included. It is set only if the code that makes the updates guarantees a distance below twice
-      the norm clip. Otherwise it is None.
+    - `apart` is an upper bound on the L2 distance between any two updates that a client can make,
+      rounding included. It is below twice the norm clip, so less noise is needed. The code that
+      makes the updates must guarantee it. None means that there is no such bound.
     - `combining` says how the server combines reports, for example by their mean.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size.
-    - `turn_rate` is the probability with which a client adds its update to a round's sum. If it is
-      below 1, every client sends a report in every round, with zeros if it does not add its update.
-      So `clients_per_round` then counts all clients.
+    - `turn_rate` is the probability that a client's report contains its update. If it is below 1,
+      every client decides this in secret, and sends a report in every round, with zeros in place of
+      an update that it leaves out. `clients_per_round` then counts all clients.
     """
 
     weighting: Weighting
@@ -317,24 +317,25 @@ class Protection(Description):
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
         """Return the next state after a round that was interrupted and has no aggregate.
 
-        `state` is the state at the round's start. `cost` has the losses of a client that reported,
-        each with its number of releases.
+        `state` is the state at the round's start. `cost` has the privacy losses of a client that
+        reported, each with its number of releases.
         """
         return state
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the losses that each report costs its client, if a round starts with `state`."""
+        """Return the privacy losses of one report, if a round starts with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the losses of one report in a finished round whose sum has `reports` reports.
+        """Return the privacy losses of one report in a finished round.
 
-        The losses are never larger than those of `spending(state)`.
+        `reports` is the number of reports in the round's sum. The losses are never larger than
+        those of `spending(state)`.
         """
         return self.spending(state)
 
     def paid(self, state: State, reports: int | None, *, limited: bool) -> Sequence[Spending]:
-        """Return the losses to record for one report in a finished round.
+        """Return the privacy losses to record for one report in a finished round.
 
         `reports` is the number of reports in the sum, or None if the round is void. `limited` is
         True if a limit on the privacy cost may end the run. The losses are `spent(state, reports)`,

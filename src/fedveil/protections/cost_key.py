@@ -57,6 +57,10 @@ class CostKey:
         return changed
 
     def rounded(self, value: float, digits: int) -> float:
-        """Round `value` to `digits` significant digits, so that the privacy cost does not rise."""
+        """Round `value`, a value of `parameter`, to `digits` significant digits.
+
+        It is rounded up if a larger value costs less (`falls`), and otherwise down. So the privacy
+        cost does not rise.
+        """
         way = ROUND_CEILING if self.falls else ROUND_FLOOR
         return float(Context(prec=digits, rounding=way).create_decimal(as_written(value)))

@@ -1,4 +1,4 @@
-"""The parameters of rr and oue, and the setting that an audit of their reports needs."""
+"""The parameters of rr and oue, and a check that an audit can use the reports they give."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return None if reports can be audited, else a text: the setting needed, and the reason.
+    """Return None if an audit can use the reports, else the setting it needs and the reason.
 
     An audit needs reports that clients have made, not only their sum (`fidelity: per_client`).
     """

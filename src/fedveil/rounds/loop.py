@@ -141,14 +141,15 @@ def drive(
 ) -> Outcome:
     """Run one round to its end, and return its outcome.
 
-    `opening` are the first messages to the clients. Clients that fail, refuse or do not answer are
-    counted and left out. In the phase `trains`, clients are asked for their reports. Messages of
-    other phases reveal nothing about an update.
+    `opening` has the first message to each client. `trains` is the name of the phase in which
+    clients are asked for their reports. Messages of other phases reveal nothing about an update.
+    The outcome counts the clients that fail, refuse or do not answer.
 
     Before the first client is asked for a report, `charge` is called with all clients that will be
-    asked. If the process is killed during the round, these charges remain. If the round ends, the
-    charges of the clients in `Outcome.charged` replace them. These are the clients that may have
-    sent a report. A client is left out if it said that it sends none, or was not reached.
+    asked. So they are charged even if the process is killed during the round. If the round ends,
+    the caller should charge only the clients in `Outcome.charged`, which may have sent a report.
+    All clients that were asked are in it, except those that the message did not reach, and those
+    that answered that they send no report.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening

@@ -211,9 +211,11 @@ def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
 
 
 def _certainly(neighbours: int, threshold: int) -> int:
-    """Return how many colluding clients never unmask others, in any sparse graph.
+    """Return a number of colluding clients that can never unmask others in a sparse graph.
 
-    This holds for any dropouts. A larger number may also be safe.
+    This holds for every graph in which each client has `neighbours` neighbours (see `sparse`), and
+    for any dropouts. A client's secrets can be recovered from the shares of `threshold` clients of
+    its neighbourhood. More colluding clients than the result may also be safe.
     """
     # The circle is cut by two runs of neighbours / 2 clients that dropped out or collude. The
     # neighbourhood of the client next to a run contains the run, and the round is void unless

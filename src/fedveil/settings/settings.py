@@ -109,9 +109,11 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return a copy of `held`, the content of this block, with `word` as its `name`.
+        """Return a copy of `held`, the content of this block, that chooses `word`.
 
-        If its `name` was another one, the settings block of `word` gets default values.
+        If `held` already has `word` as its `name`, the copy is equal. Otherwise `word` becomes its
+        `name`, and the settings block that belongs to `word` (`block_of`) is left out, so it gets
+        default values. The settings blocks of other names stay.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

@@ -68,8 +68,10 @@ class Release:
 class Limits:
     """The largest epsilon of a run, a calendar month, and all time. Each holds at `delta`.
 
-    None means no limit. The epsilons are for one `unit`. `without_epsilon` is the largest number of
-    releases without a finite epsilon in a month. Such a release must be `Release.summed`.
+    None means no limit. `unit` says what the epsilons protect: all data of the site ("client") or
+    one example ("example"). `without_epsilon` is the largest number of releases without a finite
+    epsilon in a month. Such a release is only possible for a report that the server sees inside a
+    sum (`Release.summed`).
     """
 
     run: float | None = None
@@ -103,7 +105,12 @@ class Privacy:
 
 
 class Charged(NamedTuple):
-    """A line of an account: a charged release, with its time and its privacy losses (`kind`)."""
+    """A line of an account: a charged release and its time.
+
+    `kind` is the release's combination of charges: pairs of a privacy loss and its number of
+    releases. It is empty for values that were sent in the clear. The other fields are as in
+    `Release`.
+    """
 
     at: datetime
     job: str
@@ -155,7 +162,12 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if a loss in `kind`, the privacy losses of a charge, has no finite epsilon."""
+    """Return True if any privacy loss in a combination of charges has no finite epsilon.
+
+    `kind` is the combination of charges of one release: pairs of a privacy loss and its number of
+    releases. A loss that is stated as infinite still has finite epsilons if its mechanism is known
+    (`PrivacyLoss.release`).
+    """
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 

@@ -13,7 +13,10 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return the privacy losses `kind` of a charge as plain data for JSON."""
+    """Return `kind`, a combination of charges, as plain data for JSON.
+
+    A charge is a privacy loss and its number of releases.
+    """
     return [{"count": count, **_of_loss(loss)} for loss, count in kind]
 
 

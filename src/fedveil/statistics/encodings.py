@@ -51,11 +51,14 @@ class Rows:
 
     - `values`, [rows, width], has the vectors. It is None for one-hot codes.
     - `cells[i]` is the cell of row i in one-hot codes: the index of the 1 in its vector, or -1 if
-      its vector is zero.
-    - `moved` marks rows whose value was moved into the question's range.
-    - `lost` marks rows that are excluded because a value is missing or has no cell.
-    - `spare[i]` is the cell that row i has if it is excluded for any reason. If `spare` is None,
-      excluded rows have the zero vector.
+      its vector is zero. `cells` is None if `values` is not.
+    - `moved` marks rows whose value was moved into the question's range. Excluded rows are not
+      marked.
+    - `lost` marks rows that are excluded because a value is missing or has no cell. Rows that
+      `without` excludes are not marked.
+    - `spare[i]` is the entry that `cells[i]` gets if row i is excluded, by `lost` or by `without`.
+      It is a cell, or -1 for the zero vector. If `spare` is None, every excluded row has the zero
+      vector.
     """
 
     width: int
@@ -94,8 +97,8 @@ class Encoding(ABC):
     def rows(self, table: Table, entropy: Entropy) -> Rows:
         """Encode every row of `table`, independently of all other rows.
 
-        `entropy` makes random choices: `Ends` rounds numbers, and `Below` puts excluded rows into
-        its cell, at random.
+        `entropy` is the randomness of encodings that make random choices. These are two subclasses:
+        `Ends` rounds numbers at random, and `Below` puts some excluded rows into its only cell.
         """
 
     @property

@@ -3,25 +3,31 @@
 The noise variance of the sums comes from the mechanism. For a ratio or a product of sums it follows
 by the delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
 
-The sampling variance is computed from the noisy sums themselves, so it costs no further budget.
-Here n is the number of clients for a count, and otherwise the number of rows:
+The sampling variance is computed from the noisy sums themselves, so it costs no further budget. For
+a statistic of n independent rows, it is
 
-    count       at most n μ (rows - μ), if a client contributes between 0 and `rows` rows, and μ
-                rows on average
     mean        at most (high - mean) (mean - low) / n  (Bhatia and Davis)
-    variance    at most v ((1 + |m|)² - v) / n, for numbers scaled to [-1, 1] with the mean m and
+    variance    at most v ((1 + |m|)² - v) / n, for numbers x scaled to [-1, 1] with the mean m and
                 the variance v: the same bound, for the squared distance from m
-    correlation (1 - r²)² / n, which holds for normal numbers
+    correlation (1 - r²)² / n, which holds for normal numbers with the correlation r
 
-A few equal rows must not give a sampling variance of 0. So these formulas use a mean with 4 more
-rows in the middle of the range, m and v with one more row (x = 0, x² = 1/2), and r n / (n + 4).
+A few equal rows must not give a sampling variance of 0. So each formula is corrected:
+
+    mean        the mean is computed with 4 more rows in the middle of the range
+    variance    m and v are computed with one more row, whose x is 0 and whose x² is 1/2
+    correlation r is multiplied by n / (n + 4)
+
+A count has another formula. If each of n clients contributes between 0 and `rows` rows, and μ rows
+on average, the sampling variance is at most n μ (rows - μ). If the rows are independent, it is the
+count itself. It is computed as if there were a few more clients (`count`).
+
+Several rows of one client may be equal. So n rows of clients that contribute up to `rows` rows each
+count as n / `rows` independent rows.
 
 Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. Their
-sampling variance follows by the delta method, as if the cells' counts were independent. (The
-covariances cancel.)
-
-Several rows of one client may be equal. So n rows of clients that contribute up to m rows each
-count as n / m independent rows.
+sampling variance follows by the delta method, as if the cells' counts were independent. This gives
+the right result although counts with a fixed total are correlated: the shares do not change if all
+counts are multiplied by the same number, so the covariances add up to 0.
 """
 
 from __future__ import annotations

@@ -225,9 +225,11 @@ def _fields(names: Iterable[str | int]) -> list[str]:
 
 
 def looks_begun(run: Path) -> int:
-    """Return the number of evaluations that the run in the folder `run` has begun.
+    """Return the number of evaluations that the run in the folder `run` has begun, from a file.
 
-    Returns 0 if `run` is no run's folder, or if the run's randomness comes from a seed.
+    Returns 0 if the file does not exist. A run whose randomness comes from a seed writes no such
+    file. If one of its evaluations is interrupted and repeated, the same bits are sent again, so
+    only the evaluations that ended count.
     """
     path = run / _BEGUN
     if not path.exists():

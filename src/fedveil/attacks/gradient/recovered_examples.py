@@ -26,7 +26,11 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Return the number of labels that two lists have in common, regardless of order."""
+    """Return the number of labels that two lists have in common, regardless of order.
+
+    A repeated label counts as often as both lists have it: [0, 0, 1] and [0, 1, 1] have 2 in
+    common.
+    """
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())

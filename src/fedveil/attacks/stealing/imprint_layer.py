@@ -55,7 +55,11 @@ class Imprint:
     """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
-    `edges` has the ascending bounds of that statistic's cells. No example falls into the last cell.
+    `edges` has the ascending bounds of that statistic's cells.
+
+    The last cell of each statistic lies between its two largest bounds, far above every public
+    example from which the imprint was made (`of`). The attack assumes that no client's example
+    falls into it. So its gradient shows only the noise in a report.
     """
 
     directions: Float64s
@@ -76,9 +80,9 @@ class Imprint:
         The imprint computes `statistics` statistics of an example. The first is the mean of all
         features. Each further one is a random combination of the features, drawn from `rng`
         (default: a generator with seed 0). Each statistic has `cells` cells, into which equally
-        many of the `public` examples fall, and one more cell that stays empty. With the `form`
-        "window", a neuron responds to the examples of one cell. With "relu", it responds to all
-        examples above a bound.
+        many of the `public` examples fall, and above them one more cell without any. With the
+        `form` "window", a neuron responds to the examples of one cell. With "relu", it responds to
+        all examples above a bound.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -96,10 +100,9 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """The number of cells of each statistic.
+        """The number of cells of each statistic, with its last cell, which is assumed to be empty.
 
-        The cells are the intervals into which the statistic's range is divided. The last one, which
-        holds no example, is counted too.
+        The cells are the intervals into which the statistic's range is divided.
         """
         return int(self.edges.shape[1]) - 1
 
@@ -109,7 +112,7 @@ class Imprint:
 
     @property
     def unreached(self) -> Bools:
-        """Return a mask of all cells that marks each statistic's last cell: it holds no example."""
+        """Return a mask of all cells that marks each statistic's last one, assumed to be empty."""
         last = np.zeros((self.statistics, self.cells), np.bool_)
         last[:, -1] = True
         return last.ravel()

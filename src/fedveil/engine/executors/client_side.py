@@ -237,9 +237,11 @@ class ClientSide:
 
     @property
     def weights(self) -> Update:
-        """The entries of `self.model` that an update changes.
+        """The part of `self.model` that an update changes: its first entries.
 
-        Under FedCM, `self.model` ends with the last aggregate, which is not among these entries.
+        They are the global weights and, under SCAFFOLD, the mean control variate. Under FedCM,
+        `self.model` has further entries at its end: the last aggregate, which an update does not
+        change.
         """
         return self.model[: self.protection.dimension]
 

@@ -139,17 +139,21 @@ def add_placed(
     values: Signed,
     listed: Int32s,
 ) -> int:
-    """Add draw i to values[i] if it is certainly accepted. Returns the number of all other draws.
+    """Add draw i to values[i] if it is certainly accepted. List the other draws for exact tests.
 
     The last bit of words[i] is the draw's sign (1 is minus). Its magnitude is m = cells[i] ·
     2^place_bits + place, where place is the number in the top `place_bits` bits of the 32-bit word
-    places[i]. The other bits of places[i] are the first binary digits of a uniform random number U
-    in [0, 1). `DiscreteGaussian` accepts the draw if U >= 1 - exp(-loss), where
+    places[i].
+
+    `DiscreteGaussian` draws a uniform random number U in [0, 1) to accept or reject the draw. The
+    lower bits of places[i] are the first binary digits of U. Negative zeros are rejected. Any other
+    draw is accepted if U >= 1 - exp(-loss), where
 
         loss = place · (2 m - place) / 2s²,     s² = cell_variance · 4^place_bits.
 
-    This loop only tests U >= loss. That is sufficient, because loss >= 1 - exp(-loss). The indices
-    of all other draws, and of negative zeros, are written to `listed`.
+    This loop only tests U >= loss. That is sufficient, because loss >= 1 - exp(-loss). It writes to
+    `listed` the indices of all draws that it does not add: those that fail the test, and negative
+    zeros. Returns the number of these indices.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance

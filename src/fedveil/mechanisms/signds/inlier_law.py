@@ -133,8 +133,9 @@ class ThresholdSearch:
     def best(self, dim_out: int) -> int:
         """Return the best threshold for a selection of `dim_out` dimensions.
 
-        It is the number in 1..dim_out with which the mean number of selected dimensions in the
-        top-k set is largest. If several are best, the result is the smallest of them.
+        The best threshold is the number in 1..dim_out that makes the mean number of selected
+        dimensions in the top-k set largest. If several numbers do, the result is the smallest of
+        them.
         """
         # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         # raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
@@ -150,7 +151,7 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if the best threshold gives a mean share of at least `ratio`.
+        """Return True if some threshold gives a mean share of at least `ratio`.
 
         The share is the part of the `dim_out` selected dimensions that is in the top-k set.
         """
@@ -163,8 +164,9 @@ class ThresholdSearch:
     def largest(self, ratio: float) -> int:
         """Return the largest number of selected dimensions whose mean share is at least `ratio`.
 
-        The share is the part of the selected dimensions that is in the top-k set. Its mean is
-        computed with the best threshold. Returns 0 if it is below `ratio` for every number.
+        The share is the part of the selected dimensions that is in the top-k set. For each number
+        of dimensions, the threshold is the one that makes the mean share largest. Returns 0 if the
+        mean share is below `ratio` for every number of dimensions.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of
@@ -187,9 +189,10 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the mean number of selected dimensions in the top-k set, and its error bound.
+        """Return the largest mean of v that any threshold gives, and a bound on its error.
 
-        `h` dimensions are selected, with the best threshold.
+        v is the number of selected dimensions that are in the top-k set, if `h` dimensions are
+        selected. The second result bounds the numerical error of the first.
         """
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].

@@ -31,7 +31,7 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 
 
 class TopSet:
-    """The set of those `size` entries of a vector that have the largest sign * value.
+    """The set of those `size` entries of `vector` for which sign * entry is largest.
 
     `sign` is 1 or -1. If several entries equal the smallest value in the set, those with the lowest
     indices are in it. -0.0 and 0.0 are equal. Raises `InvalidValue` on NaN and infinity.
@@ -53,20 +53,20 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the vector indices of some members of the set, chosen by their `ranks`.
+        """Return the vector indices of the members that have the given `ranks`.
 
-        A rank is a member's position, counted from 0, in this order: the members that are not tied
-        for the smallest sign * value in the set, by index, then the tied ones, by index. `ranks`
-        must be in ascending order.
+        All members are ranked, beginning with 0. First come those that are above the set's smallest
+        value, by their index in the vector. Then come those that equal it, also by index. A value
+        is the set's `sign` times the entry. `ranks` must be in ascending order.
         """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the vector indices of some entries outside the set, chosen by their `ranks`.
+        """Return the vector indices of the entries outside the set that have the given `ranks`.
 
-        A rank is the position of such an entry, counted from 0, in this order: the entries below
-        the smallest sign * value in the set, by index, then those equal to it, by index. `ranks`
-        must be in ascending order.
+        All entries outside the set are ranked, beginning with 0. First come those that are below
+        the set's smallest value, by their index in the vector. Then come those that equal it, also
+        by index. A value is the set's `sign` times the entry. `ranks` must be in ascending order.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 

@@ -1,4 +1,4 @@
-"""Draws the sum of a perturbed one-hot code from its flipped bits.
+"""Draws the sums of perturbed one-hot codes from the bits that are flipped in them.
 
 A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for each
 possible state. The sum of the code adds up the states whose bits are 1. The protection rr flips
@@ -38,11 +38,12 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws the sum of a perturbed one-hot code, which adds up the states whose bits are 1.
+    """Draws, for each parameter, the sum of the states whose bits are 1 in its perturbed code.
 
-    The code has one bit for each state, a whole number from -cells to cells. A bit that is 1 stays
-    1 with probability `p`, which is 1 - q (rr) or 1/2 (oue). A bit that is 0 becomes 1 with
-    probability `q`.
+    A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for
+    each possible state, and only the bit of the parameter's own state is 1. Perturbing the code
+    changes bits at random. A bit that is 1 stays 1 with probability `p`, which is 1 - q (rr) or 1/2
+    (oue). A bit that is 0 becomes 1 with probability `q`.
     """
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
@@ -52,10 +53,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Write to sums[i] a draw of the sum of parameter i's perturbed one-hot code.
+        """Write a draw for each parameter to `sums`: the sum of its perturbed one-hot code.
 
-        The parameter's state is states[i], a whole number. The sum adds up the states whose bits
-        are 1 in the code.
+        Parameter i has the state states[i], a whole number. Its perturbed code has a bit for each
+        possible state. sums[i] adds up the states whose bits are 1.
         """
         if self._own_lies:
             sums[:] = states

@@ -19,9 +19,10 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the registry's record of the run in `evidence`, as plain data.
+    """Return a run's record for the Differential Privacy Deployments Registry, as plain data.
 
-    `statements` are the dossier's statements about the run. Infinity becomes a text.
+    `evidence` has the run's saved results, and `statements` are the dossier's statements about the
+    run. Infinity becomes a text.
     """
     said = {statement.key: statement.text for statement in statements}
     found = {

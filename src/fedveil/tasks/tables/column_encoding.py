@@ -268,7 +268,11 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if word columns have `places` indices and number columns `bins` intervals."""
+        """Return True if the encoding has the sizes that `places` and `bins` ask for.
+
+        `places` maps the name of each word column to its number of indices, the last of which is
+        for all unlisted words. `bins` is the number of intervals of every number column.
+        """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
