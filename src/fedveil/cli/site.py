@@ -107,7 +107,7 @@ def show(
     site: Annotated[
         Path | None,
         typer.Argument(
-            metavar="SITE", help="A folder from `fedveil site init`. Default: do as --keys."
+            metavar="SITE", help="A folder from `fedveil site init`. Default: same as --keys."
         ),
     ] = None,
     keys: Annotated[

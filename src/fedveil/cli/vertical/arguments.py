@@ -64,8 +64,8 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Largest number of ids that one other party may send for this --data file, over all "
-        "commands. The sender learns which ids the file has. Default: the job's "
+        help="Most ids that any one other party may send for this --data file, in all commands "
+        "together. The sender learns which of them the file has. Default: the job's "
         "alignment.most_ids, else 4 times the number of rows.",
     ),
 ]

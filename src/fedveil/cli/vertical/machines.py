@@ -130,7 +130,7 @@ def certificates(
         Path,
         typer.Argument(
             help="The folder to write to. The certificate and private key of each party go to a "
-            "subfolder with the party's name, which only this party may get. The authority's files "
+            "subfolder with the party's name. Give it to this party only. The authority's files "
             "are in DIRECTORY itself."
         ),
     ],
