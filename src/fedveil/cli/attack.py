@@ -163,7 +163,8 @@ VERTICAL = (
         "tokens",
         "split.tokens",
         "Split learning of a language model: recover a party's text from the outputs of its part.",
-        needs="Needs a job with `task: pangu`. For the built-in job, add --set task=pangu.",
+        needs="Needs a job with `task: pangu`. With --set task=pangu, the built-in job trains a "
+        "language model on a default text instead of images.",
     ),
 )
 

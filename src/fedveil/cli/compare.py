@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated names out of: not_encrypt (no protection), signds (sends only the "
-        "indices of a few randomly drawn entries of the update, one sign for all of them, and a "
-        "noisy bit that says whether the largest are large), rr (randomised response: encodes "
-        "each number as bits, and flips each bit at random, ones and zeros equally often), oue "
+        help="Comma-separated names out of: not_encrypt (no protection), signds (sends only "
+        "the indices of a few randomly drawn entries of the update, one sign for all of them, and "
+        "a noisy bit on how large the largest entries are), rr (randomised response: encodes each "
+        "number as bits, and flips each bit at random, ones and zeros equally often), oue "
         "(optimised unary encoding: like rr, but flips half of the ones and fewer zeros), "
         "dp_encrypt (noise on each update), pw_encrypt (the server sees only the sum of the "
-        "updates), distributed_dp (the server sees only the sum, with noise), central_gaussian "
-        "(a trusted server adds noise). Default: all except pw_encrypt, which is included only if "
+        "updates), distributed_dp (the server sees only the sum, with noise), central_gaussian (a "
+        "trusted server adds noise). Default: all except pw_encrypt, which is included only if "
         "the job uses it."
     ),
 ]
@@ -74,7 +74,7 @@ _Seeds = Annotated[
     typer.Option(
         min=1,
         help="Number of runs for each combination of protection, epsilon and --sweep values. Each "
-        "run has its own seed; the first run has the job's. Default: 3.",
+        "of these runs has its own seed; the first run has the job's. Default: 3.",
     ),
 ]
 _Try = Annotated[

@@ -30,7 +30,7 @@ def account(
 ) -> object:
     """Show how much epsilon was spent on a data set, by which jobs, and how much is left.
 
-    Epsilon is the privacy cost. The policy limits it, for each month and in total.
+    Epsilon is the privacy cost. The policy can limit it for each run, for each month and in total.
     """
     from fedveil.site.account_record import AccountRecord
     from fedveil.site.site_folder import Site

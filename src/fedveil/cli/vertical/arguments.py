@@ -64,8 +64,8 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Most ids that any one other party may send for this --data file, all commands added "
-        "up. The sender learns which of them the file has. Default: the job's "
+        help="Most ids that any one other party may send for this --data file, in all commands "
+        "together. The sender learns which of them the file has. Default: the job's "
         "alignment.most_ids, else 4 times the number of rows.",
     ),
 ]
