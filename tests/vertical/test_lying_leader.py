@@ -223,6 +223,7 @@ def test_fewer_common_examples_than_the_leader_s_own_least_are_refused() -> None
             played({}, few, lead)
     played({}, standing("bank", THEIRS, least_common=0), standing("lead", MINE, least_common=3))
     none = {"train": np.empty(0, np.int64), "test": np.empty(0, np.int64)}
+    # a follower without ids can guess none
     played({}, replace(few, ids=none), standing("lead", MINE, least_common=50))
 
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated names out of: not_encrypt (no protection), signds (sends only "
-        "the indices of a few randomly drawn entries of the update, one sign for all of them, and "
-        "a noisy bit on how large the largest entries are), rr (randomised response: encodes each "
-        "number as bits, and flips each bit at random, ones and zeros equally often), oue "
-        "(optimised unary encoding: like rr, but flips half of the ones and fewer zeros), "
-        "dp_encrypt (noise on each update), pw_encrypt (the server sees only the sum of the "
-        "updates), distributed_dp (the server sees only the sum, with noise), central_gaussian (a "
-        "trusted server adds noise). Default: all except pw_encrypt, which is included only if "
-        "the job uses it."
+        help="Comma-separated names out of: not_encrypt (no protection), signds (sends only the "
+        "indices of a few randomly drawn entries of the update, one sign for all of them, and a "
+        "noisy bit that says whether the largest entries are below a bound), rr (randomised "
+        "response: encodes each number as bits, and flips each bit at random, ones and zeros "
+        "equally often), oue (optimised unary encoding: like rr, but flips half of the ones and "
+        "fewer zeros), dp_encrypt (noise on each update), pw_encrypt (the server sees only the "
+        "sum of the updates), distributed_dp (the server sees only the sum, with noise), "
+        "central_gaussian (a trusted server adds noise). Default: all except pw_encrypt, which is "
+        "included only if the job uses it."
     ),
 ]
 _Epsilons = Annotated[
@@ -80,7 +80,7 @@ _Seeds = Annotated[
 _Try = Annotated[
     Effort | None,
     typer.Option(
-        help="Computation for the attack on each run: quick trains 4 models for comparison, "
+        help="Computation for the attack on each run: quick trains 4 shadow models, "
         "standard 32, full 64. Default: quick."
     ),
 ]

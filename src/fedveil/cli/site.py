@@ -49,8 +49,8 @@ def check(
     job: Annotated[
         Path | None,
         typer.Argument(
-            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of a job "
-            "for NVFlare, another framework. The command also prints the job's digest (a hash), by "
+            help="A job file, the folder that `fedveil deploy` wrote, or the ''app folder of a job "
+            "for the framework NVFlare. The command also prints the job's digest (a hash), by "
             "which the policy can permit the job."
         ),
     ] = None,

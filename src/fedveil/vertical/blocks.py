@@ -203,8 +203,9 @@ class AlignmentSettings(Block):
         ge=1,
         description="largest number of ids that this party accepts from another over all attempts "
         "of a run. The other party learns for each id if this party has it. null: four times the "
-        "number of this party's own ids. Under `digests`, it limits each attempt alone, because "
-        "a guess needs no further message. Every party has its own limit",
+        "number of this party's own ids. Under `digests`, it limits each attempt alone: more "
+        "would not help, because a leader tests guesses without sending them. Every party has its "
+        "own limit",
     )
     least_common: int = Field(
         100,

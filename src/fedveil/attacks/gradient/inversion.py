@@ -122,7 +122,8 @@ class Sight:
         """Simulate rounds without end, and yield one view of each report.
 
         If any report of a round reveals nothing, yields one view of the round's aggregate instead.
-        Reports of clients above the limits (`Bounds`) are left out.
+        Leaves out reports of clients outside the limits (`Bounds`), and aggregates of such clients
+        alone.
         """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
@@ -133,15 +134,17 @@ class Sight:
             clients = [first, *others[: job.clients_per_round - 1]]
             seen = self.target.seen(self.target.updates(clients), repeat=turn)
             if any(reading.empty for reading in seen.readings):
-                summed = sorted((clients[i] for i in seen.asked), key=self._too_large)
-                if summed and not self._too_large(summed[0]):
+                # `_aggregate` may seek only the first client: it must be within the limits.
+                summed = sorted((clients[i] for i in seen.asked), key=self._is_outside)
+                if summed and not self._is_outside(summed[0]):
                     yield self._aggregate(summed, seen.aggregate)
                 continue
             for client, reading in zip(clients, seen.readings, strict=True):
-                if not self._too_large(client):
+                if not self._is_outside(client):
                     yield View([client], reading, self._known([client]))
 
-    def _too_large(self, client: int) -> bool:
+    def _is_outside(self, client: int) -> bool:
+        """Return True if the client is outside the attack's limits, or has no examples."""
         return client not in self._within
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:

@@ -39,7 +39,7 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="A run folder. With --data and --listen or --connect: its subfolder PARTY/bundle, "
+        help="A run folder. For new rows with --listen or --connect: its subfolder PARTY/bundle, "
         "where PARTY is this party's name."
     ),
 ]
@@ -64,9 +64,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Most ids that any one other party may send for this --data file, in all commands "
-        "together. The sender learns which of them the file has. Default: the job's "
-        "alignment.most_ids, else 4 times the number of rows.",
+        help="Largest number of ids that each other party may send for this --data file, earlier "
+        "commands included. The sender learns which of them the file has. Default: the job's "
+        "alignment.most_ids, else 4 for each row.",
     ),
 ]
 ConnectTo = Annotated[

@@ -130,8 +130,8 @@ def certificates(
         Path,
         typer.Argument(
             help="The folder to write to. The certificate and private key of each party go to a "
-            "subfolder with the party's name. Give it to this party only. The authority's files "
-            "are in DIRECTORY itself."
+            "subfolder with its name. Give each subfolder to its party only. The authority's "
+            "files are in DIRECTORY itself."
         ),
     ],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],

@@ -127,7 +127,8 @@ def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
         losses = [release["step"] * (release["low"] + k) for k in range(len(masses))]
     points = max(len(losses), (losses[-1] - losses[0]) / interval) if losses else math.inf
     if points * math.isqrt(release["count"]) > MOST_POINTS:
-        raise ValueError(f"{release['count']:,} releases of a table of {len(masses):,} losses")
+        many = f"{release['count']:,} releases of a table of {len(masses):,} losses"
+        raise ValueError(f"{many}, which are {points:,.0f} steps of the grid apart")
     places = [math.ceil(loss / interval - 1e-6) for loss in losses]
     exact = all(
         abs(p * interval - x) < 1e-6 * interval for p, x in zip(places, losses, strict=True)
