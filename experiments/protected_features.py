@@ -1,21 +1,28 @@
-"""EmbeddingDP on the features of images: its cost in accuracy, and its effect on reconstruction.
-
-The MistNet paper states epsilon for one bit, reported truthfully with probability e^eps / (1 +
-e^eps). Document 003, and everything built from it, keep a bit with e^(eps/2) / (1 + e^(eps/2)). The
-paper's epsilon is therefore half of `eps` here, and results are compared at equal probability.
-"""
+"""EmbeddingDP on the features of images: its cost in accuracy, and its effect on reconstruction."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from experiments.evidence import SLACK, decided, idle, learnt
-from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
+from experiments.evidence import with_interval
+from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell
+from experiments.feature_claims import (
+    ARCHITECTURE,
+    BIT,
+    KNOWN,
+    NONE,
+    PAPER_SSIM,
+    PUBLIC,
+    WHO,
+    Figure,
+    kept_bit,
+    our_name,
+    said,
+    verdicts,
+)
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
@@ -26,24 +33,7 @@ from fedveil.vertical.job import VerticalJob
 if TYPE_CHECKING:
     from fedveil.attacks.effort import Effort
 
-#: Names of the protections: none, one bit without noise, and EmbeddingDP.
-NONE, BIT = "none", "bit"
 EPSILONS = (5.0, 4.0, 2.0, 1.0, 0.5)
-#: MistNet's table 1, ResNet-18 on CIFAR-10 cut after block 1, by its epsilon per bit.
-PAPER_SSIM: Mapping[float | str, float] = {
-    NONE: 0.918, BIT: 0.775, 2.0: 0.728, 1.0: 0.576, 0.5: 0.354,
-}  # fmt: skip
-#: Probability of a true bit at the paper's smallest epsilon, from its figure 3.
-PAPER_KEPT = (0.5, 0.62)
-#: An image with this SSIM can be recognised, according to the paper.
-PAPER_RECOGNISED = 0.3
-#: Our limit, in points, for the paper's "similar" accuracy without noise and centralised.
-SIMILAR_POINTS = 2.0
-#: The attackers: with the block's weights, with public images too, and with only its architecture.
-KNOWN, PUBLIC, ARCHITECTURE = "known bottom", "both", "unsplit"
-_WHO = {
-    PUBLIC: "the block and public images", KNOWN: "the block", ARCHITECTURE: "its architecture",
-}  # fmt: skip
 _SHOWN = 8
 _FIVE = "five classes of the other half of its training images"
 #: The images of each data set, and those that the block was trained on.
@@ -53,7 +43,6 @@ _IMAGES = {
     "mnist": ("MNIST", "scikit-learn's digits"),
     "digits": ("scikit-learn's digits", "the other half of their training set"),
 }
-_LABELS = 10
 _EPOCHS = 200  # as in the paper
 
 
@@ -66,13 +55,16 @@ class Settings:
     effort: Effort
     epsilons: Sequence[float] = EPSILONS
     batch_size: int = 64
+    #: Trainings without protection, and with one bit. Their accuracies differ by little.
+    seeds: int = 3
 
-    def job(self, embedding_dp: object) -> VerticalJob:
+    def job(self, embedding_dp: object, seed: int = 0) -> VerticalJob:
         """Return the job that trains the rest of the network on the protected features."""
         return VerticalJob.model_validate(
             {
                 "name": "embedding-dp",
                 "task": f"experiments.image_cut:{self.task}",
+                "seed": seed,
                 "epochs": self.epochs,
                 "batch_size": self.batch_size,
                 "privacy": {"embedding_dp": embedding_dp},
@@ -89,17 +81,6 @@ class Settings:
         return found | {f"eps-{eps:g}": {"eps": eps} for eps in self.epsilons}
 
 
-@dataclass(frozen=True)
-class Figure:
-    """The results of a protection: accuracy on held-out images, and median SSIM by attacker."""
-
-    accuracy: float
-    held_out: int
-    ssim: Mapping[str, float]
-    guess: float
-    images: Mapping[str, Sequence[Any]]
-
-
 class ProtectedFeatures(Experiment):
     """A network cut after its first block, whose features are sent under EmbeddingDP."""
 
@@ -114,12 +95,13 @@ class ProtectedFeatures(Experiment):
     def estimate_s(self, scale: Scale) -> float:
         """Estimate the seconds: 0.06 for each training image of ResNet-18 on a core.
 
-        A test image takes a third of this, and an attack (quick) as much as 4,000 images.
+        A test image takes a third of this, and an attack (quick) as much as 4,000 images. There are
+        five trainings with noise, and one per seed of the two without.
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * (3 * 2_500 + 4_000 + 10_000 / 3)) * 0.06,
-            "full": 7 * 200 * 25_000 * 0.06,
+            "medium": (3 * 12_500 + 7 * 4_000 + 15 * (3 * 2_500 + 10_000 / 3)) * 0.06,
+            "full": 11 * 200 * 25_000 * 0.06,
         }[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
@@ -128,7 +110,7 @@ class ProtectedFeatures(Experiment):
         figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
         return Outcome(
             _ran(settings), [*verdicts(figures)], [_table(figures)], [*_plots(figures)],
-            [_picture(figures, folder)],
+            [_picture(figures, folder)], seeds=0,
         )  # fmt: skip
 
 
@@ -139,14 +121,9 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
-        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16),
+        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=5),
         "full": Settings(f"{data}_full", _EPOCHS, "full"),
     }[scale]
-
-
-def kept_bit(eps: float) -> float:
-    """Return the probability with which a bit is reported truthfully here."""
-    return 1 / (1 + math.exp(-eps / 2))
 
 
 def _data() -> str:
@@ -171,21 +148,31 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
 
     job = settings.job(settings.protections[name])
 
-    def training() -> dict[str, Any]:
+    def training(seed: int) -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
-        tell(NewPart(f"{_said(name)}: training"))
-        accuracy, held_out = trained(job, folder / f"run-{name}")
+        tell(NewPart(f"{said(name)}: training with seed {seed}"))
+        seeded = settings.job(settings.protections[name], seed)
+        accuracy, held_out = trained(seeded, folder / f"run-{name}{_suffix(seed)}")
         return {"accuracy": accuracy, "held_out": held_out}
 
     def attack() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
-        tell(NewPart(f"{_said(name)}: reconstructing images"))
+        tell(NewPart(f"{said(name)}: reconstructing images"))
         ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
         shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
         return {"ssim": ssim, "guess": guess, "images": shown}
 
-    learnt = kept(folder, f"trained-{name}", training)
-    return Figure(**learnt, **kept(folder, f"attacked-{name}", attack))
+    learnt = [
+        kept(folder, f"trained-{name}{_suffix(seed)}", lambda seed=seed: training(seed))
+        for seed in range(settings.seeds if name in (NONE, BIT) else 1)
+    ]
+    accuracies = [each["accuracy"] for each in learnt]
+    held_out = learnt[0]["held_out"]
+    return Figure(accuracies, held_out, **kept(folder, f"attacked-{name}", attack))
+
+
+def _suffix(seed: int) -> str:
+    return f"-{seed}" if seed else ""
 
 
 def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:
@@ -196,10 +183,6 @@ def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:
     if not file.exists():
         tell(NewPart("the first block: training on public images"))
     keep_block(TASKS[settings.task], file)
-
-
-def _said(name: str) -> str:
-    return {NONE: "no protection", BIT: "one bit, no noise"}.get(name, name.replace("-", " "))
 
 
 def _ran(settings: Settings) -> str:
@@ -215,7 +198,8 @@ def _ran(settings: Settings) -> str:
         f"on ImageNet's images of the same classes. Here {network} on {where} replaces it, with a "
         f"first block that was trained before on {public}. So trends can be compared, and levels "
         f"cannot. The block stays fixed. It sends bits to the leader, who trains the rest of the "
-        f"network for {epochs} of at most {images.most_train:,} images{fewer}. The attacker "
+        f"network for {epochs} of at most {images.most_train:,} images{fewer}, with "
+        f"{settings.seeds} seeds without noise, and with one seed with noise. The attacker "
         f"reconstructs the first images from one report of each, at effort {settings.effort}. "
         f"Similarity is the median SSIM, which is 1 for identical images. The paper's attacker "
         f"knows the block. The paper does not say whether it has public images, so the verdicts "
@@ -226,130 +210,15 @@ def _ran(settings: Settings) -> str:
     )
 
 
-def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
-    """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon."""
-    paper = {_ours(of): value for of, value in PAPER_SSIM.items()}
-    both = [name for name in figures if name in paper]
-    blind = {who: _blind(figures[NONE], who) for who in (PUBLIC, KNOWN)}
-    for who, silent in blind.items():
-        ours = [figures[name].ssim[who] for name in both]
-        falls, chance = _falls(ours, figures[NONE].guess)
-        yield Verdict.of(
-            falls, f"an attacker with {_WHO[who]}: SSIM without protection, with one bit, and down "
-            f"to eps {_smallest(both)}",
-            _list([paper[name] for name in both]), _list(ours),
-            held_to=f"lower by more than {SLACK:g} at every step, until it is within {SLACK:g} of "
-            "the mean image; if a step above that is smaller, it says nothing",
-            same="it falls: the more bits are flipped, the less can be reconstructed",
-            other="the median of these few images does not fall at every step",
-            nothing=silent or chance,
-        )  # fmt: skip
-    eps, printed = PAPER_KEPT
-    here = kept_bit(eps)
-    yield Verdict.of(
-        abs(here - printed) < 0.005, f"probability of an unchanged bit at epsilon {eps:g}",
-        f"{printed}", f"{here:.2f}", held_to="less than 0.005 apart",
-        same="both state epsilon for a bit",
-        other=f"source 003 halves epsilon before it flips bits: its eps {2 * eps:g} is the paper's "
-        f"{eps:g} ({kept_bit(2 * eps):.2f})",
-    )  # fmt: skip
-    yield from _accuracy_verdicts(figures)
-    most, least = figures[both[0]], figures[both[-1]]
-    recognised, chance = decided([least.ssim[PUBLIC] - PAPER_RECOGNISED])
-    yield Verdict.of(
-        recognised, f"at eps {_smallest(both)}, images can still be recognised by their SSIM",
-        f"{paper[both[-1]]}", f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}",
-        held_to=f"above the source's {PAPER_RECOGNISED:g} by more than {SLACK:g}; if it is within "
-        f"{SLACK:g}, it says nothing",
-        same=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, but not that far",
-        other=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, and further than "
-        "there; an attacker with more effort may find more",
-        nothing=blind[PUBLIC] or chance,
-    )  # fmt: skip
-
-
-def _falls(ssim: Sequence[float], floor: float) -> tuple[bool, str]:
-    """Decide, like `decided`, whether SSIM falls steadily down to `floor`, the mean image's."""
-    steps = [before - later for before, later in pairwise(ssim) if later > floor + SLACK]
-    return decided([min(steps)]) if steps else (True, "")
-
-
-def _blind(plain: Figure, who: str) -> str:
-    """Return a sentence if the attacker reconstructs nothing even without protection."""
-    if plain.ssim[who] > plain.guess + SLACK:
-        return ""
-    return (
-        f"without protection the attacker reaches {plain.ssim[who]:.3f}, not more than {SLACK:g} "
-        f"above the mean image's {plain.guess:.3f}"
-    )
-
-
-def _accuracy_verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
-    held_out = figures[NONE].held_out
-    names = [name for name in figures if name != NONE]
-    reached = [figures[name].accuracy for name in names]
-    good = [a for a in reached if learnt(a, _LABELS)]  # idle runs at the small end are left out
-    told = reached[: 1 + max((i for i, a in enumerate(reached) if a in good), default=-1)]
-    # Largest chance difference of two accuracies on this many images, at two deviations.
-    margins = [_margin(a, held_out) for a in told]
-    plain = idle({_said(NONE): figures[NONE].accuracy}, _LABELS)
-    falls, nothing = False, "fewer than two runs end above chance level"
-    if len(good) > 1:
-        pairs = zip(pairwise(told), margins[1:], strict=True)
-        rises = any(after > before + margin for (before, after), margin in pairs)
-        falls, nothing = (False, "") if rises else decided([told[0] - told[-1]], margins[0])
-    yield Verdict.of(
-        falls, "accuracy falls with epsilon", "it does, and training takes longer", _list(reached),
-        held_to="down to chance level, no rise by two standard deviations, and the last is further "
-        "below the first; if the two are nearer, it says nothing",
-        same="a smaller epsilon was never more accurate, as far as this number of images can tell",
-        other="a smaller epsilon was more accurate than a larger one, or the smallest cost nothing",
-        nothing=plain or nothing,
-    )  # fmt: skip
-    bit = figures[BIT].accuracy
-    lost, margin = 100 * (figures[NONE].accuracy - bit), 100 * _margin(bit, held_out)
-    spans = abs(abs(lost) - SIMILAR_POINTS) < margin
-    yield Verdict.of(
-        abs(lost) <= SIMILAR_POINTS, "accuracy with one bit per value, against no protection",
-        "similar", f"{abs(lost):.1f} points {'lower' if lost > 0 else 'higher'}, ± {margin:.1f} by "
-        f"chance",
-        held_to=f"less than {SIMILAR_POINTS:g} points apart",
-        same=f"not {SIMILAR_POINTS:g} points apart: the signs of this many features are enough",
-        other=f"more than {SIMILAR_POINTS:g} points apart after these few epochs",
-        nothing=plain or idle({_said(BIT): bit}, _LABELS) or (
-            f"{held_out:,} images are too few to decide between less and more than "
-            f"{SIMILAR_POINTS:g} points" if spans else ""
-        ),
-    )  # fmt: skip
-
-
-def _margin(accuracy: float, images: int) -> float:
-    """Return two standard deviations of the difference of two accuracies on `images` images."""
-    return 2 * math.sqrt(2 * accuracy * (1 - accuracy) / images)
-
-
-def _ours(of: float | str) -> str:
-    """Return our name of the paper's result `of`, its epsilon or a protection's name."""
-    return of if isinstance(of, str) else f"eps-{2 * of:g}"
-
-
-def _smallest(names: Sequence[str]) -> str:
-    return names[-1].removeprefix("eps-")
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values)
-
-
 def _table(figures: Mapping[str, Figure]) -> Table:
-    paper = {_ours(of): value for of, value in PAPER_SSIM.items()}
+    paper = {our_name(of): value for of, value in PAPER_SSIM.items()}
     rows = [
-        (_said(name), _bit(name), f"{figure.accuracy:.4f}",
-         *(f"{figure.ssim[who]:.3f}" if who in figure.ssim else "-" for who in _WHO),
+        (said(name), _bit(name), with_interval(figure.accuracies, 4),
+         *(f"{figure.ssim[who]:.3f}" if who in figure.ssim else "-" for who in WHO),
          f"{paper[name]:.3f}" if name in paper else "-")
         for name, figure in figures.items()
     ]  # fmt: skip
-    columns = ("protection", "unchanged bits", "accuracy", *_WHO.values(), "the paper's")
+    columns = ("protection", "unchanged bits", "accuracy", *WHO.values(), "the paper's")
     guess = next(iter(figures.values())).guess
     return Table(
         columns, rows, f"SSIM by what the attacker knows (the mean image reaches {guess:.3f})."
@@ -368,7 +237,7 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
     x = [*eps.values()]
     curves = [
         Curve(who, x, [figures[name].ssim[key] for name in eps], marks=True)
-        for key, who in _WHO.items()
+        for key, who in WHO.items()
         if key != ARCHITECTURE
     ]
     curves.append(Curve("the paper", [*paper], [*paper.values()], marks=True, dashed=True))
@@ -383,7 +252,7 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
     curves = [Curve("EmbeddingDP", x, [figures[n].accuracy for n in eps], marks=True)]
     for name in (BIT, NONE):
         level = figures[name].accuracy
-        curves.append(Curve(_said(name), [min(x), max(x)], [level] * 2, dashed=True))
+        curves.append(Curve(said(name), [min(x), max(x)], [level] * 2, dashed=True))
     share = Axis("accuracy", unit="percent")
     yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), share, curves)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +12,30 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import image_cut, protected_features
+from experiments import attacked_features, image_cut, protected_features
 from experiments.attacked_features import attacked, trained
-from experiments.protected_features import (
+from experiments.feature_claims import (
     ARCHITECTURE,
+    BIT,
     KNOWN,
+    NONE,
     PAPER_SSIM,
     PUBLIC,
     Figure,
-    ProtectedFeatures,
-    Settings,
     kept_bit,
-    settings_of,
     verdicts,
 )
+from experiments.protected_features import ProtectedFeatures, Settings, settings_of
 from fedveil.attacks.split import features
 from fedveil.data.examples import Dataset, Examples
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms import EmbeddingDP
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.task import initial
 
-TINY = Settings("digits_tiny", 1, "quick")
+TINY = Settings("digits_tiny", 1, "quick", seeds=2)
 
 
 def test_the_full_scale_is_the_papers_own() -> None:
@@ -63,7 +64,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert medium.protections == full.protections
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
+    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs), with 5 seeds" in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -150,7 +151,13 @@ def test_a_reconstruction_is_of_what_crosses(monkeypatch: pytest.MonkeyPatch) ->
 def figures(ssim: list[float], accuracy: list[float]) -> dict[str, Figure]:
     images = np.zeros((2, 1, 8, 8)).tolist()
     return {
-        name: Figure(a, 10_000, {PUBLIC: s, KNOWN: s / 2}, 0.2, {"truth": images, PUBLIC: images})
+        name: Figure(
+            [a - 0.0004, a + 0.0008, a - 0.0004],
+            10_000,
+            {PUBLIC: s, KNOWN: s / 2},
+            0.2,
+            {"truth": images, PUBLIC: images},
+        )
         for name, s, a in zip(TINY.protections, ssim, accuracy, strict=True)
     }
 
@@ -190,6 +197,48 @@ def test_differences_that_may_be_chance_say_nothing() -> None:
     assert answers([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], level) == "aa-a"
 
 
+@pytest.mark.parametrize(
+    ("lost", "answer"),
+    [
+        ([0.012, 0.008, 0.013, 0.011], "agrees"),
+        ([-0.012, -0.008, -0.013, -0.011], "agrees"),
+        ([0.024, 0.027, 0.026, 0.025], "differs"),
+        ([-0.024, -0.027, -0.026, -0.025], "differs"),
+        ([0.002, 0.024, 0.008, 0.021], "says nothing"),  # 1.4 points, [-0.3, 3.1]
+        ([0.012, 0.008], "says nothing"),
+    ],
+)
+def test_one_bit_costs_little_by_the_interval_of_seeds(lost: list[float], answer: str) -> None:
+    """Seeds are compared in pairs: accuracies that differ by seed alone widen no interval."""
+    plain = [0.6 + 0.05 * seed for seed in range(len(lost))]
+    bit = [a - b for a, b in zip(plain, lost, strict=True)]
+    made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.99, 0.98, 0.97, 0.96, 0.9, 0.8, 0.6])
+    made[NONE] = replace(made[NONE], accuracies=plain)
+    made[BIT] = replace(made[BIT], accuracies=bit)
+    assert [*verdicts(made)][4].answer == answer
+
+
+def test_every_seed_trains_its_own_job_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def fake(job: VerticalJob, folder: Path) -> tuple[float, int]:
+        ran.append((folder.name, job.seed, job.privacy.embedding_dp))
+        return 0.5 + job.seed / 8, 77
+
+    monkeypatch.setattr(protected_features, "_prepare_block", lambda *_: None)
+    monkeypatch.setattr(attacked_features, "trained", fake)
+    monkeypatch.setattr(attacked_features, "attacked", lambda *_: ({}, 0.2, {}))
+    found = {
+        name: protected_features._figure(TINY, name, tmp_path, lambda part: None)
+        for name in (BIT, "eps-5")
+    }
+    assert [each[:2] for each in ran] == [("run-bit", 0), ("run-bit-1", 1), ("run-eps-5", 0)]
+    assert len({repr(each[2]) for each in ran}) == 2
+    assert (found[BIT].accuracies, found["eps-5"].accuracies) == ([0.5, 0.625], [0.5])
+
+
 def test_steps_end_where_the_mean_image_is() -> None:
     """The mean image has 0.2. Within 0.02 of it, there is nothing left that could fall."""
 
@@ -207,8 +256,12 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
     made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.9] * 7)
     for name, figure in made.items():
         whole = asdict(figure)
-        learnt = {key: whole.pop(key) for key in ("accuracy", "held_out")}
-        (tmp_path / f"trained-{name}.json").write_text(json.dumps(learnt))
+        first, second, _ = whole.pop("accuracies")
+        held_out = whole.pop("held_out")
+        seeds = {"": first} | ({"-1": second} if name in (NONE, BIT) else {})
+        for suffix, accuracy in seeds.items():
+            learnt = {"accuracy": accuracy, "held_out": held_out}
+            (tmp_path / f"trained-{name}{suffix}.json").write_text(json.dumps(learnt))
         (tmp_path / f"attacked-{name}.json").write_text(json.dumps(whole))
     outcome = ProtectedFeatures(TINY).run(tmp_path, "small", lambda text: pytest.fail(text))
     column = {row[0]: row[-1] for row in outcome.tables[0].rows}
@@ -217,6 +270,11 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
         "eps 2": "0.576", "eps 1": "0.354", "eps 0.5": "-",
     }  # fmt: skip
     assert list(PAPER_SSIM.values()) == [0.918, 0.775, 0.728, 0.576, 0.354]
+    accuracies = {row[0]: row[2] for row in outcome.tables[0].rows}
+    assert accuracies["one bit, no noise"] == "0.9002"  # two seeds: no interval
+    assert accuracies["eps 5"] == "0.8996"  # the first seed alone
+    assert outcome.verdicts[4].answer == "says nothing"
+    assert "with 2 seeds without noise, and with one seed with noise." in outcome.ran
     assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,183 @@
+"""The claims of source 003 and of MistNet about features under EmbeddingDP, and their verdicts.
+
+The MistNet paper states epsilon for one bit, reported truthfully with probability e^eps / (1 +
+e^eps). Document 003, and everything built from it, keep a bit with e^(eps/2) / (1 + e^(eps/2)). The
+paper's epsilon is therefore half of `eps` here, and results are compared at equal probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+from experiments.evidence import SLACK, decided, idle, learnt, with_interval, within
+from experiments.experiment import Verdict
+
+#: Names of the protections: none, one bit without noise, and EmbeddingDP.
+NONE, BIT = "none", "bit"
+#: MistNet's table 1, ResNet-18 on CIFAR-10 cut after block 1, by its epsilon per bit.
+PAPER_SSIM: Mapping[float | str, float] = {
+    NONE: 0.918, BIT: 0.775, 2.0: 0.728, 1.0: 0.576, 0.5: 0.354,
+}  # fmt: skip
+#: Probability of a true bit at the paper's smallest epsilon, from its figure 3.
+PAPER_KEPT = (0.5, 0.62)
+#: An image with this SSIM can be recognised, according to the paper.
+PAPER_RECOGNISED = 0.3
+#: Our limit, in points, for the paper's "similar" accuracy without noise and centralised.
+SIMILAR_POINTS = 2.0
+#: The attackers: with the block's weights, with public images too, and with only its architecture.
+KNOWN, PUBLIC, ARCHITECTURE = "known bottom", "both", "unsplit"
+WHO = {
+    PUBLIC: "the block and public images", KNOWN: "the block", ARCHITECTURE: "its architecture",
+}  # fmt: skip
+_LABELS = 10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The results of a protection: accuracy on held-out images by seed, median SSIM by attacker.
+
+    The attackers have the messages of the first seed.
+    """
+
+    accuracies: Sequence[float]
+    held_out: int
+    ssim: Mapping[str, float]
+    guess: float
+    images: Mapping[str, Sequence[Any]]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean accuracy over the seeds."""
+        return mean(self.accuracies)
+
+
+def kept_bit(eps: float) -> float:
+    """Return the probability with which a bit is reported truthfully here."""
+    return 1 / (1 + math.exp(-eps / 2))
+
+
+def said(name: str) -> str:
+    """Return the words for a protection's name."""
+    return {NONE: "no protection", BIT: "one bit, no noise"}.get(name, name.replace("-", " "))
+
+
+def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
+    """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon."""
+    paper = {our_name(of): value for of, value in PAPER_SSIM.items()}
+    both = [name for name in figures if name in paper]
+    blind = {who: _blind(figures[NONE], who) for who in (PUBLIC, KNOWN)}
+    for who, silent in blind.items():
+        ours = [figures[name].ssim[who] for name in both]
+        falls, chance = _falls(ours, figures[NONE].guess)
+        yield Verdict.of(
+            falls, f"an attacker with {WHO[who]}: SSIM without protection, with one bit, and down "
+            f"to eps {_smallest(both)}",
+            _list([paper[name] for name in both]), _list(ours),
+            held_to=f"lower by more than {SLACK:g} at every step, until it is within {SLACK:g} of "
+            "the mean image; if a step above that is smaller, it says nothing",
+            same="it falls: the more bits are flipped, the less can be reconstructed",
+            other="the median of these few images does not fall at every step",
+            nothing=silent or chance,
+        )  # fmt: skip
+    eps, printed = PAPER_KEPT
+    here = kept_bit(eps)
+    yield Verdict.of(
+        abs(here - printed) < 0.005, f"probability of an unchanged bit at epsilon {eps:g}",
+        f"{printed}", f"{here:.2f}", held_to="less than 0.005 apart",
+        same="both state epsilon for a bit",
+        other=f"source 003 halves epsilon before it flips bits: its eps {2 * eps:g} is the paper's "
+        f"{eps:g} ({kept_bit(2 * eps):.2f})",
+    )  # fmt: skip
+    yield _falling_accuracy(figures)
+    yield _similar_accuracy(figures[NONE], figures[BIT])
+    most, least = figures[both[0]], figures[both[-1]]
+    recognised, chance = decided([least.ssim[PUBLIC] - PAPER_RECOGNISED])
+    yield Verdict.of(
+        recognised, f"at eps {_smallest(both)}, images can still be recognised by their SSIM",
+        f"{paper[both[-1]]}", f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}",
+        held_to=f"above the source's {PAPER_RECOGNISED:g} by more than {SLACK:g}; if it is within "
+        f"{SLACK:g}, it says nothing",
+        same=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, but not that far",
+        other=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, and further than "
+        "there; an attacker with more effort may find more",
+        nothing=blind[PUBLIC] or chance,
+    )  # fmt: skip
+
+
+def _falls(ssim: Sequence[float], floor: float) -> tuple[bool, str]:
+    """Decide, like `decided`, whether SSIM falls steadily down to `floor`, the mean image's."""
+    steps = [before - later for before, later in pairwise(ssim) if later > floor + SLACK]
+    return decided([min(steps)]) if steps else (True, "")
+
+
+def _blind(plain: Figure, who: str) -> str:
+    """Return a sentence if the attacker reconstructs nothing even without protection."""
+    if plain.ssim[who] > plain.guess + SLACK:
+        return ""
+    return (
+        f"without protection the attacker reaches {plain.ssim[who]:.3f}, not more than {SLACK:g} "
+        f"above the mean image's {plain.guess:.3f}"
+    )
+
+
+def _falling_accuracy(figures: Mapping[str, Figure]) -> Verdict:
+    """Judge whether accuracy falls with epsilon, from one bit without noise on."""
+    held_out = figures[NONE].held_out
+    names = [name for name in figures if name != NONE]
+    reached = [figures[name].accuracy for name in names]
+    good = [a for a in reached if learnt(a, _LABELS)]  # idle runs at the small end are left out
+    told = reached[: 1 + max((i for i, a in enumerate(reached) if a in good), default=-1)]
+    # Largest chance difference of two accuracies on this many images, at two deviations.
+    margins = [_margin(a, held_out) for a in told]
+    plain = idle({said(NONE): figures[NONE].accuracy}, _LABELS)
+    falls, nothing = False, "fewer than two runs end above chance level"
+    if len(good) > 1:
+        pairs = zip(pairwise(told), margins[1:], strict=True)
+        rises = any(after > before + margin for (before, after), margin in pairs)
+        falls, nothing = (False, "") if rises else decided([told[0] - told[-1]], margins[0])
+    return Verdict.of(
+        falls, "accuracy falls with epsilon", "it does, and training takes longer", _list(reached),
+        held_to="down to chance level, no rise by two standard deviations, and the last is further "
+        "below the first; if the two are nearer, it says nothing",
+        same="a smaller epsilon was never more accurate, as far as this number of images can tell",
+        other="a smaller epsilon was more accurate than a larger one, or the smallest cost nothing",
+        nothing=plain or nothing,
+    )  # fmt: skip
+
+
+def _similar_accuracy(plain: Figure, bit: Figure) -> Verdict:
+    """Judge whether one bit per value costs at most `SIMILAR_POINTS`, by the interval of seeds."""
+    lost = [100 * (a - b) for a, b in zip(plain.accuracies, bit.accuracies, strict=True)]
+    similar, undecided = within(lost, SIMILAR_POINTS)
+    reached = with_interval(lost, 1)
+    return Verdict.of(
+        similar, "accuracy with one bit per value, against no protection", "similar",
+        f"{reached} points lower, with {len(lost)} seed{'s' if len(lost) > 1 else ''}",
+        held_to=f"the seeds' interval lies within {SIMILAR_POINTS:g} points of 0",
+        same="the signs of this many features are enough",
+        other=f"more than {SIMILAR_POINTS:g} points apart after these few epochs",
+        nothing=idle({said(NONE): plain.accuracy, said(BIT): bit.accuracy}, _LABELS) or undecided,
+    )  # fmt: skip
+
+
+def _margin(accuracy: float, images: int) -> float:
+    """Return two standard deviations of the difference of two accuracies on `images` images."""
+    return 2 * math.sqrt(2 * accuracy * (1 - accuracy) / images)
+
+
+def our_name(of: float | str) -> str:
+    """Return our name of the paper's result `of`, its epsilon or a protection's name."""
+    return of if isinstance(of, str) else f"eps-{2 * of:g}"
+
+
+def _smallest(names: Sequence[str]) -> str:
+    return names[-1].removeprefix("eps-")
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
