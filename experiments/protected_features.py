@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -163,7 +164,7 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
         return {"ssim": ssim, "guess": guess, "images": shown}
 
     learnt = [
-        kept(folder, f"trained-{name}{_suffix(seed)}", lambda seed=seed: training(seed))
+        kept(folder, f"trained-{name}{_suffix(seed)}", partial(training, seed))
         for seed in range(settings.seeds if name in (NONE, BIT) else 1)
     ]
     accuracies = [each["accuracy"] for each in learnt]
