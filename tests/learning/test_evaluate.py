@@ -47,6 +47,15 @@ def test_nothing_to_say_is_nan() -> None:
     assert np.isnan(macro_auc(np.full((2, 2), np.nan), np.array([0, 1])))
 
 
+def test_a_model_trains_on_after_an_evaluation_that_fails() -> None:
+    """Its dropout still drops, as after one that does not fail."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        score(model, Classification(), np.zeros((5, 4), np.float32), np.zeros(5, np.int64))
+    assert model.training
+    assert model[1].training
+
+
 class _Squares(Task):
     """A task of a user's own, whose loss is the mean over a batch."""
 

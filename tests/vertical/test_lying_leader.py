@@ -197,13 +197,13 @@ def test_a_leader_without_ids_uses_none_unless_the_follower_says_so() -> None:
 
 def test_fewer_common_examples_than_the_follower_s_own_least_are_refused() -> None:
     why = (
-        "only 3 train examples are common to all parties, fewer than bank's "
+        "all parties have only 3 train examples in common, fewer than bank's "
         "alignment.least_common = 4"
     )
     refused({}, why, least_common=4)
     one = replace(standing("lead", MINE), ids={"train": MINE, "test": np.array([8])})
     why = (
-        "only 1 test examples are common to all parties, fewer than bank's "
+        "all parties have only 1 test example in common, fewer than bank's "
         "alignment.least_common = 2"
     )
     with pytest.raises(ExchangeError, match=why):
@@ -216,9 +216,9 @@ def test_fewer_common_examples_than_the_leader_s_own_least_are_refused() -> None
     few = replace(
         standing("bank", THEIRS, least_common=0), ids={"train": THEIRS, "test": THEIRS[:2]}
     )
-    for least, found in ((3, "1 test"), (4, "3 train")):
+    for least, found in ((3, "1 test example"), (4, "3 train examples")):
         lead = standing("lead", MINE, least_common=least)
-        why = f"only {found} examples are common .* lead's alignment.least_common = {least}"
+        why = f"only {found} in common, .* lead's alignment.least_common = {least}"
         with pytest.raises(ExchangeError, match=why):
             played({}, few, lead)
     played({}, standing("bank", THEIRS, least_common=0), standing("lead", MINE, least_common=3))

@@ -47,13 +47,15 @@ def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu")
     that draws from torch's generator, such as a variational autoencoder, draws the same numbers in
     every evaluation, so that rounds, runs and numbers of workers can be compared.
     """
-    with seeded_generators(_SEED, torch.device(device)):
-        return _score(model, task, x, y, device)
+    was_training = model.training
+    try:
+        with seeded_generators(_SEED, torch.device(device)):
+            return _score(model.eval(), task, x, y, device)
+    finally:
+        model.train(was_training)
 
 
 def _score(model: nn.Module, task: Task, x: Array, y: Array, device: str) -> Scores:
-    was_training = model.training
-    model.eval()
     parts, loss = [], 0.0
     size = min(_BATCH, getattr(model, "scored_at_once", _BATCH))
     for start in range(0, len(y), size):
@@ -62,7 +64,6 @@ def _score(model: nn.Module, task: Task, x: Array, y: Array, device: str) -> Sco
         outputs = task.forward(model, inputs)
         loss += float(task.loss(outputs, targets)) * len(y[rows])
         parts.append(task.scored(outputs, targets))
-    model.train(was_training)
     kept = tuple(_joined(part) for part in zip(*parts, strict=True))
     return Scores(task, kept, loss / len(y))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.quantity import quantity
 from fedveil.errors import FewCommon
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.rows import Ids
@@ -52,8 +53,8 @@ class Standing:
         """Raise FewCommon if `many`, a number of common examples, is below `least_common`."""
         if many < self.least_common:
             raise FewCommon(
-                f"only {many} {subset} examples are common to all parties, fewer than "
-                f"{self.party}'s alignment.least_common = {self.least_common}"
+                f"all parties have only {quantity(many, f'{subset} example')} in common, fewer "
+                f"than {self.party}'s alignment.least_common = {self.least_common}"
             )
 
     def known_by(self, name: bytes) -> FoundExamples | None:
