@@ -361,6 +361,32 @@ def test_own_layers_leave_nobody_and_are_each_clients(tmp_path: Path) -> None:
     assert "tensors that stay with each client: 1.weight, 1.bias" in said
 
 
+def test_a_client_that_has_not_trained_is_tested_on_its_own_examples_alone(tmp_path: Path) -> None:
+    """Two of four clients have trained. The models of the others have the initial layers."""
+    settings = job(
+        clients={"own_layers": ["bias"]},
+        training={"lr": 0.01},
+        evaluation={"clients": 0.5},
+        rounds=1,
+    )
+    run = fedveil.simulate(settings, tmp_path / "run")
+    states, data, task = ClientStates(run.folder), load("parts:data"), make_task(run.job)
+    _, tested = make_shares(run.job, data)
+    assert tested is not None
+    own, common = [], []
+    for client in range(CLIENTS):
+        model = client_model(run.job, run.model, states, client)
+        held = data.train.of(tested.of(client))
+        own.append(score(model, task, held.x, held.y).figures()["accuracy"])
+        common.append(score(model, task, data.test.x, data.test.y).figures()["accuracy"])
+    trained, last = states.clients(), run.metrics[-1]
+    assert len(trained) == 2
+    assert last["clients_mean"] == pytest.approx(np.mean(own)) != np.mean(np.take(own, trained))
+    assert last["clients_worst_tenth"] == pytest.approx(min(own))
+    assert last["clients_spread"] == pytest.approx(np.std(own))
+    assert last["accuracy"] == pytest.approx(np.mean(np.take(common, trained))) != np.mean(common)
+
+
 def test_a_clients_own_layers_go_on_from_where_they_were() -> None:
     own = np.array([False, True, True])
     way = OwnLayers(own, np.array([0.0, 1.0, 2.0], np.float32))

@@ -70,6 +70,25 @@ def test_a_search_of_another_job_is_not_taken_for_this_ones(other: str) -> None:
     assert 2.97 < whole_run(asked, job.rounds, job.privacy.delta).epsilon <= 3.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        (["protection=dp_encrypt", "privacy.unit=example"], "training.sampling_rate"),
+        (["protection=distributed_dp", "clients.sampling=poisson"], "clients.fraction"),
+    ],
+)
+def test_the_search_for_a_rarer_sampling_is_not_taken_for_a_more_frequent_one(
+    settings: list[str], rate: str
+) -> None:
+    found = []
+    for share in (0.2, 0.4):
+        job = Job.load(None, ["rounds=2", *settings, f"{rate}={share}"])
+        solved, _ = solve_job(job, 3.0, parameters=40)
+        assert 2.97 < whole_run(solved.protection, 2, job.privacy.delta).epsilon <= 3.0
+        found.append(solved.value)
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize("target", [0.5, 2.0, 9.0])
 @pytest.mark.parametrize("name", ["rr", "oue"])
 def test_an_adaptive_run_is_held_to_the_target(name: str, target: float, tmp_path: Path) -> None:

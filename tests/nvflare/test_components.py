@@ -254,11 +254,13 @@ def test_a_job_with_another_configuration_is_refused(site: Site) -> None:
     assert "which is not in jobs.digests" in said(site)
 
 
-def test_a_job_with_code_of_its_own_is_refused(site: Site) -> None:
+@pytest.mark.parametrize("name", ["trainer.py", "mine/__init__.py", "trainer.abi3.so", "code.zip"])
+def test_a_job_with_code_of_its_own_is_refused(site: Site, name: str) -> None:
     custom = Path(HERE["workspace"].get_app_custom_dir("job-7"))
     custom.mkdir(parents=True)
     admits(site).process(task_data(), context())
-    (custom / "trainer.py").write_text("")
+    (custom / name).parent.mkdir(exist_ok=True)
+    (custom / name).touch()
     blocked(site, task_data(), context())
     assert "the job brings its own code" in said(site)
 
