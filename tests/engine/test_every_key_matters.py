@@ -150,7 +150,9 @@ CASES: dict[str, Case] = {
     ),
     "protection.pw_encrypt.cipher_time_window": Case(150, PW | SLOW),
     "protection.pw_encrypt.neighbours": Case(3, PW | {"clients.number": 12}),
-    "protection.pw_encrypt.active_security": Case(True, PW),
+    "protection.pw_encrypt.active_security": Case(
+        True, PW | {"protection.pw_encrypt.reconstruct_secrets_threshold": 4}
+    ),
     "protection.pw_encrypt.clip": Case(0.01, PW),
     "protection.pw_encrypt.entry_bits": Case(12, PW),
     "protection.pw_encrypt.max_examples": Case(26, PW),
@@ -168,7 +170,9 @@ CASES: dict[str, Case] = {
     ),
     "protection.distributed_dp.cipher_time_window": Case(150, DISTRIBUTED | SLOW),
     "protection.distributed_dp.neighbours": Case(3, DISTRIBUTED | {"clients.number": 12}),
-    "protection.distributed_dp.active_security": Case(True, DISTRIBUTED),
+    "protection.distributed_dp.active_security": Case(
+        True, DISTRIBUTED | {"protection.distributed_dp.reconstruct_secrets_threshold": 4}
+    ),
     "protection.distributed_dp.clip": Case(0.2, DISTRIBUTED),
     "protection.distributed_dp.noise_multiplier": Case(1.1, DISTRIBUTED),
     "protection.distributed_dp.target_epsilon": Case(

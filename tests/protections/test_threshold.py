@@ -21,6 +21,7 @@ from fedveil.protections.distributed_dp_settings import (
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
     graph_fits,
+    most_must_sign,
     shareable,
     shared_weaker,
     threshold_reachable,
@@ -151,6 +152,12 @@ def test_how_many_may_collude_follows_from_those_that_share(
         (graph_fits, {"neighbours": 8, "threshold": 8}, 20, None),
         (graph_fits, {"neighbours": 8, "threshold": 9}, 20, "below reconstruct_secrets_thr"),
         (graph_fits, {"neighbours": 8, "active_security": True}, 20, "needs complete or auto"),
+        (most_must_sign, {"threshold": 6, "active_security": True}, 11, None),
+        (most_must_sign, {"threshold": 5, "active_security": True}, 11, "half of the 11 .*ve 5"),
+        (most_must_sign, {"threshold": 6, "active_security": True}, 12, "half of the 12 .*ve 6"),
+        (most_must_sign, {"threshold": 6, "ratio": 0.5, "active_security": True}, 22, None),
+        (most_must_sign, {"threshold": 2}, 12, None),
+        (most_must_sign, {"active_security": True}, 3, None),
         (shareable, {}, 1 << 20, None),
         (shareable, {}, (1 << 20) + 1, "lets 1048577 of 1048577 clients"),
         (shareable, {"ratio": 0.5}, 1 << 21, None),
@@ -161,6 +168,17 @@ def test_a_rule_holds_at_its_border(
 ) -> None:
     why = rule(settings(**options), Cohort(10 * clients, clients))
     assert why is None if said is None else re.search(said, why or ""), why
+
+
+@pytest.mark.parametrize("protection", ["pw_encrypt", "distributed_dp"])
+def test_a_server_cannot_lower_the_threshold_of_signed_rounds(protection: str) -> None:
+    """The job comes from the server. At half of the clients, it could open an update by lying."""
+    block = {"active_security": True, "reconstruct_secrets_threshold": 7}
+    clients = {"number": 26, "fraction": 0.5}
+    Job(clients=clients, protection={"name": protection, protection: block})
+    block["reconstruct_secrets_threshold"] = 6
+    with pytest.raises(JobError, match=r"threshold = 6 is at most half of the 13 clients that"):
+        Job(clients=clients, protection={"name": protection, protection: block})
 
 
 def test_a_written_threshold_decides_the_sparse_graph() -> None:

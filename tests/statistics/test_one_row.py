@@ -190,6 +190,24 @@ def test_a_cell_whose_own_code_fails_is_missing_and_changes_no_other(odd: Any) -
         assert np.isnan(table.numbers("x")[1])
 
 
+@pytest.mark.parametrize("odd", [3 + 1j, 3 + 0j, complex(math.nan, 1), complex(2, math.nan)])
+def test_a_complex_cell_makes_no_other_cell_complex(odd: complex) -> None:
+    """NumPy and pandas choose the type of a whole array by this one cell."""
+    cells, rows = np.array([2.5, 7, odd]), np.array([[2.5, 1], [7, 1], [odd, 1]])
+    assert cells.dtype.kind == rows.dtype.kind == "c"
+    for column, data in (("x", {"x": cells}), ("0", rows), ("0", (rows, [0, 1, 0]))):
+        table = as_table(data, apart=True)
+        assert table.numbers(column)[:2].tolist() == [2.5, 7]
+        assert table.words(column)[:2].tolist() == ["2.5", "7"]
+        expected = 3.0 if odd == 3 else math.nan
+        assert table.numbers(column)[2:].tolist() == pytest.approx([expected], nan_ok=True)
+    whole = {**columns(), "age": np.linspace(20.5, 77, ROWS)}
+    one = [*whole["age"][:WHERE], odd, *whole["age"][WHERE + 1 :]]
+    found = vector({**whole, "age": np.array(one)})
+    assert found.tobytes() == vector({**whole, "age": one}).tobytes()
+    assert np.linalg.norm(found.astype(np.float64) - vector(whole)) <= 2
+
+
 def test_an_unreadable_cell_is_one_sentence_without_a_guarantee_for_a_row() -> None:
     with pytest.raises(DataInvalid, match="row 2: x holds a value of type datetime64 that cannot"):
         as_table({"x": ["3", OTHERS[-1]]}).words("x")

@@ -38,6 +38,7 @@ from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
     graph_fits,
+    most_must_sign,
     shareable,
     threshold_reachable,
     threshold_safe,
@@ -99,8 +100,8 @@ class DistributedDP(Clipped, SecureSum):
     loop = sum_of_squares
     cost_parameter = CostKey("noise_multiplier", falls=True, instead=("target_epsilon",))
     rules = (
-        shareable, threshold_reachable, graph_fits, one_noise, some_noise, none_unmasked,
-        no_node_exceeds, clip_follows,
+        shareable, threshold_reachable, most_must_sign, graph_fits, one_noise, some_noise,
+        none_unmasked, no_node_exceeds, clip_follows,
     )  # fmt: skip
     advice = (threshold_safe,)
 

@@ -29,6 +29,7 @@ from fedveil.protections.secure_sum import ImpossibleSum, SecureSum
 from fedveil.protections.secure_sum_settings import (
     SecureSumSettings,
     graph_fits,
+    most_must_sign,
     shareable,
     threshold_reachable,
     threshold_safe,
@@ -148,7 +149,7 @@ class PWEncrypt(SecureSum):
         "add noise to the sum",
         "with noise split among the clients; a sum without noise guarantees nothing",
     )
-    rules = (shareable, threshold_reachable, graph_fits, central_fits)
+    rules = (shareable, threshold_reachable, most_must_sign, graph_fits, central_fits)
     advice = (threshold_safe, central_trusts)
     dialect = Dialect(
         aliases={"share_client_ratio": "share_secrets_ratio"},

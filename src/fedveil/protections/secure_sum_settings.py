@@ -203,6 +203,26 @@ def graph_fits(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     return None
 
 
+def most_must_sign(settings: SecureSumSettings, cohort: Cohort) -> str | None:
+    """Under secure aggregation with `active_security`, `reconstruct_secrets_threshold` must be
+    above half of the clients that share secrets. With at most half, a server that lies could have
+    two groups of clients sign two lists of survivors, and so unmask a client on its own.
+
+    Returns an error message, or None if the settings follow this rule.
+    """
+    if cohort.per_round is None or not settings.active_security:
+        return None
+    sharing = settings.sharing_clients(cohort.per_round)
+    threshold = settings.threshold(cohort.per_round)
+    if isinstance(settings.neighbours, int) or 2 * threshold > sharing:
+        return None
+    return (
+        f"reconstruct_secrets_threshold = {threshold} is at most half of the {sharing} clients "
+        f"that share secrets, so active_security would protect from no server that lies: use a "
+        f"number above {sharing // 2}, or remove the line"
+    )
+
+
 def threshold_safe(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     if cohort.per_round is None or settings.reconstruct_secrets_threshold is None:
         return None  # the default is chosen for the guarantee that every run states

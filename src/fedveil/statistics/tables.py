@@ -298,6 +298,8 @@ def _text_of(cell: object) -> str:
     """
     if cell is None:
         return ""
+    if isinstance(cell, complex | np.complexfloating) and not cell.imag:
+        cell = cell.real  # one complex cell makes all cells of an array complex
     if isinstance(cell, float | np.floating):
         if np.isnan(cell):
             return ""
