@@ -129,3 +129,11 @@ def test_only_tokens_follow_from_the_examples(targets):
     x = np.array([[4, 2, 7], [1, 0, 3]])
     with pytest.raises(DataInvalid, match="y_test is None, but only the targets of task = next_to"):
         make_dataset("any", (x, [0, 1]), (x, None), targets=targets)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_a_label_between_two_classes_is_refused_in_every_type_of_number(kind):
+    x = np.zeros((3, 2), np.float32)
+    assert make_dataset("any", (x, kind([0, 2, 1])), (x, [0, 1, 2])).train.y.tolist() == [0, 2, 1]
+    with pytest.raises(DataInvalid, match=r"y_train holds 1\.5 at example 1"):
+        make_dataset("any", (x, kind([0, 1.5, 2])), (x, [0, 1, 2]))

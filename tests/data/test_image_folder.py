@@ -233,3 +233,11 @@ def test_any_changed_byte_is_an_image_or_one_sentence(images):
             said = str(error)
         assert said or found.shape == (3, HEIGHT, WIDTH)
         assert "\n" not in said
+
+
+def test_an_image_of_more_pixels_than_allowed_is_not_decoded(images, monkeypatch):
+    monkeypatch.setattr(image_folder, "MOST_PIXELS", HEIGHT * WIDTH)
+    assert len(load("image_folder", folder=str(images)).train) == 6
+    monkeypatch.setattr(image_folder, "MOST_PIXELS", HEIGHT * WIDTH - 1)
+    with refused("it has 35 pixels of 34 allowed"):
+        load("image_folder", folder=str(images))

@@ -150,3 +150,52 @@ def test_an_interruption_while_a_record_is_read_ends_the_reading() -> None:
     for odd in (KeyboardInterrupt(), (Raising(KeyboardInterrupt()), 1)):
         with pytest.raises(KeyboardInterrupt):
             read("own", [items(Items(odd))], Form((2,), "class", 3))
+
+
+def test_tensors_that_training_made_are_numbers_together_or_one_by_one() -> None:
+    torch = pytest.importorskip("torch")
+    made = torch.tensor([[1.5, -2.0], [0.25, 4.0]], requires_grad=True)
+    for x in (made, [made[0], made[1]]):
+        found = read("own", [(x, [2, 1])], Form((2,), "class", 3))
+        assert found.usable is not None
+        assert found.usable.all()
+        assert found.x.tolist() == [[1.5, -2.0], [0.25, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("form", "odd"),
+    [
+        (Form((2,), "tokens", 5, (2,)), [1, 1.5]), (Form((2,), "tokens", 5, (2,)), [np.inf, 1]),
+        (Form((2,), "bits", 2), [np.nan, 1]), (Form((2,), "bits", 2), [np.inf, 1]),
+        (Form((2,), "numbers", 2), [1e39, 1]),
+    ],
+)  # fmt: skip
+def test_a_target_that_is_no_number_of_its_kind_counts_for_nothing(form: Form, odd: Any) -> None:
+    found = read("own", [(np.ones((3, 2)), [[1, 0], odd, [0, 1]])], form)
+    assert found.usable is not None
+    assert found.usable.tolist() == [True, False, True]
+    assert found.y.tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "read_as"),
+    [("int8", False, "int8"), ("uint16", True, "uint16"), ("int32", False, "float32"),
+     ("int32", True, "int64"), ("float16", False, "float32")],
+)  # fmt: skip
+def test_only_small_whole_numbers_keep_their_type(kind: str, whole: bool, read_as: str) -> None:
+    x = np.array([[1, 2], [3, 4]], kind)
+    assert read("own", [(x, [0, 1])], Form((2,), "class", 3, whole=whole)).x.dtype == read_as
+
+
+@pytest.mark.parametrize(
+    ("form", "x", "y", "said"),
+    [
+        (Form((0,), "class", 3), np.ones((2, 0)), [0, 1], r"shape \(2, 0\), but \[examples, ...\]"),
+        (Form((2, 3), "tokens", 9), np.ones((4, 2, 4), int), None, "are not sequences of tokens"),
+    ],
+)
+def test_records_without_numbers_or_of_no_sequence_are_one_sentence(
+    form: Form, x: Any, y: Any, said: str
+) -> None:
+    with pytest.raises(DataInvalid, match=said):
+        read("own", [(x, y)], form)

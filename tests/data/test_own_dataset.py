@@ -70,6 +70,12 @@ def test_clients_bring_their_own_parts(own):
     assert data.train.y.tolist() == [0, 1, 2, 0, 1, 1]
 
 
+TOKENS = """
+import numpy as np
+y = np.array([[1, 2, 3], [4, 0, 6], [5, 1, 2]])
+"""
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_client_with_two_texts_has_two_examples(own, monkeypatch, apart):
     """A list of two sequences is not a pair (x, y), whatever one of them is."""
@@ -82,6 +88,8 @@ def test_a_client_with_two_texts_has_two_examples(own, monkeypatch, apart):
         "return dict(clients=[[[[6, 6], [5, 1]], [[6, -100], [1, 1]]]], test=([[6, 0]], [[6, 6]]))"
     )
     assert data.train.y.tolist() == [[6, -100], [1, 1]]
+    data = own("return dict(clients=dict(a=y[:2], b=y[2:]), test=y)", TOKENS)
+    assert (data.train.x.tolist(), data.owners.tolist()) == ([[1, 2], [4, 0], [5, 1]], [0, 0, 1])
     if apart:
         data = own("return dict(clients=[['gone', [4, 0, 6]]], test=[[3, 2, 6]] * 3)")
         assert (data.train.usable.tolist(), data.train.x[1].tolist()) == ([False, True], [4, 0])
@@ -313,6 +321,7 @@ good = Items(([1.0], 0), ([2.0], 1))
             r"item 0 of the test Dataset is a tuple of 3, but a pa",
         ),
         ("return Items(([1.0], 0), ([[1.0]], 0)), good", r"item 1 .* an x of shape \(1, 1\)"),
+        ("return Items(([1.0], 0), (1.0, 0)), good", r"item 1 .* an x of shape \(\) and"),
         ("return Items(([1.0], [0])), good", r"item 0 .* and a y of shape \(1,\)"),
         ("return Items(OSError('gone')), good", "item 0 of the train Dataset raised OSError: gone"),
         ("return Items(), good", r"x_train has shape \(0,\)"),

@@ -129,3 +129,31 @@ def test_answers_are_saved_before_an_interrupt_counts(
     finally:
         signal.signal(signal.SIGINT, before)
     assert answer_folder.saved(tmp_path) == answers.data()
+
+
+def test_a_forged_report_is_bounded_by_what_the_server_can_check() -> None:
+    """A client of `unit: row` adds up any number of rows, which dp_encrypt does not limit."""
+    count = {"questions": {"n": {"ask": "count"}}, "client": "who", "epsilon": 2.0}
+    bounded = {
+        (name, unit): Carriage(
+            make_protection(
+                QuestionFile.read({"protection": name, "unit": unit, **count}, []), 3, 1,
+                Participants(9),
+            )
+        ).influence() < math.inf
+        for name in ("central_gaussian", "dp_encrypt", "distributed_dp")
+        for unit in ("client", "row")
+    }  # fmt: skip
+    assert bounded == {
+        ("central_gaussian", "client"): True, ("central_gaussian", "row"): True,
+        ("dp_encrypt", "client"): True, ("dp_encrypt", "row"): False,
+        ("distributed_dp", "client"): False, ("distributed_dp", "row"): False,
+    }  # fmt: skip
+
+
+def test_a_sum_without_an_epsilon_has_the_rounding_of_its_numbers() -> None:
+    protection = make_protection(file_of("pw_encrypt", None), 3, 1, Participants(9))
+    step = protection.fixed.step  # type: ignore[attr-defined]
+    variance = Carriage(protection).variance(np.zeros(3), 7)
+    assert variance == pytest.approx(7 * step**2 / 4, rel=1e-3)
+    assert protection.settings.clip == math.sqrt(2)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.statistics.answering import answer_of, averaged
+from fedveil.statistics.answering import _CHOSEN, _EXACT, _NORMAL, answer_of, averaged
 from fedveil.statistics.encodings import Scaled
 from fedveil.statistics.estimates import Sums, count, from_ends, mean, ratio
 from fedveil.statistics.prefixes import Found
@@ -80,3 +80,32 @@ def test_a_words_sampling_is_that_of_the_round_that_counted_it() -> None:
         sampling = (value * (1 - value / CLIENTS) + z**2) * CLIENTS / asked
         assert estimate.noise**2 == pytest.approx(noise)
         assert estimate.sampling**2 == pytest.approx(sampling, rel=1e-6)
+
+
+def test_shares_of_cells_vary_more_if_a_part_of_the_clients_is_asked() -> None:
+    shape, present = from_ends([Scaled("x", (0.0, 10.0))], squares=False)
+    all_of_them, some = (
+        ratio(sums(30.0, 50.0, noise=0.0, asked=asked, rows=1), shape, present, {}, Z)
+        for asked in (CLIENTS, CLIENTS // 4)
+    )
+    assert some.sampling == pytest.approx(2 * all_of_them.sampling, rel=1e-3)
+    below = ratio(sums(-3.0, 50.0, noise=0.0, rows=1), shape, present, {}, Z)
+    assert below.sampling > 0
+
+
+def test_the_notes_say_how_the_sums_were_made() -> None:
+    pair = {"ask": "correlation", "column": "x", "other": "y", "range": [0.0, 9.0],
+            "other_range": [0.0, 9.0]}  # fmt: skip
+    words = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 1, "most": 1}
+    for epsilon, protection, noted in (
+        (None, "not_encrypt", {"r": [_EXACT, _NORMAL], "w": [_EXACT, _CHOSEN]}),
+        (2.0, "central_gaussian", {"r": [_NORMAL], "w": [_CHOSEN]}),
+        (2.0, "oue", {"r": [], "w": [_CHOSEN]}),
+    ):
+        keys = {"protection": protection, "epsilon": epsilon, "questions": {"r": pair, "w": words}}
+        file = QuestionFile.read(keys, [])
+        schedule = Schedule(file)
+        many = 9 if protection == "oue" else 6
+        rounds = [[sums(*[3.0] * many, rows=1)]]
+        for name, notes in noted.items():
+            assert answer_of(file, name, rounds, schedule).notes == notes

@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import JobError, MessageInvalid
-from fedveil.statistics.prefixes import END, PrefixTree, extended, letters_of
+from fedveil.statistics.prefixes import END, PrefixTree, extended, letters_of, too_many
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.schedule import Schedule, Step
@@ -271,3 +271,16 @@ def test_groups_of_words_share_a_report_and_cost_no_more_noise() -> None:
             },
             [],
         )  # fmt: skip
+
+
+def test_groups_leave_fewer_letters_for_each_round_of_rr_and_oue() -> None:
+    """All groups' candidates are in one report, which holds 2^21 bits."""
+    for number, most, length, letters in (
+        (5, 3, 12, [2, 2, 2, 2, 2, 2]), (1, 3, 12, [3, 3, 3, 3]), (10, 40, 5, [3, 1, 1]),
+    ):  # fmt: skip
+        groups = list(range(number))
+        question = words(length=length, most=most, by="g", groups=groups)
+        assert letters_of(question, local=True) == letters
+    letters = "".join(chr(0x4E00 + i) for i in range(300))
+    assert not too_many(words(alphabet=letters, most=20, by="g", groups=list(range(5))))
+    assert too_many(words(alphabet=letters, most=20, by="g", groups=list(range(6))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.data.examples import make_dataset
 from fedveil.errors import DataInvalid, JobError, RunFailed
 from fedveil.statistics import clients
 from fedveil.statistics.asking import ask
-from fedveil.statistics.clients import clients_of
+from fedveil.statistics.clients import clients_of, load
 from fedveil.statistics.encodings import Categories
 from fedveil.statistics.filters import Filter
 from fedveil.statistics.question import QuestionFile
-from fedveil.statistics.tables import ArrayTable, as_table
+from fedveil.statistics.tables import ArrayTable, FileTable, as_table
 from statistics_parts import asked, only, people
 
 COUNT = {"ask": "count"}
@@ -338,6 +340,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
             "66 <= age",
             "who == '9007199254740993'",
             "who > 9007199254740991",
+            "\n  age in (10, 66) ",
+            "sex not in ('f', 'x')",
         )
     }
     assert matched == {
@@ -351,6 +355,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
         "66 <= age": [False, True, False, True],
         "who == '9007199254740993'": [False, True, False, False],
         "who > 9007199254740991": [True, True, False, True],
+        "\n  age in (10, 66) ": [True, False, False, True],
+        "sex not in ('f', 'x')": [False, True, False, False],
     }
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 
@@ -586,3 +592,48 @@ def test_a_long_word_takes_no_memory_in_other_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f"w\na\n{shorter}\n\na\n")
     found = as_table(tmp_path / "rows.csv").words("w")
     assert (found.dtype, found.tolist()) == (object, ["a", shorter, "a"])
+
+
+def test_what_is_said_of_a_file_is_said_once_and_of_every_column(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x;y;d\n1,5;7;01.02.2024\n2;8;31.12.2023\n")
+    table = FileTable(str(path))
+    begin = f"{path}: UTF-8, separated by semicolon"
+    assert table.said == [begin]
+    for column in ("y", "x", "d"):
+        table.numbers(column)
+    assert table.said == [f"{begin}; decimal commas in x", f"{begin}; dates (day first) in d"]
+
+
+@pytest.mark.parametrize("columns", [20, 21])
+def test_a_missing_column_lists_the_first_of_many(columns: int) -> None:
+    table = ArrayTable("t", {f"c{number}": [1.0] for number in range(columns)})
+    with pytest.raises(DataInvalid, match=f"c18, c19{', ...' if columns > 20 else ''}$"):
+        table.words("c20_")
+
+
+def test_a_time_has_seconds_and_its_zone() -> None:
+    noon = datetime(2024, 1, 31, 12, 30, 5, 250_000)
+    midnight = datetime(2024, 1, 31)
+    times = [noon, midnight, noon.replace(tzinfo=UTC), midnight.replace(tzinfo=UTC)]
+    assert ArrayTable("t", {"d": times}).words("d").tolist() == [
+        "2024-01-31 12:30:05", "2024-01-31",
+        "2024-01-31 12:30:05.250000+00:00", "2024-01-31 00:00:00+00:00",
+    ]  # fmt: skip
+
+
+def test_truth_values_of_numpy_in_a_list_of_texts_are_numbers() -> None:
+    table = ArrayTable("t", {"b": ["0", np.True_, np.False_, True, "2.5"]})
+    assert table.numbers("b").tolist() == [0, 1, 0, 1, 2.5]
+
+
+def test_a_data_set_and_a_file_have_their_own_names_in_messages(tmp_path: Path) -> None:
+    x, y = np.ones((3, 2), np.float32), np.arange(3)
+    made = make_dataset("birds", (x, y), (x, y))
+    with pytest.raises(DataInvalid, match=r"^birds has no column 'age'"):
+        as_table(made, "rows").numbers("age")
+    file = QuestionFile.read(
+        {"protection": "not_encrypt", "data": "own:rows", "questions": {"a": AGES}}, []
+    )
+    with pytest.raises(DataInvalid, match=r"^own:rows has no column 'age'"):
+        load(file, {"years": [3.0]})

@@ -222,3 +222,36 @@ def test_data_that_a_question_cannot_use_stop_it_before_the_first_round(
     keys = {"protection": "not_encrypt", "questions": {"q": QUESTIONS["old"]}, **changes}
     with pytest.raises(DataInvalid, match=why):
         load(QuestionFile.read(keys, []), data)
+
+
+def test_a_sum_that_is_drawn_at_once_costs_and_counts_what_its_reports_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account is in the folder that the caller names, and not in the current one."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    data = {"age": np.arange(60.0) + 20, "town": np.arange(60) % 20}
+    found = []
+    for fidelity in ("per_client", "aggregate"):
+        keys = {"protection": "rr", "epsilon": 60.0, "unit": "row", "rows": 3, "client": "town",
+                "fidelity": fidelity, "randomness": "seeded", "account": fidelity}  # fmt: skip
+        file = QuestionFile.read({**keys, "questions": {**QUESTIONS, "n": {"ask": "count"}}}, [])
+        answers = Asking(file, Simulator(file, load(file, data)), tmp_path).run()
+        assert [line.epsilon for line in answers.lines] == [60.0, 60.0]
+        assert [line.what.partition(" ")[0] for line in answers.lines] == ["one", "a"]
+        assert answers.lines[0].what.startswith("one row, against ")
+        assert answers.lines[1].what.startswith("a row in all trainings and questions")
+        assert (tmp_path / fidelity).exists()
+        assert answers.reports < 20
+        assert answers["n"].value == pytest.approx(60, rel=0.05)
+        found.append([e.value for a in answers.answers.values() for e in a.estimates])
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_rows_of_clients_that_did_not_report_are_not_made_up_where_rows_are_independent() -> None:
+    keys = {"protection": "central_gaussian", "epsilon": 60.0, "unit": "row", "client": "town"}
+    file = QuestionFile.read({**keys, "questions": {"n": {"ask": "count"}}}, [])
+    asking = Asking(file, Losing(file, load(file, {"town": np.arange(60) % 12})))
+    assert asking.run()["n"].value == pytest.approx(50, abs=1)
+    ((sums,),) = asking._sums["n"]
+    assert (sums.asked, sums.clients, sums.rows) == (10, 12, None)

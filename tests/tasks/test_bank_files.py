@@ -22,6 +22,7 @@ from fedveil.link.channel import drive_together
 from fedveil.record.run_folder import EVENTS
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import csv_block, csv_format
+from fedveil.tasks.tables.cell_forms import FORMS
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_rules import hint, normalised
 from fedveil.tasks.tables.number_column import Cells, NumberColumn
@@ -779,3 +780,37 @@ def test_an_empty_column_of_a_stated_kind_decides_for_no_other() -> None:
     table = table_of(content.replace("1;;", "1;5/6/2024;"), "d", "e", lacks=True,
                      kinds={"d": "month-first"})  # fmt: skip
     assert table.numbers("e").tolist() == [19724, 19786]
+
+
+def test_every_text_of_a_known_list_is_read_in_any_case() -> None:
+    missing = ["", "NA", "n/a", "#N/A", "NaN", "null", "None", "<na>", "K.A.", "n.v."]
+    assert [FORMS["point"](cell) for cell in missing] == [None] * len(missing)
+    content = "id\tx\n" + "".join(f"{row}\t{cell}\n" for row, cell in enumerate([*missing, "7"]))
+    for empty in ([], ["unknown"]):  # as plain numbers, and as texts
+        found = table_of(content, "x", lacks=True, empty=empty).numbers("x")
+        np.testing.assert_array_equal(found, [NAN] * len(missing) + [7])
+    truths = {"yes": 1, "TRUE": 1, "Ja": 1, "y": 1, "J": 1, "1": 1}
+    truths |= {"no": 0, "False": 0, "NEIN": 0, "n": 0, "0": 0}
+    assert {cell: FORMS["boolean"](cell) for cell in truths} == truths
+    names = ["Jan", "feb", "MAR", "Apr", "may", "JUN", "Jul", "aug", "SEP", "Oct", "nov", "DEC"]
+    for month, name in enumerate(names, 1):
+        assert FORMS["iso"](f"03{name}2023") == FORMS["iso"](f"2023-{month:02}-03")
+    for mark in "'’_ \u00a0\u2009\u202f":
+        assert FORMS["point"](f"1{mark}234.5") == FORMS["comma"](f"1{mark}234,5") == 1234.5
+
+
+@pytest.mark.parametrize(
+    "begin", [b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"%PDF", b"\xd0\xcf\x11\xe0", b"{\\rtf"]
+)
+def test_a_file_of_another_kind_is_named_as_that(begin: bytes) -> None:
+    kinds = {b"PK": "Excel", b"\x1f\x8b": "gzip", b"PA": "Parquet", b"%P": "PDF",
+             b"\xd0\xcf": "old Excel", b"{\\": "rich text"}  # fmt: skip
+    said = refusal(begin + b",x\na,1\n", "x")
+    assert kinds[begin[:2]] in said
+    assert said.endswith(", not CSV")
+
+
+def test_utf16_that_is_stated_has_the_byte_order_of_its_letters() -> None:
+    for codec in ("utf-16-le", "utf-16-be"):
+        table = table_of("id,x\né,1\n".encode(codec), "x", encoding="utf-16")
+        assert table.ids.tolist() == ["é"]

@@ -224,3 +224,21 @@ def test_texts_may_be_views() -> None:
     table = read("t.parquet", Wanted("id", ("x",), ("city",), ("city",)))
     assert (table.ids.tolist(), table.numbers("x").tolist()) == (["a", "b"], [1.5, 2.0])
     assert table.known == {"city": ["Oslo", ""]}
+
+
+@pytest.mark.parametrize("kind", ["number", "date", "boolean", "day-first", "time"])
+def test_a_stated_kind_that_a_columns_type_cannot_have_is_refused(kind: str) -> None:
+    """Dates may be read as days, and truth values as 0 and 1, but as nothing else."""
+    arrow = pytest.importorskip("pyarrow")
+    write(
+        "t.parquet", id=["a", "b"], b=[True, False],
+        d=arrow.array([date(2024, 1, 31), date(2023, 5, 2)]),
+    )  # fmt: skip
+    for column, own, numbers in (("d", "date", [19753, 19479]), ("b", "boolean", [1, 0])):
+        wanted = Wanted("id", (column,), reading=ReadingSettings(kinds={column: kind}))
+        if kind in (own, "number"):
+            table = read("t.parquet", wanted)
+            assert (table.kinds, table.numbers(column).tolist()) == ({column: kind}, numbers)
+            continue
+        with pytest.raises(DataInvalid, match=f"row 1: {column} = .* is not a"):
+            read("t.parquet", wanted)

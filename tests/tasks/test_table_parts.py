@@ -16,7 +16,7 @@ from fedveil.errors import DataInvalid, DataUnavailable
 from fedveil.tasks.tables import csv_format
 from fedveil.tasks.tables.disk_columns import Spool, mapped
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_file import header
+from fedveil.tasks.tables.table_file import Wanted, header, read
 
 
 def test_the_file_of_a_spool_in_a_circle_is_closed_without_a_warning() -> None:
@@ -89,3 +89,16 @@ def test_a_problem_names_its_first_rows_over_all_pieces() -> None:
     with pytest.raises(DataInvalid) as caught:
         refusals.check()
     assert str(caught.value) == "t.csv, line 5: x is empty (12 such cells, such as lines 6, 20)"
+
+
+def test_a_selection_has_its_own_rows_of_the_column_that_was_read_last(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,x,w\na,1,u\nb,2,v\nc,3,w\nd,4,u\n")
+    whole = read(str(tmp_path / "t.csv"), Wanted("id", ("x",), ("w",)))
+    for column in ("x", "w"):
+        before = whole._column(column).tolist()
+        odd, even = (whole.rows(np.arange(4) % 2 == rest) for rest in (1, 0))
+        assert odd._column(column).tolist() == before[1::2]
+        assert even._column(column).tolist() == before[::2]
+        assert whole._column(column).tolist() == before
+    assert odd.ids.tolist() == ["b", "d"]
+    assert odd.place(1).endswith("t.csv, line 5")

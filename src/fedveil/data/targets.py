@@ -145,7 +145,8 @@ def _labels(name: str, part: str, array: Array) -> Int64s:
         raise DataInvalid(
             f"data {name}: {part} has dtype {array.dtype}, but whole numbers are needed"
         )
-    wrong = ~((array >= 0) & (array < 2**31))  # written so that NaN is wrong too
+    with np.errstate(over="ignore"):  # as float16, 2**31 is infinite
+        wrong = ~((array >= 0) & (array < 2**31))  # written so that NaN is wrong too
     if array.dtype.kind == "f":
         wrong |= array != np.floor(array)
     if wrong.any():
