@@ -250,6 +250,35 @@ def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
     assert told.state["clip"] == pytest.approx(0.6 * math.exp(-0.4 * (share - 0.5)), rel=1e-2)
 
 
+def test_a_client_that_skips_its_turn_says_nothing_of_its_clip() -> None:
+    """Its vector is the share of noise alone: no bit, neither its own nor that of a zero update."""
+    made = protection("distributed_dp", turn_rate=0.4)
+    for client, update in updates().items():
+        entropy = Seeded(1, "client", client)
+        context = ClientContext(client, ROUND, np.zeros(DIMENSION, np.float32), 5, entropy)
+        sent = made.clipping.joint(update, {"clip": 0.6})
+        if not entropy.stream("turn").bernoulli(0.4, 1)[0]:
+            sent = np.zeros_like(sent)
+        wanted = made.noise.share(sent, made.signs(ROUND), entropy.stream("share of the sum"))
+        assert np.array_equal(made.vector(update, context, {"clip": 0.6}), wanted)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_under_secret_turns_the_clip_follows_those_whose_turn_it_is(masks: bool) -> None:
+    data = updates()
+    taken = {c: Seeded(1, "client", c).stream("turn").bernoulli(0.4, 1)[0] for c in data}
+    there = [u for c, u in data.items() if taken[c]]
+    below = [bool(np.linalg.norm(u) <= 0.6) for u in there]
+    assert 0 < sum(below) < len(there) < CLIENTS - 4
+    result = play(protection("distributed_dp", turn_rate=0.4, masks=masks), data, {"clip": 0.6})
+    clipped = [u * min(1.0, 0.6 / np.linalg.norm(u)) for u in there]
+    expected = 0.4 * CLIENTS
+    np.testing.assert_allclose(result.update, np.sum(clipped, axis=0) / expected, atol=5e-3)
+    share = 0.5 + sum(0.5 if fits else -0.5 for fits in below) / expected
+    assert abs(share - 0.5) > 0.05
+    assert result.state["clip"] == pytest.approx(0.6 * math.exp(-0.4 * (share - 0.5)), rel=1e-2)
+
+
 @BOTH
 def test_the_audit_tries_it(name: str) -> None:
     (case,) = (case for case in find(name).audit_cases(1.0) if "shortened" in case.name)
