@@ -13,12 +13,14 @@ from torch import nn
 from fedveil.attacks import extraction
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.extraction import BEGINNING, COPIES, SECRET, Phrases, exposures, planted
+from fedveil.attacks.membership.shadow_runs import Rehearsal
 from fedveil.attacks.target import Target
 from fedveil.engine.assembly import make_partition
 from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
+from fedveil.privacy.guarantee_strength import Figure
 from phrase_parts import CLIENTS, EACH, LENGTH, TOKENS
 
 ENTROPY = Seeded(9, "test")
@@ -145,6 +147,27 @@ def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> No
         assert plain[f"phrases after {of} AUC"].value > 0.9
         assert strong[f"exposure after {of}"].value < 1.9
     assert plain["exposure of phrases that nobody had"].value < 1.9
+
+
+def test_an_adaptive_job_is_held_against_the_ledger_of_the_run_that_was_attacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run ended after 5 of its 8 rounds, and cost more than a forecast says."""
+    adaptive = {"name": "rr", "unary": {"eps": 0.01, "adaptive": True}}
+    made = target(f"protection={adaptive}")
+    forecast = made.promised(5)
+    stated = Figure(forecast.epsilon + 1.5, 1e-3)
+    run = Rehearsal(made.model, np.arange(CLIENTS, dtype=np.uint64), 5, stated)
+    monkeypatch.setattr(extraction, "rehearse", lambda target: run)
+    monkeypatch.setattr(extraction, "exposures", lambda model, phrases, *_: phrases.copies)
+    monkeypatch.setattr(extraction, "_figures", lambda *_: [])
+    finding = extraction.attack(made, "quick", Watch())
+    assert (finding.epsilon, finding.delta) == stated
+    assert finding.saw.startswith("the model after 5 rounds, ")
+    assert finding.saw.endswith("(the epsilon is the ledger's, for all 5 rounds of the run)")
+    run = replace(run, claim=None)
+    finding = extraction.attack(made, "quick", Watch())
+    assert (finding.epsilon, finding.delta) == forecast
 
 
 def test_what_cannot_be_attacked_is_told() -> None:

@@ -178,6 +178,42 @@ def test_starts_and_searches_end_at_their_own_limits(monkeypatch: pytest.MonkeyP
     assert spreads == pytest.approx([0.05, 0.15, 0.45], rel=0.2), "each start is further away"
 
 
+@pytest.mark.parametrize(
+    ("count", "plan", "scaled", "scale"),
+    [
+        (2, {}, True, 0.1), (2, {}, False, None), (3, {}, True, None),
+        (2, {"epochs": 3}, True, None), (2, {"optimizer": "adam"}, True, None),
+    ],
+    ids=["one step", "a direction", "two steps", "three epochs", "adam"],
+)  # fmt: skip
+def test_labels_are_told_by_the_size_of_an_update_only_if_it_is_one_known_step(
+    count: int, plan: dict[str, Any], scaled: bool, scale: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    known, told = knowledge(built(), count), list[Any]()
+    training = known.training
+    training.plan = replace(training.plan, **plan)
+    monkeypatch.setattr(reconstruction, "recover", lambda *given: told.append(given[2:]) or [])
+    weights = np.ones(training.layout.dimension)
+    reconstruction.recovered_labels(Reading(-weights, weights, scaled), known)
+    assert told == [(count, scale)]
+
+
+def test_the_labels_of_a_batch_are_told_by_a_direction_of_any_length() -> None:
+    """At weights of zero, the softmax is known and does not depend on the examples."""
+    model = logistic(SHAPE, CLASSES)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    labels = [0, 0, 3, 3]
+    known = knowledge(model, 4)
+    known.training.plan = replace(known.training.plan, batch_size=4)
+    exact = report(known, images(4), labels)
+    for length in (1e-3, 1.0, 1e3):
+        direction = Reading(length * exact.estimate, exact.weight, scaled=False)
+        found = reconstruction.recovered_labels(direction, known)
+        assert list(found) == labels
+
+
 def test_a_direction_alone_is_matched_by_its_angle() -> None:
     known, x = knowledge(built(), 1), images(1)
     exact = report(known, x, [1])

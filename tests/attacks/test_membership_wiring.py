@@ -28,6 +28,7 @@ from fedveil.entropy import Seeded
 from fedveil.learning import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Measured
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.reading import Reading
 
 
@@ -171,11 +172,13 @@ def test_examples_of_clients_that_took_no_part_are_not_members(
 ) -> None:
     """Two of four clients took part in the attacked run, and one in each reference run."""
     played: list[Target] = []
+    stated = Figure(7.5, 1e-3)
 
     def rehearse(target: Target) -> Rehearsal:
         played.append(target)
-        clients = np.array([1, 3] if len(played) == 1 else [2], np.uint64)
-        return Rehearsal(target.model, clients, 4)
+        if len(played) == 1:
+            return Rehearsal(target.model, np.array([1, 3], np.uint64), 4, stated)
+        return Rehearsal(target.model, np.array([2], np.uint64), 6, Figure(9.5, 1e-4))
 
     monkeypatch.setattr(membership, "rehearse", rehearse)
     found = Case.of(Target.of(job()), 2, Seeded(3), Watch())
@@ -188,18 +191,20 @@ def test_examples_of_clients_that_took_no_part_are_not_members(
         assert np.array_equal(found.pool.x[held], other.dataset.train.x[np.sort(other.rows(2))])
     assert np.array_equal(found.pool.x[found.other_given], others[0].dataset.train.x)
     assert found.asked == "the members are the 60 examples of 2 of 4 clients that took part"
+    assert (found.target.played, found.target.claim) == (4, stated)
 
 
+@pytest.mark.parametrize("claim", [None, Figure(7.5, 1e-3)])
 @pytest.mark.parametrize(("effort", "count", "clients"), [("quick", 4, 8), ("standard", 32, 32)])
 def test_a_finding_is_of_all_rounds_of_the_run(
-    effort: Any, count: int, clients: int, monkeypatch: pytest.MonkeyPatch
+    effort: Any, count: int, clients: int, claim: Figure | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     stub = SimpleNamespace(
         on_model=lambda: [Measured("a", 0.1)],
         on_round=lambda most: (asked.append(most) or [Measured("b", 0.2)], False),
         asked="the members are 7 examples",
-        target=SimpleNamespace(played=3, claim=None),
+        target=SimpleNamespace(played=3, claim=claim),
     )
     monkeypatch.setattr(
         Case, "of", lambda target, references, entropy, watch: asked.append(references) or stub
@@ -207,7 +212,7 @@ def test_a_finding_is_of_all_rounds_of_the_run(
     target = Target.of(job(protection="dp_encrypt"))
     finding = attack(target, effort, Watch())
     assert asked == [count, clients]
-    assert (finding.epsilon, finding.delta) == target.promised(3)
+    assert (finding.epsilon, finding.delta) == (claim or target.promised(3))
     assert finding.saw.startswith("the model after 3 rounds, ")
     assert [figure.name for figure in finding.figures] == ["a", "b"]
     assert finding.saw.endswith("; the members are 7 examples")

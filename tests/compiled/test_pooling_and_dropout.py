@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.base.kernels import HAVE_NUMBA
-from known_chains import signed
+from known_chains import CURVES, signed
 from native_training import by_loop, compiled, trained_as_torch_trains
 from training_parts import clients, plan, train
 
@@ -65,3 +66,21 @@ def test_each_value_of_each_dropout_layer_has_its_own_draw_in_every_step() -> No
     of_image = draws[:, :image].reshape(-1, 4, 5, 3).transpose(0, 3, 1, 2)
     model[1], model[5] = Dropped(of_image, 0.4), Dropped(draws[:, image:], 0.25)
     np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=2e-6)
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=["relu", "tanh", "sigmoid", "gelu", "gelu_tanh"])
+def test_a_curve_is_differentiated_at_its_own_output_if_a_later_layer_overwrites_it(
+    curve: Callable[[], nn.Module],
+) -> None:
+    """Dropout and a second activation work in place. The first may need its output again."""
+    torch.manual_seed(5)
+    (client,) = signed(clients((6,), 3, (8,)))
+    chosen = plan(epochs=2, batch_size=3, lr=0.5)
+    model = nn.Sequential(nn.Linear(6, 20), curve(), nn.Dropout(0.4), nn.Linear(20, 3))
+    found = train(compiled(model, chosen), model, [client])[0]
+    draws = client.entropy.stream("dropout").generator().random((2 * 8, 20), np.float32)
+    model[2] = Dropped(draws, 0.4)
+    np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=2e-6)
+    for second in CURVES:
+        model[2] = second()
+        trained_as_torch_trains(model, (6,), chosen, [client])

@@ -58,7 +58,7 @@ class Mirror:
         self.status = None  # answers this instead
         self.redirect = None  # sends here instead
         self.chunked = False  # sends no Content-Length
-        self.wrong_range = False  # claims to send another range than it was asked for
+        self.claims = None  # names this range instead of the one that it sends; "" names none
         self.stall = None  # an event to wait for before the body
         self.asked = []  # (file, first byte)
         mirror = self
@@ -107,8 +107,9 @@ class Mirror:
         request.send_response(206 if first else 200)
         if first:
             last = first + len(body) - 1
-            claimed = first + (1 if self.wrong_range else 0)
-            request.send_header("Content-Range", f"bytes {claimed}-{last}/{last + 1}")
+            sends = f"bytes {first}-{last}/{last + 1}"
+            if claimed := sends if self.claims is None else self.claims:
+                request.send_header("Content-Range", claimed)
         if self.chunked:
             request.send_header("Transfer-Encoding", "chunked")
         else:
@@ -299,12 +300,17 @@ def test_a_mirror_cannot_fill_the_disk(tmp_path, mirrors, monkeypatch, at_once):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
 
 
-def test_another_range_than_was_asked_for_is_refused(tmp_path, mirrors):
+@pytest.mark.parametrize(
+    "claims", ["bytes 501-899/900", "bytes 5000-5999/6000", "bytes 50-899/900", "bytes */900", ""]
+)
+def test_another_range_than_was_asked_for_is_refused(claims, tmp_path, mirrors):
+    """Its first byte is 500. A number that begins with these digits is another byte."""
     (tmp_path / f"{IMAGES}.gz.part").write_bytes(PUBLISHED[f"{IMAGES}.gz"][:500])
-    mirrors[0].wrong_range = True
+    mirrors[0].claims = claims
     fetch_images(tmp_path, *mirrors)
     assert_genuine(tmp_path, FILES[:1])
-    assert [first for _, first in mirrors[1].asked] == [500]
+    for mirror in mirrors:
+        assert [first for _, first in mirror.asked] == [500]
 
 
 @pytest.mark.parametrize("status", [403, 404, 500, 503])

@@ -64,6 +64,25 @@ def test_rounds_are_averaged_with_the_noise_of_their_mean() -> None:
     assert (found.asked, found.clients, found.rows) == (19, CLIENTS, ROWS)
 
 
+def test_each_groups_mean_and_interval_come_from_its_own_sums() -> None:
+    average = {"ask": "mean", "column": "x", "range": [-10.0, 30.0], "by": "g",
+               "groups": ["u", "v"]}  # fmt: skip
+    keys = {"protection": "central_gaussian", "epsilon": 1.0, "client": "who", "rows": ROWS}
+    file = QuestionFile.read({**keys, "questions": {"m": average}}, [])
+    each = [([12.0, 61.0], [0.25, 0.5]), ([-40.0, 95.0], [3.0, 2.0])]
+    values, noise = (np.concatenate([group[part] for group in each]) for part in (0, 1))
+    rounds = [[Sums(values, noise, ASKED, CLIENTS, ROWS)]]
+    found = answer_of(file, "m", rounds, Schedule(file)).estimates
+    for one, group, (own, own_noise) in zip(found, "uv", each, strict=True):
+        alone = Sums(np.array(own), np.array(own_noise), ASKED, CLIENTS, ROWS)
+        expected = ratio(alone, *mean(Scaled("x", [-10.0, 30.0])), {"g": group}, 1.959964)
+        assert one.label == expected.label
+        for part in ("value", "low", "high", "noise", "sampling"):
+            assert getattr(one, part) == pytest.approx(getattr(expected, part), rel=1e-6), part
+        spread = 20**2 * (1 - (own[0] / (own[1] + 4)) ** 2)
+        assert one.sampling**2 == pytest.approx(spread * ROWS * CLIENTS / ASKED / own[1])
+
+
 def test_a_words_sampling_is_that_of_the_round_that_counted_it() -> None:
     words = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 2, "most": 1,
              "by": "g", "groups": ["u", "v"]}  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -547,6 +548,28 @@ def test_dates_are_words() -> None:
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2024-01-31", None, "2024-01-31"])})
     counted = {"ask": "histogram", "column": "d", "categories": ["2024-01-31", "2024-02-01"]}
     assert [e.value for e in only(counted, frame)] == [2, 0]
+
+
+def test_the_word_of_a_time_with_a_zone_has_the_zone() -> None:
+    """Midnights of two zones are two times, and none of them is a day."""
+    east, day = timezone(timedelta(hours=1)), datetime(2024, 1, 31)
+    noon = day.replace(hour=12, microsecond=250)
+    cells = [
+        *(day.replace(tzinfo=zone) for zone in (east, UTC, None)),
+        *(noon.replace(tzinfo=zone) for zone in (east, UTC, None)),
+    ]
+    words = [
+        *("2024-01-31 00:00:00+01:00", "2024-01-31 00:00:00+00:00", "2024-01-31"),
+        *("2024-01-31 12:00:00.000250+01:00", "2024-01-31 12:00:00.000250+00:00"),
+        "2024-01-31 12:00:00",
+    ]
+    for column in (cells, np.array(cells, object)):
+        assert as_table({"d": column}).words("d").tolist() == words
+    count = {"ask": "count", "where": "d == '2024-01-31'"}
+    assert [e.value for e in only(count, {"d": cells})] == [1]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"d": pandas.Series([cells[0], None, cells[0]])})
+    assert as_table(frame).words("d").tolist() == [words[0], "", words[0]]
 
 
 def test_a_data_frame_is_not_changed() -> None:

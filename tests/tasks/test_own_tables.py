@@ -892,6 +892,18 @@ def test_predicted_numbers_are_in_the_files_unit() -> None:
     assert last["test_rmse"] == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-4)
 
 
+def test_a_class_has_its_own_weight_where_its_place_is_not_that_of_its_text() -> None:
+    """The classes 2 and 10 are in the order of their numbers, and -1 has no weight of its own."""
+    tables = two_tables()
+    labels = np.array(["10", "2", "-1"])[np.arange(ROWS - 2) % 3]
+    write_table("lead.csv", {**tables["lead"], "rich": labels})
+    weights = {"10": 5.0, "2": 0.25}
+    files = {**FILES, "lead": {**FILES["lead"], "class_weights": weights}}
+    task = task_of(files, classes=3)
+    assert task.class_names == ("-1", "2", "10")
+    assert task.class_weights == [1.0, 0.25, 5.0]
+
+
 def test_class_weights_are_the_leaders_and_move_what_is_told() -> None:
     """A class that counts more is told more often; its probabilities are what they are."""
     two_tables()
