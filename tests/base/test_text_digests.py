@@ -13,8 +13,9 @@ def test_native_digests_are_those_of_hashlib(
     key: bytes, prefix: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = ["k" * length + str(length) for length in range(1, 121)]
-    for texts in (np.array([*short, "a\0b", ""]), np.array(["é", "k"]), np.array(["k" * 129, "k"]),
-                  np.array(["k" * 126, "k"])):  # fmt: skip
+    several = [[*short, "a\0b", ""], ["é", "k"], ["k" * 129, "k"], ["k" * 126, "k"]]
+    several += [["\x80", "k"], ["k", "\x7f\x7f"]]  # the last letters of one byte and the next
+    for texts in map(np.array, several):
         expected = b"".join(
             hashlib.blake2b(prefix + text.encode(), key=key, digest_size=16).digest()
             for text in texts.tolist()

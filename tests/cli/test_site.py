@@ -112,10 +112,14 @@ def test_a_job_of_nvflare_that_the_filter_refuses_is_not_accepted(command: Comma
     jobs = {"digests": [config_digest(Path("job", "config"))]}
     write_policy(Path("north"), policy_of(jobs=jobs))
     assert command("site", "check", "north", "job")[0] == 0
-    Path("job", "custom", "net.py").write_text("")
-    code, _, err = command("site", "check", "north", "job")
-    assert (code, "it brings its own code in custom" in err) == (1, True)
-    Path("job", "custom", "net.py").unlink()
+    for code_file in ("net.py", "net.so", "package/__init__.py"):
+        path = Path("job", "custom", code_file)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+        code, _, err = command("site", "check", "north", "job")
+        assert (code, "it brings its own code in custom" in err) == (1, True), code_file
+        path.unlink()
+    Path("job", "custom", "package").rmdir()
     ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
     write_policy(Path("north"), policy_of(**ada))
     code, _, err = command("site", "check", "north", "job")

@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 from fedveil.base.files import write_whole
 from fedveil.base.message import decode, within
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
-from fedveil.flower import own_file
+from fedveil.flower import own_account, own_file
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.options import parse
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
@@ -27,6 +27,7 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.protections.base import JobContext, Spending
 from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.distributed_dp_settings import DistributedDPSettings
+from lock_race import overtaken
 
 ONE = [Spending(PrivacyLoss(0.5))]
 PROCESSES, ATTEMPTS, LIMIT = 3, 50, 75
@@ -64,6 +65,29 @@ def test_processes_together_are_granted_what_the_limit_says(tmp_path: Path, kind
     assert sum(counts) == LIMIT
     given = path.read_text() if kind == "count" else decode(path.read_bytes())["reports"]
     assert int(given) == LIMIT  # type: ignore[arg-type]
+
+
+def test_a_note_keeps_what_another_process_charged_while_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = OwnLedger(tmp_path / "account")
+    overtaken(monkeypatch, own_account, lambda: OwnLedger(tmp_path / "account").charge(ONE, []))
+    account.note(["the loss"])
+    reports, ledgers = account._read()
+    assert reports == 1
+    assert [ledger.epsilon("run") for ledger in ledgers] == [0.5, 0.5]
+    assert [ledger.in_clear for ledger in ledgers] == [("the loss",)] * 2
+
+
+def test_a_seal_keeps_those_of_other_files_written_while_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        OwnFile(tmp_path / name).write(b"0")
+    overtaken(monkeypatch, own_file, lambda: OwnFile(tmp_path / "other").write(b"2"))
+    own_file._Seals(tmp_path).put("third", (own_file._digest(b"1"), own_file._digest(b"3")))
+    assert OwnFile(tmp_path / "other").read() == b"2"
+    assert sorted(own_file._Seals(tmp_path).read()) == ["one", "other", "third"]
 
 
 def test_what_was_not_granted_is_not_charged(tmp_path: Path) -> None:

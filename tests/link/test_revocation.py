@@ -17,6 +17,8 @@ from hostile_files import bounded
 from pki import Authority, Leaf, name, pem
 
 POINT = x509.UniformResourceIdentifier("http://crl.example/7.crl")
+FIRST = x509.UniformResourceIdentifier("ldap://crl.example/cn=5")
+LAST = x509.UniformResourceIdentifier("http://crl.example/6.crl")
 OTHER = x509.UniformResourceIdentifier("http://crl.example/8.crl")
 
 
@@ -37,8 +39,10 @@ class Pki:
     def __init__(self) -> None:
         self.root = Authority("Root", "rsa2048")
         self.issuing = Authority("Issuing", "p384", self.root)
-        point = x509.DistributionPoint([POINT], None, None, None)
-        points = x509.CRLDistributionPoints([point])
+        named = ([FIRST], [LAST, POINT])
+        points = x509.CRLDistributionPoints(
+            [x509.DistributionPoint(names, None, None, None) for names in named]
+        )
         self.leaf = self.issuing.leaf("bank", extensions=[points])
         self.other = self.issuing.leaf("shop")
         #: Another authority that took the same name.
@@ -141,6 +145,16 @@ CASES: dict[str, tuple[Callable[[Pki], list[Any]], str]] = {
     ),
     "of another distribution point": (
         lambda p: [p.root.crl(), p.issuing.crl(extensions=[scope(full_name=[OTHER])])], "no list"
+    ),
+    "of its distribution point and of another": (
+        lambda p: [p.root.crl(), p.issuing.crl(extensions=[scope(full_name=[OTHER, FIRST])])],
+        "good",
+    ),
+    "of its distribution point and of another, and it is revoked": (
+        lambda p: [p.root.crl(),
+                   p.issuing.crl(p.leaf.certificate,
+                                 extensions=[scope(full_name=[POINT, OTHER])])],
+        "revoked",
     ),
     "of both distribution points": (
         lambda p: [p.root.crl(),

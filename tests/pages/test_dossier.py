@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from fedveil.pages.dossier.statements import (
     _composition,
     _integrity,
     _settings,
+    _vertical,
     statements,
     worst,
 )
@@ -411,6 +413,18 @@ def test_the_registry_names_unit_and_flavour(runs: dict[str, Path]) -> None:
         Account("less", 1.0, 1e-3, False, []), Account("more", 2.0, 1e-6, False, []),
     ]))._fact()  # fmt: skip
     assert (fact.value, fact.text) == (str(Figure(2.0, 1e-6)), "For more.")
+
+
+@pytest.mark.parametrize(("weakest", "word"), [(math.inf, "none"), (6.0, "weak")])
+def test_the_meaning_is_that_of_the_weakest_guarantee(weakest: float, word: str) -> None:
+    """It stands neither first nor last, and the others have other words."""
+    accounts = [
+        Account(name, epsilon, 1e-5, False, [])
+        for name, epsilon in (("lead", 0.1), ("bank", weakest), ("shop", 2.5))
+    ]
+    evidence: Any = SimpleNamespace(run=SimpleNamespace(job={}), accounts=accounts)
+    meaning = next(each for each in _vertical(evidence) if each.key == "meaning")
+    assert meaning.text.endswith(f" the guarantee is {word}.")
 
 
 def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,3 +287,21 @@ def test_a_name_is_never_downloaded_and_pickles_are_never_read(tmp_path: Path) -
         ModelFolder.of(f"hf:{tmp_path}")
     (tmp_path / "adapter_config.json").unlink()
     assert ModelFolder.of(f"hf:{tmp_path}", {"model_type": "gpt2"}).config == {"model_type": "gpt2"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_stamp_is_of_every_file_of_a_folder(name: str, tmp_path: Path) -> None:
+    """A model is loaded again after its configuration or tokeniser alone has changed."""
+    for each in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / each).write_text("{}")
+    file, folder = tmp_path / name, ModelFolder(tmp_path)
+    before, changed = folder.stamp, file.stat().st_mtime_ns
+    os.utime(file, ns=(changed, changed + 1))
+    assert folder.stamp != before
+    os.utime(file, ns=(changed, changed))
+    assert folder.stamp == before
+    file.write_text("{  }")
+    os.utime(file, ns=(changed, changed))
+    assert folder.stamp != before
+    file.unlink()
+    assert folder.stamp != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from fedveil.privacy.compose import compose
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import SampledGaussian
+from fedveil.record import data_account
 from fedveil.record.data_account import DataAccount
+from lock_race import is_locked, overtaken
 from renyi_sum import filtered_epsilon
 
 DELTA = 1e-6
@@ -125,3 +128,39 @@ def test_a_training_with_sampling_and_questions_add_up_in_either_order(tmp_path:
     with pytest.raises(LimitReached, match="more would bring"):
         account.charge([(sampled, 400)], 2 * alone, DELTA, "more")
     assert account.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("limit", [None, 1.2])
+def test_a_charge_counts_what_another_process_charged_while_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+
+    def theirs() -> None:
+        DataAccount(account.path, "client").charge([(PrivacyLoss(0.75), 1)], None, DELTA, "theirs")
+
+    overtaken(monkeypatch, data_account, theirs)
+    if limit is None:
+        account.charge([(PrivacyLoss(0.5), 1)], limit, DELTA, "ours")
+    else:
+        with pytest.raises(LimitReached, match="ours would bring the account"):
+            account.charge([(PrivacyLoss(0.5), 1)], limit, DELTA, "ours")
+    ours = limit is None
+    assert account._read()[0] == 1 + ours
+    assert account.figure(DELTA).epsilon == pytest.approx(0.75 + 0.5 * ours)
+
+
+def test_the_lock_is_held_until_the_account_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, locked = DataAccount(tmp_path / "account", "client"), list[bool]()
+    write = data_account.write_whole
+
+    def writes(path: Path, data: Any) -> None:
+        locked.append(is_locked(path))
+        write(path, data)
+
+    monkeypatch.setattr(data_account, "write_whole", writes)
+    account.charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    assert locked == [True]
+    assert not is_locked(account.path)

@@ -541,6 +541,13 @@ def test_a_lying_leader_is_refused_before_anything_is_sent(
     assert len(sent) == 16 * asked
 
 
+def test_a_row_that_was_allowed_once_is_not_sent_twice(tmp_path: Path, stack: ExitStack) -> None:
+    both = scorers(trained(tmp_path), stack)
+    with pytest.raises(ExchangeError, match="it asks for a row twice"):
+        played(both, [[3, 5]], lead={"go": changed(positions=np.array([5, 5]))})
+    assert (both["bank"].state.path / "scored").read_bytes() == b""
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "why"),
     [
