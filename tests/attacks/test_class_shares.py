@@ -319,3 +319,14 @@ def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
     assert counted.value == pytest.approx(np.median([1, 1, *(1 - 1 / t.sum() for t in truths[2:])]))
     adam = Target.of(job(training={"optimizer": "adam"}))
     assert count_figures(adam, "quick") == []
+
+
+def bent() -> nn.Module:
+    """A model whose scores are bent after its last dense layer."""
+    return nn.Sequential(nn.Linear(30, CLASSES), nn.Tanh())
+
+
+def test_clients_of_one_example_and_models_without_a_dense_end_are_not_asked_about() -> None:
+    with pytest.raises(AttackImpossible, match="no class has"):
+        Classes.of(Target.of(job(clients={"number": 240})), 9)
+    assert count_figures(Target.of(job(model="test_class_shares:bent")), "quick") == []

@@ -246,3 +246,36 @@ def test_no_more_rounds_are_played_than_the_run_had(
 def test_impossible_attacks_say_why(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(AttackImpossible, match=why):
         attack(Target.of(job(**changes)), "quick", Watch())
+
+
+def test_a_round_of_too_few_clients_for_a_sum_has_no_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = [[6, 7], [0, 2, 3, 4]]
+    monkeypatch.setattr(Cohorts, "draw", lambda self, round: drawn[round - 1])
+    masked = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 3}}
+    made = job(clients={"number": 10, "fraction": 0.5}, protection=masked)
+    game = Game.of(Target.of(made), 9, 2, Seeded(2, "game"))
+    assert game.cohorts == [[], drawn[1]]
+    assert game.members == drawn[1]
+
+
+def test_the_evidence_counts_how_often_a_client_takes_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    game, rates = Game.of(Target.of(job()), 3, 1, Seeded(4, "game")), list[float]()
+    protection = game.present.protection
+    monkeypatch.setattr(protection, "context", replace(protection.context, turn_rate=0.3))
+
+    def looked(seen: Seen, cohort: Any, turn_rate: float = 1.0) -> list[View]:
+        rates.append(turn_rate)
+        return views(seen, cohort, turn_rate)
+
+    def odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
+        rates.append(turn_rate)
+        return log_odds(view, candidates, turn_rate)
+
+    monkeypatch.setattr(client_membership, "views", looked)
+    monkeypatch.setattr(client_membership, "log_odds", odds)
+    game.play(Seeded(4, "play"))
+    assert rates == [0.3] * (1 + len(game.cohorts[0]))

@@ -390,3 +390,32 @@ def test_the_real_pair_is_two_clients_updates() -> None:
     assert np.array_equal(pair.b, second)
     with pytest.raises(AttackImpossible, match="the job has one client"):
         distinguishing.real_pair(small_target(1))
+
+
+def test_what_neither_update_explains_is_no_evidence() -> None:
+    impossible = Reading(MODEL, np.ones(DIMENSION), log_likelihood=lambda update: -math.inf)
+    assert telling(impossible, MODEL, -MODEL) == 0
+
+
+def test_without_a_finite_claim_no_curve_is_sought() -> None:
+    def family(factor: float) -> Any:
+        raise AssertionError("a bound by curves needs a claim")
+
+    scores = np.linspace(-1, 2, 150)
+    found = distinguish(scores, -scores, "one", 1, Figure(math.inf, 0.0), family)
+    assert math.isnan(found.curve)
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_pair_is_tried_on_what_the_attacker_sees(
+    sums: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def evidence(*given: Any, sums: bool = False, **more: Any) -> tuple[Any, Any]:
+        asked.append(sums)
+        return np.ones(2), np.zeros(2)
+
+    monkeypatch.setattr(distinguishing, "evidence", evidence)
+    far_apart(made("dp_encrypt"), MODEL, ENTROPY, sums=sums)
+    assert asked == [sums] * 3

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_membership import job as table_job
 from torch import nn
 
 from fedveil.attacks import exact_inversion
@@ -301,3 +302,16 @@ def test_an_effort_decides_how_many_batches_are_tried(monkeypatch: pytest.Monkey
         assert list(finding.pictures) == [f"exact-not_encrypt-{size}.png" for size in sizes]
     quick = [(5, 10, 1 << 12), (10, 10, 1 << 12)]
     assert asked == [*quick, *((size, 20, 1 << 17) for size in (5, 10, 20))]
+
+
+def rows_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 4))
+
+
+def test_rows_of_a_table_are_recovered_without_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        exact_inversion, "invert", lambda gradient, starts, rng, batch: np.zeros((batch, 30))
+    )
+    target = one_step(Target.of(table_job(model="test_exact_inversion:rows_net")), 3)
+    figure, picture = recovered_of_batches(target, 3, 2, 16, Watch())
+    assert (figure.cases, picture) == (6, None)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_membership import job as table_job
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
@@ -363,8 +364,12 @@ def test_what_no_effort_reaches_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"proximal": 0.1}, {"gradient_norm": 1.0}, {"optimizer": "adamw"}]
-)
+    "changes",
+    [
+        {"proximal": 0.1}, {"gradient_norm": 1.0}, {"optimizer": "adamw"},
+        {"class_weights": [0.5] * 10},
+    ],
+)  # fmt: skip
 def test_steps_that_are_not_followed_are_refused(changes: dict[str, Any]) -> None:
     job = Job(model="logistic", clients={"number": 10}, training=changes)
     with pytest.raises(AttackImpossible, match="the steps of sgd and adam along the gradient"):
@@ -570,3 +575,80 @@ def test_a_search_keeps_its_best_point_and_stays_in_the_box() -> None:
     least = by_lbfgs(apart, torch.tensor([0.3, 1.0]), 3)
     assert least.value == min(visited) < visited[-1]
     assert least.value == apart(least.point).item()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_reading_without_a_size_is_sought_by_its_angle_alone(
+    scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it tell the size of a step, by which labels are counted."""
+    known, ran = knowledge(built(), 1), list[Any]()
+
+    def search(name: str) -> Any:
+        return lambda objective, start, *_: ran.append(name) or Found(start, 5.0)
+
+    monkeypatch.setattr(reconstruction, "by_lbfgs", search("squared"))
+    monkeypatch.setattr(reconstruction, "by_signed_adam", search("cosine"))
+    monkeypatch.setattr(
+        reconstruction, "recover",
+        lambda reading, layer, total, scale: ran.append(scale) or np.zeros(total, np.int64),
+    )  # fmt: skip
+    reading = replace(report(known, images(1), [1]), scaled=scaled)
+    reconstruct(reading, known, [SQUARED, COSINE], generator(0))
+    assert ran == ([0.1, "squared", "squared", "cosine"] if scaled else [None, "cosine"])
+
+
+def test_entries_that_were_not_reported_are_not_sought() -> None:
+    known = knowledge(built(), 3)
+    unread = np.zeros(known.training.layout.dimension)
+    found = reconstruct(Reading(unread + 2.5, unread), known, [SQUARED], generator(0))
+    assert (found.by, found.labels.tolist()) == ("guess", [2, 2, 2])
+
+
+def test_the_best_of_several_starts_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the first nor the last, of images and of labels."""
+    known, three = knowledge(built(), 3), Search("squared", 7, restarts=3)
+    starts: list[torch.Tensor] = []
+
+    def search(objective: Any, start: torch.Tensor, iterations: int) -> Found:
+        starts.append(start)
+        return Found(start, [0.4, 0.2, 0.7][len(starts) - 1])
+
+    monkeypatch.setattr(reconstruction, "by_lbfgs", search)
+    reading = report(known, images(3), [1, 0, 2])
+    found = reconstruct(reading, known, [three], generator(0), labels=np.array([1, 0, 2]))
+    assert found.value == 0.2
+    assert np.allclose(found.examples, starts[1].clamp(0, 1))
+    starts.clear()
+    labels = reconstruction._joint_labels(reading, known, Distance(reading), three, generator(0))
+    each = [start[3 * 64 :].view(3, CLASSES).argmax(1).tolist() for start in starts]
+    assert labels.tolist() == each[1]
+    assert each[1] not in (each[0], each[2])
+
+
+def test_clients_of_an_aggregate_are_trained_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of one example, and not one client of two."""
+    known, x = knowledge(built(), 1, epochs=3, clients=2), images(2)
+    reading, sought = report(known, x, [0, 3]), list[Any]()
+    monkeypatch.setattr(
+        reconstruction, "by_lbfgs",
+        lambda objective, start, *_: sought.append(objective) or Found(start, 1.0),
+    )  # fmt: skip
+    once = Search("squared", 7)
+    reconstruct(reading, known, [once], generator(0), labels=np.array([0, 3]))
+    reconstruction._joint_labels(reading, known, Distance(reading), once, generator(0))
+    sure = 99 * nn.functional.one_hot(torch.tensor([0, 3]), CLASSES).float()
+    points = x, torch.cat([x.reshape(-1), sure.reshape(-1)])
+    for objective, point in zip(sought, points, strict=True):
+        assert objective(point).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_rows_of_a_table_have_no_picture_and_small_images_no_structure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inversion, "bounds", lambda effort: Bounds(2, 4, 10, ()))
+    single = {"clients": {"number": 240, "fraction": 0.01}, "training": {"epochs": 1}}
+    assert attack(Target.of(table_job(**single)), "quick", Watch()).pictures == []
+    flat = Score(np.zeros((1, 3, 8)), common=0)
+    flat.add(np.ones((1, 1, 3, 8)), np.array([0]), np.ones((1, 1, 3, 8)), np.array([0]))
+    assert [figure.name for figure in flat.figures()] == ["mse", "psnr", "label accuracy"]

@@ -141,3 +141,19 @@ def test_a_model_that_ends_otherwise_has_no_last_layer() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
     for model in (scaled, convolution):
         assert LastLayer.of(model, images(1)) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_label_is_found_by_the_entries_that_were_reported(bias: bool) -> None:
+    """The whole bias, or half of each row of a layer without one, was not reported."""
+    model = net(bias)
+    layer = layer_of(model, images(8))
+    for label in range(CLASSES):
+        reading = read(model, images(1), [label])
+        estimate, weight = reading.estimate.copy(), reading.weight.copy()
+        unread = np.arange(layer.weight.start, layer.weight.stop, 2)
+        noise = 100 * Seeded(label, "noise").generator().standard_normal(len(unread))
+        if layer.bias is not None:
+            unread, noise = np.arange(layer.bias.start, layer.bias.stop), np.zeros(CLASSES)
+        estimate[unread], weight[unread] = noise, 0
+        assert recover(Reading(estimate, weight), layer, 1, LR).tolist() == [label]

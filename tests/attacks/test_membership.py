@@ -172,6 +172,8 @@ def test_rmia_counts_the_examples_that_are_half_as_likely() -> None:
     assert 0 < max(expected) < 1
     even = References([given(truth=[0.0, 0.0])] * 2, halves(2, 2, Seeded(1)), known.y[:2])
     assert rmia(given(truth=[0.0, -math.log(2)]), even).tolist() == [1, 0]  # twice as likely
+    never = References([given(truth=[-900.0, -1.0])] * 2, halves(2, 2, Seeded(1)), known.y[:2])
+    assert rmia(given(truth=[-900.0, -1.0]), never).tolist() == [0, 1]  # e^-900 is no number
 
 
 def test_a_threshold_is_found_without_the_model_whose_members_are_asked_about() -> None:
@@ -509,6 +511,7 @@ def test_an_adaptive_run_is_held_against_what_its_rounds_cost(tmp_path: Path) ->
     assert target.promised(2) == Target.of(adaptive).promised(2)
     fixed = Target.of_run(run.folder, ["protection.unary.adaptive=false"])
     assert fixed.promised(3).epsilon < stated.epsilon
+    assert Target.of_run(run.folder, ["privacy.delta=1e-3"]).claim is None
 
 
 def rising(round: int) -> float:

@@ -370,3 +370,51 @@ def test_a_game_goes_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> Non
         game.present.protection.initial_state(), views[0][1].state,
     ]  # fmt: skip
     assert views[0][1].state != views[1][1].state
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_attacked_run_keeps_its_clients_rounds_and_claim(
+    trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is attacked by a run of its own. Every reference has a seed of its own."""
+    own, other = Figure(3.5, 1e-3), Figure(9.0, 1e-2)
+    rehearsed: list[Target] = []
+
+    def rehearse(target: Target) -> Rehearsal:
+        rehearsed.append(target)
+        return Rehearsal(target.model, np.array([1, 2], np.uint64), 3, other)
+
+    monkeypatch.setattr(membership, "rehearse", rehearse)
+    there = np.array([0, 3, 1], np.uint64)
+    target = replace(Target.of(job()), trained=trained, played=2, took_part=there, claim=own)
+    found = Case.of(target, 2, Seeded(3), Watch()).target
+    assert found.took_part is not None
+    assert (found.took_part.tolist(), found.played, found.claim) == (
+        ([0, 3, 1], 2, own) if trained else ([1, 2], 3, other)
+    )
+    one, another = (target.job.seed for target in rehearsed[-2:])
+    assert one != another
+
+
+def test_a_membership_finding_is_held_against_the_ledger_of_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stated = Figure(7.25, 1e-3)
+    stub = SimpleNamespace(
+        on_model=list, on_round=lambda most: ([], False), asked="",
+        target=SimpleNamespace(played=3, claim=stated),
+    )  # fmt: skip
+    monkeypatch.setattr(Case, "of", lambda *given: stub)
+    adaptive = {"name": "rr", "unary": {"eps": 0.01, "adaptive": True}}
+    finding = attack(Target.of(job(protection=adaptive)), "quick", Watch())
+    assert (finding.epsilon, finding.delta) == stated
+
+
+def test_a_played_round_has_no_more_clients_than_the_jobs_and_enough_for_a_sum() -> None:
+    some = Target.of(job(clients={"number": 7, "fraction": 0.45}, training={"lr": 0.3}))
+    rows = np.arange(EXAMPLES)
+    assert len(play_round(some, rows, np.arange(90), 9, Seeded(6)).held) == 3
+    masked = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 2}}
+    few = Target.of(job(protection=masked, training={"lr": 0.3}))
+    (held,) = play_round(few, rows, np.arange(90), 1, Seeded(6)).held
+    assert len(held) == few.protection.least_clients * EXAMPLES / 4

@@ -24,6 +24,7 @@ from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.record.run_folder import IMPORTS, JOB, MODEL
+from fedveil.rounds.outcomes import Failed
 
 CLIENTS = 3
 
@@ -280,3 +281,12 @@ def test_only_a_constant_rate_trains_natively(target: Target) -> None:
     data["training"]["lr_schedule"] = "cosine"
     assert target.trains_natively
     assert not replace(target, job=Job(**data)).trains_natively
+
+
+def test_a_client_whose_training_fails_is_not_attacked(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = [Failed(2, "RuntimeError: no")]
+    monkeypatch.setattr(target_module.LocalTraining, "updates", lambda self, clients: iter(failed))
+    with pytest.raises(AttackImpossible, match="client 2 trains to no finite update"):
+        target.updates([2])

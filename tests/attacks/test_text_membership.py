@@ -407,3 +407,17 @@ def test_a_task_without_a_loss_per_text_is_refused() -> None:
         attack(own, "quick", Watch())
     with pytest.raises(AttackImpossible, match=r"gradient .* task = classification whose examples"):
         target.needs_classes("gradient")
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_an_empty_text_of_either_part_is_left_out(part: str) -> None:
+    target = Target.of(job())
+    examples = getattr(target.dataset, part)
+    y = examples.y.copy()
+    y[4] = IGNORED
+    data = replace(target.dataset, **{part: Examples(examples.x, y)})
+    found = replace(target, dataset=data).without_empty_texts().dataset
+    lost = {
+        name: len(getattr(data, name)) - len(getattr(found, name)) for name in ("train", "test")
+    }
+    assert lost == {"train": 0, "test": 0} | {part: 1}

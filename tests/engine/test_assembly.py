@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import parts
 from fedveil.compiled.own_loss import OwnLossTrainer
 from fedveil.data.datasets import load
+from fedveil.engine import job_model
 from fedveil.engine.assembly import (
     ModelShape,
+    check_weights,
     make_model,
     make_partition,
     start_vector,
@@ -100,6 +104,46 @@ def test_the_shape_of_a_model_is_that_of_its_data() -> None:
     shape = ModelShape.of(load("parts:data"))
     assert (shape.example_shape, shape.classes, shape.fingerprint) == ((parts.FEATURES,), 3, "")
     assert (shape.whole_targets, shape.whole_examples) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers"),
+    [((5, 4), 20 + 3), ((-1, 6), 6 + 3), ({"a": (2, -1), "b": (7,)}, 2 + 7 + 3)],
+)
+def test_a_dimension_of_any_length_counts_as_one(shape: Any, numbers: int) -> None:
+    assert ModelShape(shape, 3).numbers == numbers
+
+
+def test_layers_that_stay_with_a_client_are_not_sent_and_need_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 5 · 6 weights and 5 biases, the biases stay, beside a fixed buffer of 400 bytes."""
+    own = Job(model=f"{__name__}:buffered", clients={"number": 4, "own_layers": ["bias"]})
+    shape = ModelShape((parts.FEATURES * 20,), 5)
+    free = 2 * (5 * 4 + 400)
+    for room in (free, free - 1):
+        monkeypatch.setattr(job_model, "free_bytes", lambda device, room=room: room)
+        with nullcontext() if room == free else pytest.raises(ModelInvalid, match="is free"):
+            check_weights(own, shape, 30)
+
+
+def buffered() -> nn.Module:
+    model = nn.Linear(6, 5)
+    model.register_buffer("mask", torch.ones(100), persistent=False)
+    return model
+
+
+def test_a_language_model_is_as_wide_as_the_least_of_its_widths(tmp_path: Path) -> None:
+    """A configuration may also name the width of an inner layer."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 16}'
+    )
+    (tmp_path / "model.safetensors").touch()
+    task = {"task": "sequence_classification", "data": {"name": "text:x"}}
+    own = Job(model=f"hf:{tmp_path}", clients={"number": 4}, **task)
+    check_weights(own, ModelShape((8,), 27), 27 * 16)
+    with pytest.raises(ModelInvalid, match="at least 432 weights, but the server sends 431"):
+        check_weights(own, ModelShape((8,), 27), 27 * 16 - 1)
 
 
 @pytest.mark.parametrize(

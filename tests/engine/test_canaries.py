@@ -309,8 +309,9 @@ def test_noise_is_measured_of_gaussian_positions_with_a_clip_that_stays(tmp_path
     assert finding.figure(BY_NOISE).cases == 80
     moving = {"noise_multiplier": 2.0, "clip_quantile": 0.5}
     clip_moves = job("central_gaussian", 4, protection={"central_gaussian": moving})
-    for other in (job("not_encrypt", 4), clip_moves):
+    for other, saw in ((job("not_encrypt", 4), "each canary's own"), (clip_moves, "the aggr")):
         found = audited(other, tmp_path / other.protection.name)
+        assert found.saw.startswith(saw), "nobody reads a report of a server that adds the noise"
         assert BY_NOISE not in [figure.name for figure in found.figures]
 
 

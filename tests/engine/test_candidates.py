@@ -231,3 +231,12 @@ def test_a_candidate_costs_no_more_than_was_asked_for() -> None:
         assert found.figure.epsilon <= target
     (found,) = candidates(small_job(), 83, target, ["distributed_dp"])
     assert found.settings[-1] == f"protection.distributed_dp.target_epsilon={target}"
+
+
+def test_without_an_example_no_noise_is_compared_and_no_protection_of_examples_advised() -> None:
+    job = small_job()
+    (found,) = candidates(job, 83, 2.0, ["distributed_dp"], of_examples(job))
+    assert found.noise(0) is None
+    advice = str(next_protection(job, prepared(job)[0], NOTHING, 0))
+    assert advice.startswith("too few clients for a meaningful promise")
+    assert "privacy.unit" not in advice

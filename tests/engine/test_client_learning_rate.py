@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,11 @@ def warming(round: int, lr: float) -> float:
 def nothing() -> float:
     """One that no client can train with."""
     return 0.0
+
+
+def boundless(round: int) -> float:
+    """One that exceeds all numbers in the second round."""
+    return 0.5 if round == 1 else math.inf
 
 
 def job(**training: Any) -> Job:
@@ -73,6 +79,9 @@ def test_a_rate_that_nobody_can_train_with_is_refused() -> None:
         "training.lr_schedule = 'test_client_learning_rate:nothing' gives the rate 0.0 in round 2. "
         "It must be a number above 0"
     )
+    assert client_rate(job(lr_schedule="test_client_learning_rate:boundless"), 1) == 0.5
+    with pytest.raises(InvalidValue, match="gives the rate inf in round 2"):
+        client_rate(job(lr_schedule="test_client_learning_rate:boundless"), 2)
 
 
 @pytest.mark.parametrize(

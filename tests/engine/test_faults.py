@@ -14,7 +14,9 @@ from scipy.stats import norm
 
 import fedveil
 import parts
+from fedveil.engine.canaries import Canaries
 from fedveil.engine.faults import Faulty, late_clients, silent_clients
+from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
@@ -55,6 +57,21 @@ def test_without_spread_all_are_in_time_or_none() -> None:
 def test_faults_leave_an_executor_where_it_is(beside: bool) -> None:
     executor: Any = SimpleNamespace(beside_server=beside)
     assert Faulty(executor, Job(), executor).beside_server == beside
+
+
+def test_an_executor_beside_faults_or_canaries_shows_its_machines_and_is_closed() -> None:
+    closed: list[str] = []
+    executor: Any = SimpleNamespace(
+        beside_server=True, shown=lambda: {"machines": {"a": [3, 0.5, 0.25]}},
+        close=lambda: closed.append("closed"),
+    )  # fmt: skip
+    audited = Job(clients={"number": 12}, audit={"canaries": 2}, protection="dp_encrypt")
+    canaries = Canaries(audited, make_protection(audited, 30))
+    for outer in (Faulty(executor, Job(), executor), canaries.beside(executor)):
+        assert outer is not executor
+        assert outer.shown() == {"machines": {"a": [3, 0.5, 0.25]}}
+        outer.close()
+    assert closed == ["closed"] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.engine import known_accuracy
 from fedveil.engine.job_protection import make_protection
 from fedveil.engine.known_accuracy import Measured, measured, table
 from fedveil.engine.target_epsilon import whole_run
@@ -64,3 +65,19 @@ def test_of_another_job_nothing_is_said(other: str) -> None:
     row = next(r for r in ROWS if "clients.fraction=0.3" in r.settings)
     assert measured(Job.load(None, (*row.settings, other))) == []
     assert measured(Job()) == []
+
+
+def test_rows_come_in_the_order_of_their_epsilons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order the table has them, and however the job states its noise."""
+    sums = [row for row in ROWS if "protection.distributed_dp.clip=0.15" in row.settings]
+    wanted = Job.load(None, sums[0].settings)
+    sized = {
+        "protection.distributed_dp.target_epsilon": None,
+        "protection.distributed_dp.noise_multiplier": 0.75,
+    }
+    (row,) = measured(wanted)
+    assert measured(wanted.with_(sized)) == [row]
+    others = [row._replace(epsilon=epsilon) for epsilon in (3.0, 0.5, 9.0)]
+    held = known_accuracy._deciding(wanted)
+    monkeypatch.setattr(known_accuracy, "_rows", lambda: [(other, held) for other in others])
+    assert [other.epsilon for other in measured(wanted)] == [0.5, 3.0, 9.0]

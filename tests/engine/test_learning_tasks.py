@@ -264,6 +264,7 @@ def test_a_metric_is_a_number_under_a_plain_name(name: str, value: Any, said: st
     assert _plain("good", np.float32(0.5)) == 0.5
     assert _plain("good", torch.tensor(7)) == 7.0
     assert _plain("each", np.array([1.5, 2.0])) == [1.5, 2.0]
+    assert _plain("each", (1.5, 2)) == [1.5, 2.0]
 
 
 @pytest.mark.parametrize("name", ["loss", "f1", "recall"])

@@ -28,7 +28,7 @@ from fedveil.engine.cluster.many_machines import ManyMachines, _Used
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import Expected, groups, placed
 from fedveil.engine.cluster.ray_cluster import _reason
-from fedveil.engine.cluster.shards import Shards, pieces
+from fedveil.engine.cluster.shards import Piece, Shards, pieces
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.entropy import Seeded
@@ -393,3 +393,13 @@ def test_a_machine_that_was_disturbed_once_is_not_expected_to_stay_slow() -> Non
     assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 4, "b": 2 / 1.05})
     expected.learn("b", {2: 1.0, 3: 1.0})
     assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 2, "b": 2})
+
+
+def test_examples_that_training_may_change_are_copies() -> None:
+    x, y = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.arange(3)
+    shards = Shards()
+    shards.add(Piece.of(ClientsData.of_one(4, x, y), [4]))
+    shards.of(4, Seeded(1)).x.add_(1)
+    assert np.array_equal(shards.of(4, Seeded(1)).x.numpy(), x)
+    shards.of(4, Seeded(1), unchanged=True).x.add_(1)
+    assert np.array_equal(shards.of(4, Seeded(1)).x.numpy(), x + 1), "a promise saves the copy"

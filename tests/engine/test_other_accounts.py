@@ -53,3 +53,18 @@ def test_a_run_that_ended_by_its_own_results_states_all_planned_rounds(
         planned = [(PrivacyLoss.of_release(Gaussian(3.0)), 7)]
         assert found[0].epsilon == pytest.approx(compose(planned, 1e-4))
         assert found[0].what == "all 7 rounds: holds whenever stopping ends the run"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({"protection": {"name": "rr", "unary": {"eps": 0.01, "adaptive": True}}}, 3),
+        ({"protection": "not_encrypt"}, 3),
+        ({"protection": CENTRAL}, 0),
+    ],
+)
+def test_nothing_is_stated_that_nobody_knows(settings: dict[str, Any], rounds: int) -> None:
+    """What an adaptive run would have cost, an infinite cost, or the cost of no round."""
+    ends = {"target": 0.0} if rounds else {}
+    job = Job(rounds=7, privacy={"delta": 1e-4}, stopping=ends, **settings)
+    assert list(other_accounts(job, make_protection(job, 5), rounds)) == []

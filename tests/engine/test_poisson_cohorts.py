@@ -190,3 +190,13 @@ def test_rounds_of_known_size_are_not_made_for_secret_ones() -> None:
     by_example = {"privacy": {"unit": "example"}, "training": {"lr": 0.2, "sampling_rate": 0.1}}
     with pytest.raises(JobError, match=r"poisson is refused under privacy\.unit = example: it"):
         job(protection="distributed_dp", **by_example)
+
+
+def test_all_clients_are_asked_where_each_takes_its_turn_in_secret() -> None:
+    """So nobody's part in a round is hidden, although the randomness is secret."""
+    shares = {"name": "distributed_dp", "distributed_dp": {"noise_multiplier": 2.0}}
+    secret = job(protection=shares, privacy={"randomness": "secure"})
+    assert secret.secret_turns
+    assert Cohorts(secret).until(2) == list(range(secret.clients.number or 0))
+    central = job(privacy={"randomness": "secure"})
+    assert Cohorts(central).until(2) is None

@@ -50,3 +50,9 @@ def test_the_number_of_rounds_may_grow() -> None:
     before = given()
     longer = before | {"job": before["job"].with_(rounds=9)}
     assert run_fingerprint(**longer) == run_fingerprint(**given())
+
+
+def test_the_place_of_the_clients_may_change() -> None:
+    before = given()
+    moved = before | {"job": before["job"].with_({"simulation.on": "ray"})}
+    assert run_fingerprint(**moved) == run_fingerprint(**given())

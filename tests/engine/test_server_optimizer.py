@@ -167,3 +167,16 @@ def test_moments_that_no_step_leaves_are_refused(name: str) -> None:
     for bad in ({"m": np.zeros(3)}, {"m": np.array([0, np.inf])}, {"v": np.array([0.0, -1e-9])}):
         with pytest.raises(MessageInvalid):
             optimizer.restore({**optimizer.state(), **bad})
+
+
+def test_a_step_that_fails_in_its_last_part_changes_no_moment() -> None:
+    count = 140_001  # three parts
+    optimizer = ServerOptimizer(ServerSettings(optimizer="adam"), np.ones(count, np.bool_))
+    weights = optimizer.step(np.ones(count, np.float32), np.linspace(-1, 1, count))
+    before = {name: moment.copy() for name, moment in optimizer.state().items()}
+    bad = np.full(count, 0.5)
+    bad[-1] = np.inf
+    with pytest.raises(RoundVoid, match="not finite"):
+        optimizer.step(weights, bad)
+    for name, moment in before.items():
+        np.testing.assert_array_equal(optimizer.state()[name], moment, name)

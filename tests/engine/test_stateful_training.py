@@ -29,11 +29,12 @@ from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.stateful_training import Dynamic, KeptTraining, OwnLayers, Scaffold
 from fedveil.engine.own_layer_evaluation import _mean, client_model
+from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.evaluate import score
 from fedveil.learning.learning_task import Task
-from fedveil.learning.trainer import LoopTrainer
+from fedveil.learning.trainer import ClientData, LoopTrainer
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.catalog import POSITIONS
 from job_checks import problems
@@ -588,3 +589,24 @@ def test_figures_of_several_models_are_averaged_each_in_its_place() -> None:
     assert _mean([0.5, 0.75, 4.0]) == 1.75
     assert _mean([[1, 2.5], [3, 0.5]]) == [2, 1.5]
     assert _mean([{"r2": "higher"}] * 2) == {"r2": "higher"}
+
+
+def test_each_training_of_a_client_that_keeps_a_state_has_its_own_randomness() -> None:
+    drawn: list[bytes] = []
+
+    def of(client: int, entropy: Entropy) -> ClientData:
+        drawn.append(bytes(entropy.words(4)))
+        return ClientData.of(np.ones((3, 2), np.float32), np.zeros(3), entropy)
+
+    row = np.ones((1, 4), np.float32)
+    trainer: Any = SimpleNamespace(
+        start=lambda weights, round: None, train=lambda clients: iter([(row, [None])])
+    )
+    states: Any = SimpleNamespace(load=lambda client, round, size: None)
+    way = Dynamic(np.ones(4, np.bool_), 0.5)
+    data: Any = SimpleNamespace(of=of)
+    training = KeptTraining(job(), way, trainer, data, Seeded(3), states)
+    for round in (1, 2):
+        training.open(round, np.zeros(4, np.float32))
+        assert [type(answer) for answer in training.updates([5, 8])] == [Trained] * 2
+    assert len({*drawn}) == 4

@@ -14,7 +14,7 @@ import fedveil
 from fedveil.base import plain_text
 from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.stopping import Stopping
-from fedveil.errors import InvalidValue, JobError
+from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.pages.read_run import read_run
@@ -186,3 +186,10 @@ def test_what_all_rounds_cost_is_said_of_a_run_that_may_end_early(tmp_path: Path
     (line,) = [line for line in run.others if line.what.startswith("all 6 rounds")]
     assert line.what == "all 6 rounds: holds whenever stopping ends the run"
     assert line.epsilon > 2 * run.metrics[-1]["epsilon_run_every_round"]
+
+
+def test_a_best_model_that_the_job_does_not_keep_is_refused() -> None:
+    last = Stopping(StoppingSettings(), USUAL)
+    last.restore({}, measured(0.5, 0.75), 3)
+    with pytest.raises(MessageInvalid):
+        last.restore({"round": 2, "weights": np.ones(3, np.float32)}, measured(0.5, 0.75), 3)

@@ -11,8 +11,9 @@ from test_simulation import job
 
 import layer_parts
 from fedveil.base.kernels import HAVE_NUMBA
-from fedveil.engine.trainer_choice import LayerTraining, layer_training
+from fedveil.engine.trainer_choice import LayerTraining, _shape, layer_training
 from fedveil.errors import ModelInvalid
+from fedveil.federated.job import Job
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is native without numba")
 
@@ -240,3 +241,10 @@ def test_the_model_is_called_once_and_not_trained(monkeypatch: pytest.MonkeyPatc
 def test_a_job_that_cannot_run_is_an_error() -> None:
     with pytest.raises(ModelInvalid, match="class_weights"):
         found("chain", training={"class_weights": [1.0, 2.0]})
+
+
+@pytest.mark.parametrize(("name", "whole"), [("shakespeare", True), ("femnist", False)])
+def test_the_examples_of_a_bundled_data_set_are_tokens_or_numbers(name: str, whole: bool) -> None:
+    """Nothing of the data is read."""
+    found = _shape(Job(data={"name": name}, model="parts:linear", clients={"number": 4}))
+    assert found.whole_examples == whole

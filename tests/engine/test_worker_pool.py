@@ -16,6 +16,7 @@ import pytest
 
 from fedveil.base.message import decode
 from fedveil.engine.assembly import ModelShape
+from fedveil.engine.executors import local
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.pool import InSlot, WorkerPool, _program, _Worker
 from fedveil.engine.executors.shared_block import SharedBlock
@@ -213,3 +214,38 @@ def test_an_error_of_a_worker_is_raised_here() -> None:
         worker.receive()
     worker.connection = connection(("answers", 1, []))
     assert worker.receive() == ("answers", 1, [])
+
+
+def started(workers: int, cores: int | None = None) -> Any:
+    job = Job(clients={"number": 4, "fraction": 1.0}, simulation={"workers": workers})
+    data = ClientsData.of_one(3, np.ones((3, 2), np.float32), np.zeros(3, np.int64))
+    nothing: Any = lambda *_: None  # noqa: E731
+    return local.start_locally(
+        job, ModelShape((2,), 3), data, 9, Path(), pack=bytes, starting=nothing, event=nothing,
+        cores=cores,
+    )  # fmt: skip
+
+
+def test_an_executor_on_this_machine_keeps_to_its_cores_and_a_failed_pool_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+
+    class Broken:
+        def __init__(self, workers: int, *given: Any) -> None:
+            ended.append(f"{workers} workers")
+
+        def start(self, *given: Any) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            ended.append("closed")
+
+    monkeypatch.setattr(local, "make_client_sides", lambda *_: [])
+    monkeypatch.setattr(local, "make_client_side", lambda *_: "a side")
+    monkeypatch.setattr(local, "InProcess", lambda side, cores=None: (side, cores))
+    monkeypatch.setattr(local, "WorkerPool", Broken)
+    assert started(0, cores=3) == ("a side", 3)
+    with pytest.raises(KeyboardInterrupt):
+        started(2)
+    assert ended == ["2 workers", "closed"]

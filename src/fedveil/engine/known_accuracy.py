@@ -59,5 +59,4 @@ def _deciding(job: Job) -> dict[str, Any]:
     key = switch.position.cost_key(switch.settings)
     if key is not None:
         settings = key.put(settings, key.start)
-        settings.update(dict.fromkeys(key.instead))
     return {**{name: whole[name] for name in _DECIDE}, switch.name: settings}

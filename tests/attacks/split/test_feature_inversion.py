@@ -136,6 +136,7 @@ def test_how_badly_bits_fit_is_their_probability() -> None:
     assert ratio(EmbeddingPrivacy(2.0)) == pytest.approx(4 - 2)
     assert ratio(EmbeddingPrivacy(2.0, gradient="none", reuse=True)) == pytest.approx(2 - 1)
     assert ratio(EmbeddingPrivacy(0.0)) == 0
+    assert ratio(EmbeddingPrivacy(3000.0)) == pytest.approx(30), "no more than the limit"
     half = Evidence.of(told[:1, :, :1], EmbeddingPrivacy(2.0))
     at_zero = half.misfit(torch.zeros(1, 1), 0.1) - half.misfit(torch.full((1, 1), 9.0), 0.1)
     assert float(at_zero) == pytest.approx(1 - math.log((math.e + 1) / 2))

@@ -252,3 +252,31 @@ def test_the_follower_is_one_that_receives_gradients() -> None:
     )
     follower = labels._Follower.of(target)
     assert (follower.party, follower.parts) == ("shop", ("two", "three"))
+
+
+def test_at_the_first_step_one_label_of_each_class_is_known() -> None:
+    """Two batches of six examples and two classes: four labels of each batch are inferred."""
+    follower: Any = SimpleNamespace(
+        target=SimpleNamespace(job=SimpleNamespace(batch_size=6), crossed=lambda positions: None),
+        true=np.arange(40) % 2, classes=2, looks=lambda crossed, count: [np.ones((count, 3))],
+        guesses=lambda run, known: 1 - run.true, share=lambda name, guesses, true, of: len(of),
+    )  # fmt: skip
+    assert labels._first_step(follower, 2, Watch()) == 2 * (6 - 2)
+
+
+def test_the_attacker_is_the_first_follower_that_receives_a_gradient() -> None:
+    """Not one whose output returns none, and not the leader."""
+    crossings = [
+        SimpleNamespace(sender=sender, gradient=gradient, part=part)
+        for sender, gradient, part in (
+            ("shop", False, "a"), ("lead", True, "b"), ("bank", True, "c"), ("bank", True, "d"),
+        )
+    ]  # fmt: skip
+    split = SimpleNamespace(followers=("shop", "bank"), leader="lead", crossings=crossings)
+    rows = {"train": {"lead": SimpleNamespace(labels=torch.arange(3))}}
+    target: Any = SimpleNamespace(
+        task=SimpleNamespace(classes=3), split=split, rows=rows,
+        job=SimpleNamespace(privacy=SimpleNamespace(label_dp=None)),
+    )  # fmt: skip
+    found = labels._Follower.of(target)
+    assert (found.party, found.parts) == ("bank", ("c", "d"))
