@@ -44,7 +44,8 @@ from fedveil.language import text
 from fedveil.link.tls import named_in
 from fedveil.pages.read_run import read_run
 from fedveil.pretrained.model_folder import ModelFolder
-from fedveil.record.finding_lines import add_finding
+from fedveil.record.event_log import anchors, faults
+from fedveil.record.finding_lines import add_finding, read_findings
 from fedveil.record.model_file import read_model
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import RunFolder
@@ -251,6 +252,10 @@ READERS: dict[str, tuple[type[FedveilError], Callable[[Any, Path], object]]] = {
     "vouched": (RunFolderError, within("metrics.jsonl", vouched)),
     "events": (RunFolderError, within("events.log", read_run)),
     "findings": (RunFolderError, within("attacks.jsonl", read_run)),
+    "findings alone": (RunFolderError, within("attacks.jsonl", read_findings)),
+    "log": (RunFolderError, within("events.log", lambda r: faults(r / "events.log"))),
+    "chain": (RunFolderError, within("events.chain", lambda r: faults(r / "events.log"))),
+    "other log": (RunFolderError, plain(lambda p: list(anchors(p)))),
     "added": (RunFolderError, within("attacks.jsonl", lambda r: add_finding(own_folder(r), None))),  # type: ignore[arg-type]
     "accounts": (RunFolderError, within("accounts.jsonl", read_run)),
     "compared": (RunFolderError, within("before-after.jsonl", read_run)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -299,6 +300,17 @@ def test_audit_of_a_folder_without_findings_says_how_to_get_some(
     code, _, err = command("audit", str(tmp_path))
     assert code == 1
     assert "holds no findings: run with audit.canaries" in err
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"[" * 9999, b'{"figures": 3}'])
+def test_findings_that_cannot_be_read_are_one_sentence(
+    command: Command, tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "attacks.jsonl"
+    os.mkfifo(file) if content is None else file.write_bytes(content)
+    code, out, err = command("audit", str(tmp_path))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {file} ")
 
 
 @pytest.mark.parametrize("load", [job_arguments.load, job_file.load])

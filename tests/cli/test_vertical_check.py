@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +96,13 @@ def test_a_folder_without_logs_has_nothing_to_check(command: Command, tmp_path: 
     code, _, err = command("vertical", "check", "empty")
     assert code == 1
     assert err == "error: empty has no events.log and no model bundle to check\n"
+
+
+@pytest.mark.parametrize("name", ["run/lead/events.log", "run/lead/events.chain", "other.log"])
+def test_a_log_that_is_no_file_is_one_sentence(command: Command, run: Path, name: str) -> None:
+    (run.parent / name).unlink(missing_ok=True)
+    os.mkfifo(run.parent / name)
+    against = ("--against", name) if name == "other.log" else ()
+    code, _, err = command("vertical", "check", "run", *against)
+    assert code == 1
+    assert err == f"error: {name} cannot be read: it is a named pipe, not a regular file\n"

@@ -146,6 +146,20 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     folder.close()
 
 
+@pytest.mark.parametrize("every", [1, 4, 5])
+def test_a_run_that_has_ended_does_not_begin_again_without_its_checkpoint(
+    every: int, tmp_path: Path
+) -> None:
+    """A run of fewer rounds than lie between two checkpoints saves the last one anyway."""
+    folder = RunFolder.create(tmp_path / "run", "unequal", None)
+    (folder.path / "metrics.jsonl").write_text("{}\n")
+    assert Checkpoint.read(folder, every=every) is None
+    (folder.path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RunFolderError, match="holds the records of 1 round\\. Restore"):
+        Checkpoint.read(folder, every=every)
+    folder.close()
+
+
 @pytest.mark.usefixtures("brief")
 def test_edited_metrics_are_one_sentence(run: Path) -> None:
     """Each key of a record, with the checkpoint's digests made again."""

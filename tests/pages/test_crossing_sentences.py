@@ -35,11 +35,11 @@ def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> No
         f"3 {how.format('bank_wide')} and 5 {how.format('bank_deep')}.",
         "lead returns to bank, of each training example: the gradient of bank_wide's output and "
         "the gradient of bank_deep's output, unprotected.",
-        "lead tells bank the mean loss of every step.",
+        "lead tells bank the mean loss of every step, which depends on labels.",
         "No party sends its weights or its labels. Nothing protects the labels in the gradients.",
     ]
     head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
-    assert "lead tells bank the mean loss of every step." in head
+    assert "lead tells bank the mean loss of every step, which depends on labels." in head
 
 
 @pytest.mark.parametrize("by", ["intersection", "digests"])
@@ -74,6 +74,7 @@ def test_what_is_not_returned_and_not_told_has_no_sentence(told: bool) -> None:
         "privacy": {label: {"name": "max_norm"} if told else {"eps": 1.0}},
     })  # fmt: skip
     each = "of each of 50 training examples in every epoch"
+    loss = "lead tells bank and shop the mean loss of every step, which depends on labels."
     noise = "under max_norm" if told else "unprotected"
     labels = (
         "The noise in the gradients hinders the reading of labels."
@@ -84,6 +85,6 @@ def test_what_is_not_returned_and_not_told_has_no_sentence(told: bool) -> None:
         f"bank sends lead, {each}: 12 bits of left without noise.",
         f"shop sends lead, {each}: 8 numbers of right, unprotected.",
         f"lead returns to shop, of each training example: the gradient of right's output, {noise}.",
-        *(["lead tells bank and shop the mean loss of every step."] if told else []),
+        *([loss] if told else []),
         f"No party sends its weights or its labels. {labels}",
     ]

@@ -123,8 +123,16 @@ def test_a_follower_without_a_gradient_is_named_at_once() -> None:
     split = Bottoms().split_model()
     split = split.replace("left", privacy=EmbeddingPrivacy(1.0, gradient="none"))
     said: list[str] = []
-    LabelWatch(split, 3, lambda crossing, gradient, labels, occasion: gradient, said.append)
-    assert said == ["labels: no gradient is returned to bank, so it can read none"]
+    for tells_loss in (False, True):
+        LabelWatch(
+            split, 3, lambda crossing, gradient, labels, occasion: gradient, said.append,
+            tells_loss=tells_loss,
+        )  # fmt: skip
+    assert said == [
+        "labels: no gradient is returned to bank",
+        "labels: no gradient is returned to bank, but it receives the loss of every step, which "
+        "reveals labels: `record.followers_see_loss: false` hides it",
+    ]
 
 
 def test_the_true_label_is_judged_by_the_prior_too() -> None:

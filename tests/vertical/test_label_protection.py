@@ -225,7 +225,7 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
 def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:
     projected, *watched = said(tmp_path, privacy=MARVELL)
     assert projected.startswith(
-        "labels: marvell with power 16 limits bank to an AUC of 0.67 from one step, if gradients"
+        "labels: marvell with power 16 limits bank to an AUC of 0.67 from the gradients of one "
     )
     assert "in all 2 epochs" in projected
     cuts = [sentence for sentence in watched if "labels: the gradients of" in sentence]
@@ -268,9 +268,10 @@ def test_a_run_whose_labels_are_all_of_one_class_is_projected_too(label: int) ->
 
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:
     privacy = {"embedding_dp": {"gradient": "none"}}
-    assert said(tmp_path, privacy=privacy) == [
-        "labels: no gradient is returned to bank, so it can read none"
-    ]
+    (told,) = said(tmp_path / "told", privacy=privacy)
+    assert told.startswith("labels: no gradient is returned to bank, but it receives the loss of ")
+    hidden = said(tmp_path / "hidden", privacy=privacy, record={"followers_see_loss": False})
+    assert hidden == ["labels: no gradient is returned to bank"]
 
 
 def test_numbers_are_followed_rather_than_read(tmp_path: Path) -> None:

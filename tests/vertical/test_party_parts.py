@@ -328,9 +328,15 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     party: str, done: int, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    monkeypatch.setattr(party_run, "LabelWatch", lambda *given: steps.append(given[-1]))
-    split = SimpleNamespace(leader="lead")
-    setting = SimpleNamespace(split=split, task=SimpleNamespace(classes=3))
+    told: list[bool] = []
+
+    def watch(*given: Any, tells_loss: bool) -> None:
+        steps.append(given[-1])
+        told.append(tells_loss)
+
+    monkeypatch.setattr(party_run, "LabelWatch", watch)
+    split, job = SimpleNamespace(leader="lead"), VerticalJob(record={"followers_see_loss": False})
+    setting = SimpleNamespace(split=split, job=job, task=SimpleNamespace(classes=3))
     gradients = SimpleNamespace(watch=None, returned=None)
     run: Any = SimpleNamespace(
         name=party, done=done, total=61, setting=setting, log=SimpleNamespace(say=print),
@@ -338,6 +344,7 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     )  # fmt: skip
     PartyRun._watch_labels(run)
     assert steps == left
+    assert told == [False] * len(left)
     gradients.watch = object()
     PartyRun._watch_labels(run)  # a follower has restarted
     assert steps == left

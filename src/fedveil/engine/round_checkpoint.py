@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.message import Message, decode, encode, only_fields, take
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.errors import RunFolderError
-from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
+from fedveil.record.run_folder import CHECKPOINT, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts, unsealed
 
 LATEST = f"{CHECKPOINT}/latest"
@@ -56,7 +57,7 @@ class Checkpoint:
 
         The caller must validate the fields: the file's digest detects damage but is no signature.
         `every` is the number of rounds between checkpoints. If it is given, raises `RunFolderError`
-        for a folder that has records of more than `every` rounds but no checkpoint.
+        for a folder without a checkpoint that has records of more than `every` rounds, or a model.
         """
         found = cls.at(folder.path)
         if found is None and every is not None:
@@ -81,16 +82,19 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if a checkpoint was due: more than `every` rounds have records.
+    """Raise `RunFolderError` if a checkpoint was due in a folder that has none.
 
-    Call it for a folder without a checkpoint. `every` is the number of rounds between checkpoints.
+    It was due if more than `every` rounds, the number between checkpoints, have records, or if the
+    run has ended.
     """
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""
     rounds = len(lines.splitlines())
-    if rounds > every:
+    ended = (folder.path / MODEL).exists()  # it is written after the last checkpoint
+    if rounds > every or ended:
         raise RunFolderError(
-            f"{folder.path / LATEST} is missing, but {METRICS} holds the records of {rounds} "
-            f"rounds. Restore the checkpoint from a copy, or start a new run in another folder"
+            f"{folder.path / LATEST} is missing, but {METRICS} holds the records of "
+            f"{quantity(rounds, 'round')}. Restore the checkpoint from a copy, or start a new run "
+            f"in another folder"
         )

@@ -176,9 +176,10 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     started: Record = {}
     if federated:
         started = read_started(path, records[-1]["round"] if records else 0)
-    with intact(path / FINDINGS, path / ACCOUNTS, path / BEFORE_AFTER):
+    findings = read_findings(path)
+    with intact(path / ACCOUNTS, path / BEFORE_AFTER):
         beside = read_accounts(path), read_before_after(path), started
-        found = ReadRun(path, job, records, read_findings(path), events, *beside)
+    found = ReadRun(path, job, records, findings, events, *beside)
     if federated and not records and (found.ended or "").startswith(_ENDED):
         raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
     return found

@@ -23,6 +23,7 @@ from fedveil.base.files import open_to_append, restored_on_failure, write_all
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
 from fedveil.entropy import Secure
+from fedveil.record.sealed_message import intact
 
 CHAIN = "events.chain"
 DIGEST_LETTERS = 64
@@ -127,10 +128,12 @@ def _linked(head: str, line: bytes) -> str:
 
 
 def _lines(path: Path) -> list[bytes]:
-    return read_bytes(path, MOST_LINES_BYTES).splitlines() if path.exists() else []
+    with intact(path):
+        return read_bytes(path, MOST_LINES_BYTES).splitlines() if path.exists() else []
 
 
 def _whole_digests(chain: Path) -> bytes:
     """Return the complete lines of a chain. A full disk may have cut off the last digest."""
-    data = read_bytes(chain, MOST_LINES_BYTES) if chain.exists() else b""
+    with intact(chain):
+        data = read_bytes(chain, MOST_LINES_BYTES) if chain.exists() else b""
     return data[: data.rfind(b"\n") + 1]

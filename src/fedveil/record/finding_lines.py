@@ -13,6 +13,7 @@ from fedveil.errors import ClaimRefuted, MessageInvalid
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.recorder import read_line, revived, strict
 from fedveil.record.run_folder import RunFolder, explained
+from fedveil.record.sealed_message import intact
 
 FINDINGS = "attacks.jsonl"
 
@@ -57,21 +58,22 @@ def raise_if_refuted(findings: Sequence[Finding]) -> None:
 def read_findings(path: Path) -> list[Finding]:
     """Return the findings in the run's folder `path`, or an empty list if no attack was run.
 
-    Raises `MessageInvalid` if a line of the file is not a finding.
+    Raises `RunFolderError` if the file cannot be read, or if a line is not a finding.
     """
     file = path / FINDINGS
     if not file.exists():
         return []
-    return [_finding(line, file) for line in read_text(file, MOST_LINES_BYTES).splitlines()]
+    with intact(file):
+        return [_finding(line) for line in read_text(file, MOST_LINES_BYTES).splitlines()]
 
 
-def _finding(line: str, file: Path) -> Finding:
+def _finding(line: str) -> Finding:
     try:
         fields = read_line(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
         return Finding(figures=figures, **_numbers(fields))
     except MALFORMED as error:
-        raise MessageInvalid(f"{file} holds a line that is no finding: {error}") from None
+        raise MessageInvalid(f"it holds a line that is no finding: {error}") from None
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:

@@ -228,8 +228,11 @@ class RecordSettings(Block):
     """Which metrics are recorded, and who sees them."""
 
     every_steps: int = Field(10, ge=1, description="write a record after every N steps")
-    followers_see_loss: bool = Field(
-        True, description="if true, the leader sends the loss of every step to the followers"
+    followers_see_loss: bool | None = Field(
+        None,
+        description="if true, the leader sends the loss of every step to the followers. The losses "
+        "reveal labels: a follower knows the examples of each step. null: true, unless "
+        "`privacy.label_protection` is set",
     )
 
 
@@ -299,3 +302,9 @@ class VerticalFields(CheckedJob):
     scoring: ScoringSettings = Field(default_factory=ScoringSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+
+    @property
+    def tells_loss(self) -> bool:
+        """True if the leader sends the loss of every step to the followers."""
+        asked = self.record.followers_see_loss
+        return self.privacy.label_protection is None if asked is None else asked

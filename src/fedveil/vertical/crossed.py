@@ -41,8 +41,8 @@ def sentences(
             what = _listed([f"the gradient of {c.part}'s output" for c in returned])
             yield f"{receiver} returns to {sender}, of each training example: {what}, {how}."
     others = _listed(list(split.followers))
-    if job.record.followers_see_loss:
-        yield f"{split.leader} tells {others} the mean loss of every step."
+    if job.tells_loss:
+        yield f"{split.leader} tells {others} the mean loss of every step, which depends on labels."
     labels = "Nothing protects the labels in the gradients."
     if job.privacy.label_dp is not None:
         labels = "The labels in training are drawn under label_dp."

@@ -40,6 +40,10 @@ STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
 #: The number of attacked tokens, if the examples are sequences.
 _TOKENS = 4096
 _READ, _OPEN = "reveal them", "leave open whether they can be read"
+_LOSS = (
+    ", but it receives the loss of every step, which reveals labels: "
+    "`record.followers_see_loss: false` hides it"
+)
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
 
 
@@ -62,7 +66,8 @@ class LabelWatch:
     classes. `steps` is the number of steps left in the run. The first few and the last few of them
     are measured. After each of these two groups of steps, `tell` receives sentences: one for each
     part whose gradient is returned, and one for all parts of a follower together. A step that is
-    repeated after a restart is not measured again, even if its gradients differ.
+    repeated after a restart is not measured again, even if its gradients differ. `tells_loss` is
+    True if followers receive the loss of every step.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class LabelWatch:
         passed: Returned,
         tell: Callable[[str], None],
         steps: int = STEPS,
+        *,
+        tells_loss: bool = False,
     ) -> None:
         self._classes, self._passed, self._tell = classes, passed, tell
         self._cuts: dict[str, list[str]] = defaultdict(list)
@@ -80,7 +87,8 @@ class LabelWatch:
                 self._cuts[crossing.sender].append(crossing.part)
         for follower in split.followers:
             if follower not in self._cuts:
-                tell(f"labels: no gradient is returned to {follower}, so it can read none")
+                loss = _LOSS if tells_loss else ""
+                tell(f"labels: no gradient is returned to {follower}{loss}")
         self._seen: dict[str, list[Array]] = defaultdict(list)
         self._labels: dict[str, list[Array]] = defaultdict(list)
         self._values = self._steps = 0

@@ -103,7 +103,7 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
         in_flight=job.in_flight,
         seed=job.seed if setting.own_seed is None else setting.own_seed,
         device=job.device,
-        tell_loss=job.record.followers_see_loss,
+        tell_loss=job.tells_loss,
         report=reports,
         returned=gradients if is_leader else None,
         failed=partial(keep_failure, folder),

@@ -234,7 +234,10 @@ class PartyRun:
             left = self.total - self.done
             for sentence in self._projection():
                 self.log.say(sentence)
-            gradients.watch = LabelWatch(split, classes, gradients.returned, self.log.say, left)
+            gradients.watch = LabelWatch(
+                split, classes, gradients.returned, self.log.say, left,
+                tells_loss=self.setting.job.tells_loss,
+            )  # fmt: skip
 
     def _projection(self) -> Iterable[str]:
         settings = self.setting.job.privacy.label_protection

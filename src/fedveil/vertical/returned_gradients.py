@@ -106,7 +106,8 @@ def projection(
         auc = math.ceil(100 * most_auc(divergence)) / 100
         yield (
             f"labels: marvell with power {settings.power:g} limits {follower} to an AUC "
-            f"of {auc:.2f} from one step, if gradients of a class are Gaussian. {repeated}"
+            f"of {auc:.2f} from the gradients of one step, if those of a class are Gaussian. "
+            f"{repeated}"
         )
 
 
