@@ -21,10 +21,15 @@ from fedveil.vertical.job_split import make_task, threads
 from fedveil.vertical.task import initial
 
 
-def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
-    """Train the job. Returns the final accuracy on held-out images, and the images' number."""
+def check_same(job: VerticalJob, folder: Path) -> None:
+    """Raise `RunFolderError` if the folder has a run of another job."""
     if (folder / JOB).exists():
         refuse_changed(folder, job.changes(VerticalJob.load(folder / JOB)))
+
+
+def trained(job: VerticalJob, folder: Path) -> tuple[float, int]:
+    """Train the job. Returns the final accuracy on held-out images, and the images' number."""
+    check_same(job, folder)
     run = together(job, folder)
     looks = [record for record in run.metrics if "test_accuracy" in record]
     task = make_task(job)

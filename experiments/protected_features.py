@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -145,16 +144,23 @@ def _data() -> str:
 
 
 def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
-    from experiments.attacked_features import attacked, trained
+    from experiments.attacked_features import attacked, check_same, trained
 
     job = settings.job(settings.protections[name])
 
-    def training(seed: int) -> dict[str, Any]:
-        _prepare_block(settings, folder, tell)
-        tell(NewPart(f"{said(name)}: training with seed {seed}"))
-        seeded = settings.job(settings.protections[name], seed)
-        accuracy, held_out = trained(seeded, folder / f"run-{name}{_suffix(seed)}")
-        return {"accuracy": accuracy, "held_out": held_out}
+    def learnt(seed: int) -> dict[str, Any]:
+        suffix = f"-{seed}" if seed else ""
+        seeded, run = settings.job(settings.protections[name], seed), folder / f"run-{name}{suffix}"
+        check_same(seeded, run)  # also if its accuracy is saved already
+
+        def training() -> dict[str, Any]:
+            _prepare_block(settings, folder, tell)
+            tell(NewPart(f"{said(name)}: training with seed {seed}"))
+            accuracy, held_out = trained(seeded, run)
+            return {"accuracy": accuracy, "held_out": held_out}
+
+        found: dict[str, Any] = kept(folder, f"trained-{name}{suffix}", training)
+        return found
 
     def attack() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
@@ -163,17 +169,9 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
         shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
         return {"ssim": ssim, "guess": guess, "images": shown}
 
-    learnt = [
-        kept(folder, f"trained-{name}{_suffix(seed)}", partial(training, seed))
-        for seed in range(settings.seeds if name in (NONE, BIT) else 1)
-    ]
-    accuracies = [each["accuracy"] for each in learnt]
-    held_out = learnt[0]["held_out"]
+    runs = [learnt(seed) for seed in range(settings.seeds if name in (NONE, BIT) else 1)]
+    accuracies, held_out = [run["accuracy"] for run in runs], runs[0]["held_out"]
     return Figure(accuracies, held_out, **kept(folder, f"attacked-{name}", attack))
-
-
-def _suffix(seed: int) -> str:
-    return f"-{seed}" if seed else ""
 
 
 def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:

@@ -237,6 +237,10 @@ def test_every_seed_trains_its_own_job_in_its_own_folder(
     assert [each[:2] for each in ran] == [("run-bit", 0), ("run-bit-1", 1), ("run-eps-5", 0)]
     assert len({repr(each[2]) for each in ran}) == 2
     assert (found[BIT].accuracies, found["eps-5"].accuracies) == ([0.5, 0.625], [0.5])
+    (tmp_path / "run-bit-1").mkdir()
+    (tmp_path / "run-bit-1" / "job.yaml").write_text(replace(TINY, epochs=2).job(None, 1).to_yaml())
+    with pytest.raises(RunFolderError, match="was begun with another job: epochs"):
+        protected_features._figure(TINY, BIT, tmp_path, lambda part: None)
 
 
 def test_steps_end_where_the_mean_image_is() -> None:
