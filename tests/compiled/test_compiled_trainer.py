@@ -53,6 +53,60 @@ def test_any_chain_is_trained_as_torch_trains_it(
     trained_as_torch_trains(model, shape, plan, signed(clients(shape, 5, SIZES)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optimizer": "lbfgs"}, "training.optimizer is lbfgs"),
+        ({"loss": "own"}, "the loss is own"),
+        ({"precision": "bfloat16"}, "training.precision is bfloat16"),
+        ({"corrected": True}, "training.algorithm corrects each step"),
+        ({"momentum": 0.9, "nesterov": True}, "training.nesterov is set"),
+    ],
+)
+def test_a_plan_that_native_code_cannot_follow_is_refused(
+    changes: dict[str, Any], reason: str
+) -> None:
+    assert CompiledTrainer.plan_refusals(plan(**changes)) == [reason]
+    assert CompiledTrainer.of(nn.Linear(3, 2), plan(**changes)) is None
+
+
+WEIGHTS = {"loss": WEIGHTED, "class_weights": (1.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "y", "known"),
+    [
+        ({}, torch.tensor([0, 2, 1, 2]), True),
+        ({}, torch.tensor([0, 3, 1, 2]), False),
+        ({}, torch.tensor([0, -1, 1, 2]), False),
+        ({}, torch.tensor([[0], [2], [1], [2]]), False),
+        ({}, torch.tensor([0, 2, 1]), False),
+        ({}, torch.tensor([0, 2, 1, 2], dtype=torch.int32), False),
+        (WEIGHTS, torch.tensor([0, 1, 1, 0]), True),
+        (WEIGHTS, torch.tensor([0, 1, 2, 0]), False),
+        ({"loss": "mean_square"}, torch.ones(4, 3), True),
+        ({"loss": "mean_square"}, torch.ones(12), False),
+        ({"loss": "mean_square"}, torch.ones(4, 2), False),
+        ({"loss": "mean_square"}, torch.ones(4, 3, dtype=torch.float64), False),
+    ],
+)
+def test_targets_that_native_code_cannot_read_are_left_to_torch(
+    changes: dict[str, Any], y: torch.Tensor, known: bool
+) -> None:
+    """Native code checks no index: a class without a weight would be read beyond its array."""
+    trainer = CompiledTrainer.of(nn.Linear(5, 3), plan(**changes))
+    assert trainer is not None
+    assert trainer._known(y, torch.zeros(4, 5), 3) == known
+
+
+def test_targets_that_lie_apart_in_memory_are_read_in_their_order() -> None:
+    model = nn.Linear(5, 3)
+    (client,) = clients((5,), 3, (6,))
+    apart = replace(client, y=torch.tensor([0, 2, 1, 0, 2, 0, 2, 1, 1, 0, 1, 2])[::2])
+    assert apart.y.stride() == (2,)
+    trained_as_torch_trains(model, (5,), plan(), [apart])
+
+
 @given(token_chains(), st.sampled_from([plan(lr=0.05), plan(lr=0.05, momentum=0.9)]))
 @settings(max_examples=15)
 def test_any_chain_of_tokens_is_trained_as_torch_trains_it(

@@ -53,6 +53,14 @@ class Angry(Huber):
         return super().loss(outputs, targets)
 
 
+class Counted(Huber):
+    calls = 0
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        self.calls += 1
+        raise ArithmeticError(f"call {self.calls}")
+
+
 class Stopped(Huber):
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         raise KeyboardInterrupt
@@ -141,6 +149,16 @@ def test_an_error_of_the_loss_is_that_clients_alone() -> None:
     assert isinstance(failure, ArithmeticError)
     assert str(failure) == "above 90"
     np.testing.assert_array_equal(updates(trainer, net, [good]), before)
+
+
+def test_a_loss_that_has_failed_is_not_called_again() -> None:
+    """The first error is the client's, whatever a later batch would raise."""
+    net, task = dense(), Counted()
+    trainer = OwnLossTrainer.of(net, plan(), (5,), task)
+    assert trainer is not None
+    trainer.start(Layout(net).vector())
+    ((_, (failure,)),) = trainer.train([client("dense", 1)])
+    assert (str(failure), task.calls) == ("call 1", 1)
 
 
 def test_it_is_neither_compiled_ahead_nor_run_by_two_threads() -> None:

@@ -325,6 +325,8 @@ def test_terms_that_differ_in_anything_are_another_job():
         replace(base, weight_key="n"),
     ]
     assert len({o.job(RUN) for o in (base, *others)}) == 5
+    assert [base.protection(run).context.job for run in (3, 8)] == [base.job(3), base.job(8)]
+    assert base.job(3) != base.job(8)
 
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=lambda position: position.name)

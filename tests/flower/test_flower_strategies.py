@@ -99,6 +99,14 @@ def test_a_strategy_that_needs_no_reply_may_stand_around_where_that_is_said() ->
     assert norm_of(start(Around(told))) == pytest.approx(20.0, abs=1e-3)
 
 
+def test_after_a_start_that_failed_nothing_else_begins_a_round() -> None:
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    with pytest.raises(AttributeError):
+        strategy.start(None, record_of({"w": np.zeros(25, np.float32)}), 1)
+    with pytest.raises(InvalidValue, match="a strategy stands around ProtectedStrategy"):
+        strategy.configure_train(1, record_of({"w": np.zeros(25)}), ConfigRecord(), federation())
+
+
 def test_a_loop_of_its_own_is_a_class_derived_from_it() -> None:
     class Own(ProtectedStrategy):
         def start(self, grid: Any, initial: Any, *args: Any, **kwargs: Any) -> Any:

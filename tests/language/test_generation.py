@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedveil.cli.vertical.commands import app
 from fedveil.entropy import Seeded
 from fedveil.entry.vertical import train
 from fedveil.errors import ExchangeError, InvalidValue, LimitReached, RunFolderError
-from fedveil.language import generation
+from fedveil.language import generation, text_account
 from fedveil.language.generation import Continuation, Request, generate
 from fedveil.language.text import ByteTokenizer
 from fedveil.language.text_account import SentVectors, figures
@@ -266,6 +267,29 @@ def test_a_follower_refuses_what_is_not_due(messages: list[Message], sentence: s
     with pytest.raises(ExchangeError, match=re.escape(sentence)) as refusal:
         follow(messages, sent)
     assert sent[-1] == {"kind": "abort", "reason": str(refusal.value)}
+
+
+def test_a_leader_that_refuses_an_answer_tells_the_follower() -> None:
+    leader, _ = parties()
+    request = Request(b"ab", 4, 0, Seeded(2))
+    exchange = generation.write(
+        leader, Seeded(1), ByteTokenizer(), request, None, lambda piece: None, SentVectors()
+    )
+    sent, answer = list[Message](), None
+    with pytest.raises(ExchangeError, match="where step 1 was due") as refusal:  # noqa: PT012
+        while True:
+            asked = exchange.send(answer)
+            sent += [asked.message] if isinstance(asked, Send) else []
+            answer = vectors(1, step=7) | {"name": "backbone.test"}
+    assert sent[-1] == {"kind": "abort", "reason": str(refusal.value)}
+
+
+@pytest.mark.parametrize(("parts", "crossings"), [(2, 2), (4, 2), (3, 1), (3, 3)])
+def test_a_text_is_continued_by_three_parts_with_two_crossings(parts: int, crossings: int) -> None:
+    names = [SimpleNamespace(name=f"part{number}") for number in range(parts)]
+    split: Any = SimpleNamespace(parts=names, crossings=[object()] * crossings)
+    with pytest.raises(InvalidValue, match="but the parts are part0, part1"):
+        text_account.crossings(split)
 
 
 def test_only_pangu_s_own_parts_continue_a_text() -> None:

@@ -212,6 +212,9 @@ def test_the_loss_is_the_mean_over_tokens() -> None:
         ({"heads": 5}, "width = 16 is not a multiple of heads = 5"),
         ({"layers": 0}, "layers = 0 is outside [1, inf)"),
         ({"context": 0}, "context = 0 is outside [1, inf)"),
+        ({"vocabulary": 0}, "vocabulary = 0 is outside [1, inf)"),
+        ({"width": 0}, "width = 0 is outside [1, inf)"),
+        ({"heads": -4}, "heads = -4 is outside [1, inf)"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, int], sentence: str) -> None:

@@ -120,7 +120,8 @@ def test_text_comes_from_files_in_the_order_of_their_paths(tmp_path: Path) -> No
     (tmp_path / "b" / "one.txt").write_bytes(b"second")
     (tmp_path / "a.txt").write_bytes(b"\xff first")
     (tmp_path / "c.md").write_bytes(b"no text")
-    assert text.read(tmp_path) == [b"\xff first", b"second"]
+    (tmp_path / "c.txt").write_bytes(b"third")
+    assert text.read(tmp_path) == [b"\xff first", b"second", b"third"]
     assert text.read(tmp_path / "a.txt") == [b"\xff first"]
     with pytest.raises(DataUnavailable, match="is neither a file nor a folder"):
         text.read(tmp_path / "none")

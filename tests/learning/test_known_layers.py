@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 from fedveil.learning.known_layers import parts_of, plain_layers
+from fedveil.learning.residual import chain_of
 
 KNOWN = (nn.Linear, nn.ReLU)
 
@@ -68,6 +71,64 @@ def test_a_changed_model_has_no_plain_layers(change: Callable[[nn.Sequential], N
     model = chain()
     change(model)
     assert plain_layers(model, KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        modules.register_module_forward_pre_hook,
+        modules.register_module_forward_hook,
+        modules.register_module_full_backward_pre_hook,
+        modules.register_module_full_backward_hook,
+    ],
+)
+def test_a_hook_on_all_modules_changes_every_model(register: Callable[..., Any]) -> None:
+    hook = register(lambda *_: None)
+    try:
+        assert plain_layers(chain(), KNOWN) is None
+    finally:
+        hook.remove()
+    assert plain_layers(chain(), KNOWN) is not None
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+class OwnNorm(nn.LayerNorm):
+    pass
+
+
+class OwnCurve(nn.GELU):
+    pass
+
+
+class OwnAttention(nn.MultiheadAttention):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("linear1", OwnLinear(8, 12)),
+        ("linear2", OwnLinear(12, 8)),
+        ("norm1", OwnNorm(8)),
+        ("norm2", OwnNorm(8)),
+        ("dropout2", nn.AlphaDropout(0.1)),
+        ("activation", OwnCurve()),
+        ("self_attn", OwnAttention(8, 2, batch_first=True)),
+        ("self_attn", nn.MultiheadAttention(8, 2)),
+        ("self_attn.out_proj", OwnLinear(8, 8)),
+    ],
+)
+def test_a_transformer_layer_with_a_part_of_another_kind_is_no_chain(
+    name: str, part: nn.Module
+) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+    assert chain_of(layer) is not None
+    where, _, last = name.rpartition(".")
+    setattr(layer.get_submodule(where), last, part)
+    assert chain_of(layer) is None
 
 
 class Scaled(nn.Sequential):

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
-from fedveil.learning.models import MODELS, build
+from fedveil.learning.models import MODELS, build, outline
 from fedveil.learning.token_layers import CausalLayer
 
 DIGITS = (1, 28, 28)
@@ -90,6 +90,12 @@ def test_a_causal_layer_has_the_activation_that_it_is_given() -> None:
     x = torch.linspace(-2, 2, 48).reshape(2, 4, 6) ** 2
     relu, gelu = (layer(x) for layer in layers)
     assert (relu - gelu).abs().max() > 1e-4
+
+
+def test_an_outline_of_a_model_that_cannot_be_made_is_an_error() -> None:
+    """It is None only for a function that needs values, which `build` can make."""
+    with pytest.raises(ModelInvalid, match="no_such_file"):
+        outline("no_such_file:model", (7,), 3)
 
 
 def test_initial_weights_are_drawn_from_the_entropy_alone() -> None:

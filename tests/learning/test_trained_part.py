@@ -54,6 +54,20 @@ def test_a_weight_that_was_fixed_in_the_head_stays_fixed() -> None:
     }
 
 
+def test_a_head_that_shares_only_its_bias_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2].bias = model[0].bias
+    with pytest.raises(ModelInvalid, match="the head shares a weight with the layers before it"):
+        only_head(model)
+
+
+def test_a_head_reads_one_row_of_features_of_an_example() -> None:
+    """Here it reads four rows, each as long as there are rows."""
+    model = only_head(nn.Sequential(nn.Linear(6, 16), nn.Unflatten(1, (4, 4)), nn.Linear(4, 3)))
+    with pytest.raises(ModelInvalid, match=r"scores differ from head\(features\(x\)\)"):
+        TrainedPart.of(model).seen(images(2, 6))
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.bool_])
 def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> None:
     x = np.arange(12).reshape(2, 6).astype(kind)

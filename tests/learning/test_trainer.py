@@ -16,7 +16,7 @@ from fedveil.compiled.compiled_trainer import CompiledTrainer
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
-from fedveil.learning.learning_task import Classification
+from fedveil.learning.learning_task import Classification, as_tensors
 from fedveil.learning.models import lenet, tanh_cnn
 from fedveil.learning.task_trainer import TaskTrainer
 from fedveil.learning.trainer import ClientData, LoopTrainer, Trainer, TrainingPlan
@@ -41,6 +41,39 @@ PLANS = [
     plan(loss="weighted_cross_entropy", class_weights=(0.5, 1.0, 4.0)),
     plan(proximal=5.0, gradient_norm=0.3, momentum=0.9),
 ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "plain", "bare"),
+    [
+        ({}, True, True),
+        ({"weight_decay": 0.01}, True, False),
+        ({"corrected": True}, False, False),
+        ({"gradient_norm": 0.3}, False, False),
+        ({"proximal": 0.7}, False, False),
+        ({"momentum": 0.9}, False, False),
+        ({"optimizer": "adamw"}, False, False),
+    ],
+)
+def test_a_step_is_plain_only_if_nothing_changes_the_gradient(
+    changes: dict[str, object], plain: bool, bare: bool
+) -> None:
+    """A trainer leaves the optimiser, the correction and the clipping out of a plain step."""
+    assert (plan(**changes).plain_sgd, plan(**changes).bare_sgd) == (plain, bare)
+
+
+def test_a_client_knows_which_of_its_examples_count() -> None:
+    x, y, usable = np.ones((3, 2), np.float32), np.arange(3), np.array([True, False, True])
+    assert ClientData.of(x, y, Seeded(4), usable).usable is usable
+
+
+def test_training_does_not_write_into_an_array_that_is_read_only() -> None:
+    column = np.arange(6, dtype=np.float32).reshape(3, 2)
+    column.setflags(write=False)
+    tensor = as_tensors(column)
+    tensor += 1
+    assert column.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert tensor.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 def dense(seed: int = 0, width: int = 8) -> nn.Module:

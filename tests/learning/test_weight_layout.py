@@ -176,6 +176,7 @@ class Sparse(nn.Module):
         (Shares(), "one and other share memory"),
         (Expanded(), "wide is an expanded view"),
         (Sparse(), "sparse is sparse, quantised or without memory"),
+        (nn.Linear(2, 2, device="meta"), "weight is sparse, quantised or without memory"),
         (nn.ReLU(), "no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
     ],
@@ -185,11 +186,23 @@ def test_what_cannot_be_trained_is_refused_by_name(model: nn.Module, reason: str
         Layout(model)
 
 
-@pytest.mark.parametrize(("widths", "moves"), [((16, 32), True), ((3, 5), False)])
-def test_tensors_move_into_a_vector_if_they_keep_their_alignment(
-    widths: tuple[int, int], moves: bool
+def dense(*widths: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(*widths), nn.Linear(*widths[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "moves"),
+    [
+        (dense(16, 32), True),
+        (dense(3, 5), False),
+        (nn.Conv2d(16, 32, 3), True),
+        (nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last), False),
+    ],
+)
+def test_tensors_move_into_a_vector_if_they_keep_their_alignment_and_strides(
+    model: nn.Module, moves: bool
 ) -> None:
-    layout = Layout(nn.Sequential(nn.Linear(*widths), nn.Linear(*widths[::-1])))
+    layout = Layout(model)
     before, vector = layout.vector(), torch.zeros(layout.dimension)
     layout.move_into(vector)
     assert (layout.vector() == before).all()
