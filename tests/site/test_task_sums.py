@@ -133,6 +133,7 @@ def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
         lambda: sites.told("advertise", 0, b"\x80\x04pickle"),
         lambda: sites.reports[0].admit(ARRAYS, job=JOB, task="train", site="north", round=2),
         lambda: sites.reports[0].answer(said["advertise", 0], True, job=JOB, site="n", round=2),
+        lambda: sites.reports[0].answer(said["advertise", 0], 0, job=JOB, site="n", round=2),
         lambda: sites.reports[0].answer(said["advertise", 0], 20, job=JOB, site="n", round="2"),
     ]
     for number, deed in enumerate(deeds):
