@@ -142,6 +142,23 @@ def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
         assert sites.charges() == before, number
 
 
+def test_a_site_has_the_seat_at_the_server_that_it_names(tmp_path: Path) -> None:
+    """Without signatures, it needs no roster."""
+    sites = Sites(tmp_path, "distributed_dp")
+    (place,) = sites.folders[:1]
+    policy = yaml.safe_load((place / POLICY).read_text())
+    policy["servers"] = {"first": {"client": 0}, "second": {"client": 2}}
+    policy["strength"] = {"active_security": False}
+    (place / POLICY).write_text(yaml.safe_dump(policy))
+    keys = {**sites.keys, "active_security": False}
+    with pytest.raises(SiteError, match="name the server to serve"):
+        SiteReports(place, "heart", keys, "NVFlare")
+    for server, client in (("first", 0), ("second", 2)):
+        seat = SiteReports(place, "heart", keys, "NVFlare", server)._seat
+        assert seat is not None
+        assert (seat.client, seat.roster, seat.identity) == (client, {}, None)
+
+
 @pytest.mark.parametrize(("job", "round"), [("other", 1), (JOB, 2)])
 def test_the_state_of_another_job_or_round_is_not_resumed(
     tmp_path: Path, job: str, round: int
