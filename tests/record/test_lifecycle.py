@@ -86,6 +86,15 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path) -> None:
             a.read_bytes()
     with pytest.raises(RunFolderError, match=f"^{a} or {b} is damaged: too short$"), intact(a, b):
         raise MessageInvalid("too short")
+    with pytest.raises(RunFolderError, match=f"^{b} is damaged: ValueError$"), intact(b):
+        raise ValueError
+
+
+def test_the_last_of_several_started_rounds_is_the_one_that_needs_a_record(tmp_path: Path) -> None:
+    attempts = Attempts(RunFolder.create(tmp_path / "run"), 1)
+    for number in (2, 3):
+        attempts.begin(number, ((PrivacyLoss(0.5), number),), {"round": number})
+    assert [attempts.without_record(recorded) for recorded in (1, 2, 3)] == [True, True, False]
 
 
 def test_rounds_that_were_begun_are_known_to_the_next_process_with_what_they_cost(

@@ -117,6 +117,7 @@ def test_metrics_are_compared_and_shown_by_their_kind() -> None:
     assert math.isnan(best([math.nan], "lower"))
     shown = {("rmse", -250.0): "-250.0", ("mae", 99.5): "99.5", ("loss", 3e9): "3e+09",
              ("balanced_accuracy", 0.125): "12.5%", ("accuracy", 55.0): "55.0",
+             ("accuracy", -0.25): "-0.250",
              ("accuracy", 1.0): "100.0%", ("auc", 0.5): "0.500"}  # fmt: skip
     assert {key: digits(*key) for key in shown} == shown
     assert [is_share(name) for name in ("top accuracy", "accuracy_loss")] == [True, False]

@@ -292,6 +292,20 @@ def test_a_resumed_recorder_knows_its_metrics_by_the_digest_of_all(tmp_path: Pat
     assert again.metrics_digest == hashlib.sha256(written).hexdigest()
 
 
+def test_a_run_can_go_back_to_the_same_metrics_several_times(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    first = Recorder(folder)
+    first.record({"round": 1, "loss": 0.5})
+    size, digest = first.metrics_bytes, first.metrics_digest
+    first.close()
+    kept = Metrics.vouched(folder, size, digest)
+    for later, went_back in ((0.25, False), (0.125, True)):
+        again = Recorder(folder, kept)
+        assert (again.went_back, again.metrics_digest) == (went_back, digest)
+        again.record({"round": 2, "loss": later})
+        again.close()
+
+
 def test_shared_arrays_are_one_memory_without_a_name() -> None:
     arrays = {"a": np.arange(7, dtype=np.int64), "b": np.ones((3, 5), np.float32)}
     block = SharedBlock.of(arrays)

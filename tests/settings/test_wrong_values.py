@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from pydantic import Field, ValidationError
 
 from fedveil.errors import DataInvalid
-from fedveil.settings.allowed import Allowed, allowed, sentences
-from fedveil.settings.settings import Block, Settings
+from fedveil.settings.allowed import Allowed, allowed, block_of, sentences
+from fedveil.settings.settings import Block, Choice, Settings, Under
 from fedveil.settings.stored import Stored
 
 
@@ -52,17 +52,113 @@ def test_a_word_is_suggested_whatever_its_case(word: str) -> None:
     assert words.complaint(word) == said
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        (Allowed(number="number", interval="[0, 3)"), True, "is not a number in [0, 3)"),
+        (Allowed(text="text"), {"a": 1}, "is not text"),
+        (
+            Allowed(words=("oue", "hadamard")),
+            "HADAMRD",
+            "is not one of oue, hadamard (did you mean hadamard?)",
+        ),
+        (
+            Allowed(words=("dpsomethingelse", "dp_encrypt")),
+            "dp",
+            "is not one of dpsomethingelse, dp_encrypt (did you mean dp_encrypt?)",
+        ),
+    ],
+)
+def test_a_complaint_fits_the_kind_of_the_value(
+    field: Allowed, value: object, complaint: str
+) -> None:
+    assert field.complaint(value) == complaint
+
+
+class Noise(Block):
+    dp_eps: float = 3.0
+    target_epsilon: float = 2.0
+
+
+class Step(Block):
+    lr: float = 0.5
+
+
+class Kind(Choice):
+    BLOCKS: ClassVar[dict[str, str | None]] = {"few": "few", "all": None}
+    name: Literal["few", "all"] = "all"
+    few: Step = Field(default_factory=Step)
+    scale: Annotated[float, Under("name", "few")] = 7.0
+
+
+class Study(Settings):
+    noise: Noise = Field(default_factory=Noise)
+    step: Step = Field(default_factory=Step)
+    kind: Kind = Field(default_factory=Kind)
+    either: Noise | bool = False
+    weights: dict[Literal["up", "down"], float] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "start"),
+    [
+        (
+            {"epsilon": 3},
+            ("epsilon",),
+            "epsilon = 3 is not a known key (did you mean noise.target_epsilon?); the keys are",
+        ),
+        (
+            {"step": {"Learning_Rate": 3}},
+            ("step", "Learning_Rate"),
+            "step.Learning_Rate = 3 is not a known key (did you mean step.lr?); the keys of step",
+        ),
+        (
+            {"step": {"noise.dp_eps": 3}},
+            ("step", "noise.dp_eps"),
+            "step.noise.dp_eps = 3 is not a known key; the keys of step",
+        ),
+        (
+            {"weights": {"upp": 1.0}},
+            ("weights", "upp"),
+            "weights.upp is not a known key (did you mean up?); the keys are up, down",
+        ),
+        ({"kind": {"name": None}}, ("kind", "name"), "kind.name = null is not one of few, all"),
+    ],
+)
+def test_a_wrong_key_is_looked_for_where_it_can_be(
+    given: dict[str, Any], path: tuple[str, ...], start: str
+) -> None:
+    with pytest.raises(ValidationError) as error:
+        Study.model_validate(given)
+    found = sentences(error.value, Study)
+    assert list(found) == [path]
+    assert found[path].startswith(start)
+
+
+def test_only_a_field_for_one_block_is_a_block() -> None:
+    blocks = {name: block_of(field) for name, field in Study.model_fields.items()}
+    assert blocks == {"noise": Noise, "step": Step, "kind": Kind, "either": None, "weights": None}
+
+
+def test_a_key_without_effect_is_named_only_if_it_was_changed() -> None:
+    kinds = (Kind(), Kind(scale=5.0), Kind(name="few", scale=5.0))
+    assert [list(kind.without_effect()) for kind in kinds] == [[], [("scale", "name")], []]
+
+
 class Listed(Settings):
     at: list[float] | None = None
     names: list[str] | None = None
     count: int | None = Field(None, ge=3)
+    null_first: None | int = None  # noqa: RUF036
+    nulls_first: None | list[int] = None  # noqa: RUF036
 
 
 def test_a_list_or_null_is_described_so() -> None:
     told = {name: str(allowed(field)) for name, field in Listed.model_fields.items()}
     assert told == {
         "at": "a list of numbers or null", "names": "a list of text or null",
-        "count": "a whole number in [3, inf) or null",
+        "count": "a whole number in [3, inf) or null", "null_first": "a whole number or null",
+        "nulls_first": "a list of whole numbers or null",
     }  # fmt: skip
 
 

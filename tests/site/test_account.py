@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,24 @@ def test_a_new_month_has_a_new_budget_and_a_run_and_all_time_do_not(place: Place
     for limit in (Limits(run=2.5, month=None), Limits(month=None, ever=2.5)):
         with pytest.raises(OverSpent, match=r"above the site's limit of 2\.5"):
             account.charge(release(PrivacyLoss(0.8)), limit=limit)
+
+
+def test_a_time_in_another_zone_is_the_same_moment(place: Place) -> None:
+    account = place.open()
+    account.charge(release(PrivacyLoss(0.9)), limit=FREE)
+    for hours in (-9, 9):
+        since = place.now.astimezone(timezone(timedelta(hours=hours)))
+        assert account.spent(since=since).releases == 1
+        assert account.spent(since=since + timedelta(minutes=1)).releases == 0
+
+
+def test_a_limit_holds_at_its_own_delta(place: Place) -> None:
+    account, loss = place.open(), [(NOISY, 1)]
+    lenient, strict = compose(loss, 1e-3), compose(loss, 1e-5)
+    most = (lenient + strict) / 2
+    account.charge(release(), limit=Limits(month=None, run=most, delta=1e-3))
+    with pytest.raises(OverSpent, match=f"above the site's limit of {most}$"):
+        account.charge(release(job="lung"), limit=Limits(month=None, run=most, delta=1e-5))
 
 
 def test_a_month_begins_at_utc_midnight(place: Place) -> None:

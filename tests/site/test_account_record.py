@@ -43,6 +43,17 @@ def record(tmp_path: Path) -> AccountRecord:
     return AccountRecord("north", account, limits)
 
 
+def test_a_loss_that_one_report_has_several_times_is_recomputed_as_often(
+    record: AccountRecord,
+) -> None:
+    loss = PrivacyLoss.of_release(Gaussian(40.0), "example")
+    for _ in range(2):
+        several = Release("lung", "a report", "dp_encrypt", [(loss, 3)], "example")
+        record.account.charge(several, limit=record.limits)
+    (lung,) = [account for account in record.accounts() if "lung" in account.of]
+    assert [released["count"] for released in lung.releases] == [6]
+
+
 def test_what_is_left_is_rounded_down(record: AccountRecord) -> None:
     left = record.left()
     for name, most, spent in (("month", 2.5, record.month), ("ever", 9.0, record.ever)):

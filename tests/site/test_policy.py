@@ -61,6 +61,7 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
         "strength.active_security", "clear.answer_after_s",
     ]  # fmt: skip
     assert of().warnings == []
+    assert of(("code.isolation", "weak")).warnings == []  # without code of a study
     for isolation, warned in (("strong", []), ("weak", ["code.isolation"])):
         own = of(("code", {"modules": {"net": "ab" * 32}, "isolation": isolation}))
         assert [one.partition(" ")[0] for one in own.warnings] == warned

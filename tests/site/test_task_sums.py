@@ -133,12 +133,30 @@ def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
         lambda: sites.told("advertise", 0, b"\x80\x04pickle"),
         lambda: sites.reports[0].admit(ARRAYS, job=JOB, task="train", site="north", round=2),
         lambda: sites.reports[0].answer(said["advertise", 0], True, job=JOB, site="n", round=2),
+        lambda: sites.reports[0].answer(said["advertise", 0], 0, job=JOB, site="n", round=2),
         lambda: sites.reports[0].answer(said["advertise", 0], 20, job=JOB, site="n", round="2"),
     ]
     for number, deed in enumerate(deeds):
         with pytest.raises((FedveilError, TypeError)):
             deed()
         assert sites.charges() == before, number
+
+
+def test_a_site_has_the_seat_at_the_server_that_it_names(tmp_path: Path) -> None:
+    """Without signatures, it needs no roster."""
+    sites = Sites(tmp_path, "distributed_dp")
+    (place,) = sites.folders[:1]
+    policy = yaml.safe_load((place / POLICY).read_text())
+    policy["servers"] = {"first": {"client": 0}, "second": {"client": 2}}
+    policy["strength"] = {"active_security": False}
+    (place / POLICY).write_text(yaml.safe_dump(policy))
+    keys = {**sites.keys, "active_security": False}
+    with pytest.raises(SiteError, match="name the server to serve"):
+        SiteReports(place, "heart", keys, "NVFlare")
+    for server, client in (("first", 0), ("second", 2)):
+        seat = SiteReports(place, "heart", keys, "NVFlare", server)._seat
+        assert seat is not None
+        assert (seat.client, seat.roster, seat.identity) == (client, {}, None)
 
 
 @pytest.mark.parametrize(("job", "round"), [("other", 1), (JOB, 2)])

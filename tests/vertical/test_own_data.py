@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedveil.vertical.own_data import trained_by_examples
+from fedveil.vertical.own_data import sends_unprotected, trained_by_examples, unprotected_gradients
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 STRAIGHT = EmbeddingPrivacy(0.7)
@@ -59,6 +59,28 @@ def test_a_part_that_gets_no_gradient_is_trained_through_another_with_its_weight
     assert trained_by_examples(split, "lead") == trained
     apart = SplitModel([words, middle, replace(head, module=nn.Linear(4, 4))], leader="lead")
     assert trained_by_examples(apart, "lead") == []
+
+
+def test_two_parts_with_the_same_weights_that_get_no_gradient_are_not_trained() -> None:
+    table = nn.Linear(4, 4)
+    some = [
+        Part(name, "lead", (f"data.{name}",), (4,), table, privacy=SILENT)
+        for name in ("words", "signs")
+    ]
+    middle = Part("middle", "bank", ("words", "signs"), (3,))
+    head = Part("head", "lead", ("middle",), (2,), nn.Linear(3, 2))
+    split = SplitModel([*some, middle, head], leader="lead")
+    assert trained_by_examples(split, "lead") == []
+
+
+def test_only_what_leaves_a_party_is_unprotected() -> None:
+    first = Part("first", "bank", ("data.x", "words"), (4,))
+    last = Part("last", "bank", ("first",), (5,), privacy=STRAIGHT)
+    split = split_of(first, last)
+    assert sends_unprotected(split, "bank") == []
+    assert sends_unprotected(split.replace("last", privacy=None), "bank") == ["last"]
+    assert unprotected_gradients(split, "bank") == []  # frozen words get no gradient
+    assert unprotected_gradients(split.replace("words", frozen=False), "bank") == ["words"]
 
 
 def test_a_part_that_gets_no_gradient_learns_through_statistics_of_its_batches() -> None:

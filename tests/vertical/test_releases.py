@@ -11,7 +11,7 @@ from fedveil.errors import RunFolderError
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
-from fedveil.vertical.account import Releases, figures, ledger_of
+from fedveil.vertical.account import Releases, figures, ledger_of, opening
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
@@ -156,3 +156,17 @@ def test_the_cost_of_an_example_includes_its_label() -> None:
     last = figures(split, "lead", sent, 0.0, label)[-1]
     assert last.epsilon == 3 * (3 * 0.5) + 2.0
     assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(3, labelled=True).epsilon
+
+
+def test_the_log_names_each_bare_output_beside_a_protected_one() -> None:
+    parts = [
+        Part("left", "bank", ("data.x",), (3,), privacy=EmbeddingPrivacy(0.5)),
+        Part("right", "bank", ("data.y",), (5,)),
+        Part("top", "lead", ("left", "right"), (2,)),
+    ]
+    split = SplitModel(parts, leader="lead")
+    assert opening(split, "bank") == [
+        "The embedding of left is protected by EmbeddingDP with eps 0.5.",
+        "The output of right leaves bank without protection.",
+    ]
+    assert Limit(split, "bank", 99.0, 0.0, None).allows(1, labelled=False, scored=0) is False
