@@ -100,7 +100,7 @@ class ProtectedFeatures(Experiment):
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * 4_000 + 15 * (3 * 2_500 + 10_000 / 3)) * 0.06,
+            "medium": (3 * 12_500 + 7 * 4_000 + 17 * (3 * 2_500 + 10_000 / 3)) * 0.06,
             "full": 11 * 200 * 25_000 * 0.06,
         }[scale]
 
@@ -121,7 +121,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
-        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=5),
+        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=6),
         "full": Settings(f"{data}_full", _EPOCHS, "full"),
     }[scale]
 

@@ -64,7 +64,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert medium.protections == full.protections
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs), with 5 seeds" in said
+    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs), with 6 seeds" in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
