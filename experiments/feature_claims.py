@@ -129,7 +129,7 @@ def _falling_accuracy(figures: Mapping[str, Figure]) -> Verdict:
     """Judge whether accuracy falls with epsilon, from one bit without noise on."""
     held_out = figures[NONE].held_out
     names = [name for name in figures if name != NONE]
-    reached = [figures[name].accuracy for name in names]
+    reached = [figures[name].accuracies[0] for name in names]  # all have the first seed
     good = [a for a in reached if learnt(a, _LABELS)]  # idle runs at the small end are left out
     told = reached[: 1 + max((i for i, a in enumerate(reached) if a in good), default=-1)]
     # Largest chance difference of two accuracies on this many images, at two deviations.

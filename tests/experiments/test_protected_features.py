@@ -218,6 +218,14 @@ def test_one_bit_costs_little_by_the_interval_of_seeds(lost: list[float], answer
     assert [*verdicts(made)][4].answer == answer
 
 
+def test_one_seed_is_compared_with_the_same_seed() -> None:
+    """With noise there is no other. The mean over the seeds of one bit would be the lowest."""
+    made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.99, 0.98, 0.97, 0.96, 0.9, 0.8, 0.6])
+    made[BIT] = replace(made[BIT], accuracies=[0.98, 0.4, 0.5])
+    falls = [*verdicts(made)][3]
+    assert (falls.answer, falls.ours.split(", ")[0]) == ("agrees", "0.980")
+
+
 def test_every_seed_trains_its_own_job_in_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
