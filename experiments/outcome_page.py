@@ -26,7 +26,7 @@ SOURCES = {
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
 _READING = (
-    "Scale `small` takes minutes, `medium` half an hour to two hours; `full` has the source's own "
+    "Scale `small` takes minutes, `medium` half an hour to five hours; `full` has the source's own "
     "size."
 )
 _COLUMNS = (
