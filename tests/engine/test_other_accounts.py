@@ -64,7 +64,7 @@ def test_a_run_that_ended_by_its_own_results_states_all_planned_rounds(
     ],
 )
 def test_nothing_is_stated_that_nobody_knows(settings: dict[str, Any], rounds: int) -> None:
-    """What an adaptive run would have cost, an infinite cost, or the cost of no round."""
+    """Costs of an adaptive run, infinite costs, and those of no round are unknown."""
     ends = {"target": 0.0} if rounds else {}
     job = Job(rounds=7, privacy={"delta": 1e-4}, stopping=ends, **settings)
     assert list(other_accounts(job, make_protection(job, 5), rounds)) == []

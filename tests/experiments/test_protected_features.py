@@ -64,7 +64,8 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert medium.protections == full.protections
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs), with 6 seeds" in said
+    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
+    assert "Runs without noise have 6 seeds" in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -286,7 +287,7 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
     assert accuracies["one bit, no noise"] == "0.9002"  # two seeds: no interval
     assert accuracies["eps 5"] == "0.8996"  # the first seed alone
     assert outcome.verdicts[4].answer == "says nothing"
-    assert "with 2 seeds without noise, and with one seed with noise." in outcome.ran
+    assert "Runs without noise have 2 seeds, runs with noise have one." in outcome.ran
     assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
 
 
