@@ -55,7 +55,7 @@ class Settings:
     effort: Effort
     epsilons: Sequence[float] = EPSILONS
     batch_size: int = 64
-    #: Trainings without protection, and with one bit. Their accuracies differ by little.
+    #: Seeds of the trainings without noise: without protection, and with one bit.
     seeds: int = 3
 
     def job(self, embedding_dp: object, seed: int = 0) -> VerticalJob:

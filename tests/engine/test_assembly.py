@@ -117,7 +117,7 @@ def test_a_dimension_of_any_length_counts_as_one(shape: Any, numbers: int) -> No
 def test_layers_that_stay_with_a_client_are_not_sent_and_need_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The biases stay of 5 · 6 weights and 5 biases, beside a fixed buffer of 400 bytes."""
+    """The 5 biases stay, 5 · 6 weights are sent, and a fixed buffer has 400 bytes."""
     own = Job(model=f"{__name__}:buffered", clients={"number": 4, "own_layers": ["bias"]})
     shape = ModelShape((parts.FEATURES * 20,), 5)
     free = 2 * (5 * 4 + 400)

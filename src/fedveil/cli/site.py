@@ -49,7 +49,7 @@ def check(
     job: Annotated[
         Path | None,
         typer.Argument(
-            help="A job file, the folder that `fedveil deploy` wrote, or the ''app folder of a job "
+            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of a job "
             "for the framework NVFlare. The command also prints the job's digest (a hash), by "
             "which the policy can permit the job."
         ),
