@@ -236,18 +236,3 @@ def test_each_number_of_copies_has_its_own_figures() -> None:
     ]
     assert found["phrases after 1 copy AUC"].value == pytest.approx((2 + 2 + 3) / 9)
     assert found["phrases after 1 copy balanced accuracy"].value == pytest.approx(2 / 3)
-
-
-def test_an_extraction_is_held_against_the_run_that_was_played(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It ended after 3 of 8 rounds, and its ledger knows what they cost together."""
-    made = target("protection={name: rr, unary: {eps: 0.01, adaptive: true}}")
-    stated = Figure(made.promised(3).epsilon + 1.5, 1e-3)
-    played = Rehearsal(made.model, np.arange(CLIENTS, dtype=np.uint64), 3, stated)
-    monkeypatch.setattr(extraction, "rehearse", lambda given: played)
-    monkeypatch.setattr(extraction, "exposures", lambda model, some, *_: np.ones(len(some.rows)))
-    finding = extraction.attack(made, "quick", Watch())
-    assert (finding.epsilon, finding.delta) == stated
-    assert finding.saw.startswith("the model after 3 rounds, ")
-    assert finding.saw.endswith("(the epsilon is the ledger's, for all 3 rounds of the run)")

@@ -396,20 +396,6 @@ def test_an_attacked_run_keeps_its_clients_rounds_and_claim(
     assert one != another
 
 
-def test_a_membership_finding_is_held_against_the_ledger_of_its_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stated = Figure(7.25, 1e-3)
-    stub = SimpleNamespace(
-        on_model=list, on_round=lambda most: ([], False), asked="",
-        target=SimpleNamespace(played=3, claim=stated),
-    )  # fmt: skip
-    monkeypatch.setattr(Case, "of", lambda *given: stub)
-    adaptive = {"name": "rr", "unary": {"eps": 0.01, "adaptive": True}}
-    finding = attack(Target.of(job(protection=adaptive)), "quick", Watch())
-    assert (finding.epsilon, finding.delta) == stated
-
-
 def test_a_played_round_has_no_more_clients_than_the_jobs_and_enough_for_a_sum() -> None:
     some = Target.of(job(clients={"number": 7, "fraction": 0.45}, training={"lr": 0.3}))
     rows = np.arange(EXAMPLES)

@@ -391,13 +391,15 @@ def test_no_folder_is_written_through_a_link(
     assert list(other.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["events.log", "metrics.jsonl", ".lock"])
-def test_a_pipe_in_a_runs_folder_is_not_waited_for(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "done"), [("events.log", "read"), ("metrics.jsonl", "written"), (".lock", "written")]
+)
+def test_a_pipe_in_a_runs_folder_is_not_waited_for(name: str, done: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").touch()
     os.mkfifo(tmp_path / name)
     with bounded():
         assert not in_use(tmp_path)
-        with pytest.raises(RunFolderError, match=f"{name} cannot be .*: it is a named pipe"):
+        with pytest.raises(RunFolderError, match=f"{name} cannot be {done}: it is a named pipe"):
             (locked if name == ".lock" else recorded)(RunFolder(tmp_path, None))  # type: ignore[arg-type]
 
 

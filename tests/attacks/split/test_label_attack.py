@@ -236,24 +236,6 @@ def test_guessing_one_class_is_right_for_the_examples_of_that_class() -> None:
     assert (figure.value, figure.guess) == (3 / 4, 1 / 4)
 
 
-def test_the_follower_is_one_that_receives_gradients() -> None:
-    crossings = [
-        SimpleNamespace(sender=sender, part=part, gradient=gradient)
-        for sender, part, gradient in (
-            ("bank", "one", False), ("shop", "two", True), ("shop", "three", True),
-            ("lead", "four", True),
-        )
-    ]  # fmt: skip
-    target: Any = SimpleNamespace(
-        task=SimpleNamespace(classes=2),
-        split=SimpleNamespace(followers=("bank", "shop"), leader="lead", crossings=crossings),
-        rows={"train": {"lead": SimpleNamespace(labels=torch.tensor([0, 1]))}},
-        job=SimpleNamespace(privacy=SimpleNamespace(label_dp=None)),
-    )
-    follower = labels._Follower.of(target)
-    assert (follower.party, follower.parts) == ("shop", ("two", "three"))
-
-
 def test_at_the_first_step_one_label_of_each_class_is_known() -> None:
     """Two batches of six examples and two classes: four labels of each batch are inferred."""
     follower: Any = SimpleNamespace(
