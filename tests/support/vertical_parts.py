@@ -145,6 +145,21 @@ def ragged(seed: int) -> Ragged:
     return Ragged(seed)
 
 
+class Rare(Bottoms):
+    """Labels of two unequally frequent classes, which the features do not tell."""
+
+    train, test, classes = 61, 11, 2
+
+    def whole(self, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x, _ = super().whole(subset)
+        labels = Seeded(4, subset, "rare").bernoulli(0.15, len(x))
+        return x, torch.from_numpy(labels).long()
+
+
+def rare(seed: int) -> Rare:
+    return Rare(seed)
+
+
 class Unsplit(Bottoms):
     """A task in which all parts are the leader's."""
 

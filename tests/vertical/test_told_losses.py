@@ -7,32 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedveil.entropy import Seeded
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.rows import Order
 from fedveil.vertical.step_window import StepWindow
-from vertical_parts import Bottoms
+from vertical_parts import Rare
 
-EXAMPLES, BATCH, EPOCHS = 61, 7, 30
+EXAMPLES, BATCH, EPOCHS = Rare.train, 7, 30
 NO_GRADIENT = {"embedding_dp": {"eps": 2.5, "gradient": "none"}}
 MARVELL = {"label_protection": {"name": "marvell", "power": 30.0}}
-
-
-class Rare(Bottoms):
-    """Labels of two unequally frequent classes, which the features do not tell."""
-
-    train, test, classes = EXAMPLES, 11, 2
-
-    def whole(self, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
-        x, _ = super().whole(subset)
-        drawn = Seeded(4, subset, "rare").bernoulli(0.15, len(x))
-        return x, torch.from_numpy(drawn).long()
-
-
-def rare(seed: int) -> Rare:
-    return Rare(seed)
 
 
 def heard(
@@ -48,7 +31,7 @@ def heard(
 
     monkeypatch.setattr(StepWindow, "add", noted)
     job = VerticalJob(
-        task="test_told_losses:rare", batch_size=BATCH, epochs=EPOCHS, seed=9,
+        task="vertical_parts:rare", batch_size=BATCH, epochs=EPOCHS, seed=9,
         optimizer={"lr": 0.02, "momentum": 0.0}, evaluation={"every_epochs": None}, **settings,
     )  # fmt: skip
     run = train(job, folder)

@@ -43,7 +43,7 @@ def test_two_classes_are_read_at_the_first_step_of_a_table(plain: Finding) -> No
     assert plain.figure("step 1").guess == pytest.approx(0.627, abs=0.05)
     assert plain.protection == "none"
     assert plain.epsilon == np.inf
-    assert plain.saw == "gradients of bank_wide, bank_deep at bank"
+    assert plain.saw == "the steps' losses and gradients of bank_wide, bank_deep at bank"
     assert plain.settings["steps"] == 60
 
 
@@ -134,10 +134,11 @@ def test_norms_add_up_over_windows_and_without_a_gradient_the_common_class_is_gu
     monkeypatch.setattr(labels, "_WINDOW", 1)
     rows = [np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0]]), np.array([[6.0, 8.0], [0.0, 1.0]])]
     came = [np.array([5, 8, 9]), np.array([9, 5])]
-    steps = list(zip(came, rows, strict=True))
+    received = [SimpleNamespace(rows=each, loss=None) for each in rows]
+    steps = list(zip(came, received, strict=True))
     follower: Any = SimpleNamespace(
         target=SimpleNamespace(begun=lambda many: iter(steps)), true=np.arange(10),
-        looks=lambda crossed, examples: [crossed], shares=np.array([0.2, 0.5, 0.3]), classes=3,
+        looks=lambda crossed, examples: [crossed.rows], shares=np.array([0.2, 0.5, 0.3]), classes=3,
         eps=None,
     )  # fmt: skip
     begun = labels._Follower.begun(follower, 2, Watch())

@@ -1,4 +1,4 @@
-"""`fedveil attack labels`: a follower of a split job infers the labels from received gradients."""
+"""`fedveil attack labels`: a follower of a split job infers the labels from what it receives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.roc import area
+from fedveil.attacks.split.losses import losses_of_examples
 from fedveil.attacks.split.split_target import Crossed, SplitTarget
 from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
@@ -67,6 +68,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         figures.append(area("direction AUC", asked[rare_asked], asked[~rare_asked]))
         figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
         figures += [_separated(f"{name} AUC", looks, rare) for name, looks in run.added.items()]
+        if run.losses is not None:
+            figures.append(area("loss AUC", run.losses[rare], run.losses[~rare]))
     figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
     return Finding(
         attack="labels",
@@ -75,7 +78,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         figures=figures,
         settings={**target.job.privacy.model_dump(mode="json"), "steps": steps},
         epsilon=math.inf if follower.eps is None else follower.eps,
-        saw=f"gradients of {', '.join(follower.parts) or 'nothing'} at {follower.party}",
+        saw=follower.saw(run),
     )
 
 
@@ -87,23 +90,25 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A follower's view of a run's first steps: the gradients that it received for each example.
+    """A follower's view of a run's first steps: what it received for each example.
 
     Each of the `windows` has the directions of the gradients of a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
     the true label of example i. `added` has two summaries of each example's gradients over all
-    steps, by the names that `_added` gives them.
+    steps, by the names that `_added` gives them. `losses[i]` is the loss of example i (see
+    `losses_of_examples`). `losses` is None if the follower received no losses.
     """
 
     windows: list[Window]
     norms: Float64s
     true: Int64s
     added: Mapping[str, Float64s] = field(default_factory=dict)
+    losses: Float64s | None = None
 
 
 @dataclass(frozen=True)
 class _Follower:
-    """The follower that attacks: it receives gradients, and tries to infer the labels from them.
+    """The follower that attacks: it tries to infer the labels from the gradients and the losses.
 
     `parts` are its parts that receive gradients. `true` are the labels before LabelDP. `eps` is
     LabelDP's epsilon, which the attacker knows, or None without LabelDP.
@@ -157,21 +162,30 @@ class _Follower:
 
         `watch` reports the progress.
         """
-        came, looks = [], []
+        came, looks, losses = [], [], []
         for positions, crossed in self.target.begun(steps):
             came.append(positions)
             looks.append(self.looks(crossed, len(positions)))
+            losses.append(crossed.loss)
             watch.step(len(looks), steps, "steps")
         examples = np.unique(np.concatenate(came))
+        found = [np.searchsorted(examples, positions) for positions in came]
         windows, norms = [], np.zeros(len(examples))
         for first in range(0, steps, _WINDOW):
             within = slice(first, first + _WINDOW)
-            places = np.searchsorted(examples, np.concatenate(came[within]))
+            places = np.concatenate(found[within])
             joined = [np.concatenate(look) for look in zip(*looks[within], strict=True)]
             windows.append(Window(places, directions(joined)))
             np.add.at(norms, places, by_norm(joined))
         added = _added(examples, came, looks)
-        return _Begun(windows, norms, self.true[examples], added)
+        told = [loss for loss in losses if loss is not None]
+        of_each = losses_of_examples(found, told, len(examples)) if told else None
+        return _Begun(windows, norms, self.true[examples], added, of_each)
+
+    def saw(self, run: _Begun) -> str:
+        """Say what the follower received in `run`."""
+        losses = "" if run.losses is None else "the steps' losses and "
+        return f"{losses}gradients of {', '.join(self.parts) or 'nothing'} at {self.party}"
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.

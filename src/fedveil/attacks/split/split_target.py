@@ -44,16 +44,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """Tensors that the parties of a split model received from each other in one step.
+    """What the parties of a split model received from each other in one step.
 
     The keys are names of parts. Rows are in the order of the batch. `outputs` has the parts'
     outputs: numbers, or the bits of EmbeddingDP as 0.0 and 1.0. `gradients` has the gradients of
     the step's mean loss with respect to these outputs, which the parts' owners received. If two
-    parties returned a gradient for the same part, the value is the sum of both gradients.
+    parties returned a gradient for the same part, the value is the sum of both gradients. `loss` is
+    the step's mean loss, if the leader sent it to the followers.
     """
 
     outputs: Mapping[str, torch.Tensor]
     gradients: Mapping[str, torch.Tensor]
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,10 @@ class SplitTarget:
                 name: _tapped(name, party.step(step, batches[name], settled=settled), heard)
                 for name, party in parties.items()
             }
-            drive_together(exchanges)
-        return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
+            losses = drive_together(exchanges)
+        crossed = self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
+        followers = self.split.followers
+        return replace(crossed, loss=losses[followers[0]]) if followers else crossed
 
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
         """Return a part's output as another party receives it: [reports, examples, *output].
@@ -207,7 +211,7 @@ class SplitTarget:
                 in_flight=self.job.in_flight,
                 seed=self.job.seed,
                 device=self.job.device,
-                tell_loss=False,
+                tell_loss=self.job.tells_loss,
                 report=self._reports,
                 returned=self._returned if name == split.leader else None,
             )
@@ -229,7 +233,8 @@ class SplitTarget:
                 transfer = Transfer(crossing, micro, gradient)
                 if crossing.part == name.removesuffix(".grad") and transfer.sender == sender:
                     rows = sizes[micro]
-                    tensor = from_wire(message, transfer, training=True, step=step, rows=rows)
+                    alone = {field: message[field] for field in message if field != "loss"}
+                    tensor = from_wire(alone, transfer, training=True, step=step, rows=rows)
                     found[crossing, gradient][micro] = tensor
         outputs: dict[str, torch.Tensor] = {}
         returned: dict[str, list[torch.Tensor]] = defaultdict(list)
