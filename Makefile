@@ -15,7 +15,10 @@ CHECK = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] 
 of them. Name yours, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test core lint docs wheel lock sbom mindspore language clean
+# The suite without the longest tests, of which `.ci/run` runs a sixth every day.
+SHORT := -m 'not slow and not long'
+
+.PHONY: run test long core lint docs wheel lock sbom mindspore language clean
 
 run: $(VENV)/installed
 	$(BIN)/fedveil run
@@ -23,12 +26,16 @@ run: $(VENV)/installed
 test: $(VENV)/installed
 	@# Four on two cores: many tests wait for processes. Plain asserts save each of the four the
 	@# rewriting of every file. What failed runs once more, to show the values.
-	$(BIN)/python -m pytest -n 4 --dist worksteal --assert=plain || \
+	$(BIN)/python -m pytest -n 4 --dist worksteal --assert=plain $(SHORT) || \
 	  { $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; exit 1; }
+
+# The tests that `make test` leaves out (tests/long_tests.txt).
+long: $(VENV)/installed
+	$(BIN)/python -m pytest -n 4 --dist worksteal --assert=plain -m long
 
 # The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
 core: $(VENV)/core-installed
-	$(BIN)/python -m pytest -n 2 $(WITHOUT_TORCH)
+	$(BIN)/python -m pytest -n 2 $(SHORT) $(WITHOUT_TORCH)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from compile_once import compile_once
+from long_tests import listed
 from warm_workers import warm_workers as warm_workers
 
 # They share compiled modules too, even where the machine keeps Python from writing them.
@@ -41,7 +42,22 @@ settings.load_profile("fedveil")
 Command = Callable[..., tuple[int, str, str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `-m long --turn 8/6` run a sixth of the long tests."""
+    parser.addoption("--turn", metavar="N/PARTS", help="mark one part of the long tests alone")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the long tests, and start processes late."""
+    long_tests = set(listed(config.getoption("--turn")))
+    for item in items:
+        if item.nodeid in long_tests:
+            item.add_marker("long")
+    _start_processes_late(items)
+
+
+def _start_processes_late(items: list[pytest.Item]) -> None:
     """Put the tests that start and kill processes late, but not last.
 
     A new process then finds the compiled code that other tests have cached, and other tests run
