@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """What the parties of a split model received from each other in one step.
+    """The messages of one step, as the parties of a split model received them from each other.
 
     The keys are names of parts. Rows are in the order of the batch. `outputs` has the parts'
     outputs: numbers, or the bits of EmbeddingDP as 0.0 and 1.0. `gradients` has the gradients of
