@@ -8,7 +8,7 @@ from statistics import mean
 
 from experiments.evidence import decided, idle, interval, learnt, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from experiments.ldp_jobs import EPSILONS, MECHANISMS, SPLITS, Task, job, labels
+from experiments.ldp_jobs import EPSILONS, LOCATION, MECHANISMS, SPLITS, Task, job, labels, tasks_of
 from experiments.leakage import leakage
 from experiments.sweeps import SEEDS, Sweep, Swept, reached, swept
 from fedveil.federated.job import Job
@@ -20,6 +20,8 @@ from fedveil.studies.several_runs import first_round
 #: The dense net, which memorises its examples; LeNet on MNIST does not.
 _DENSE: Task = "dnn-purchase100-synthetic"
 _LENET: Task = "lenet-mnist"
+#: The end of the names of sweeps whose dense net trains on the real rows of Location-30.
+_REAL = ", Location-30"
 #: The numbers of rounds after which a model is attacked.
 ROUNDS: Mapping[Scale, Sequence[int]] = {"small": (2, 8), "medium": (2, 10, 80)}
 _FIRST = 10
@@ -32,10 +34,10 @@ _SECONDS: Mapping[Scale, float] = {"small": 200, "medium": 1200}
 _LENET_RANGE, _DENSE_LEAST, _DENSE_ROUNDS = (0.6, 0.8), 0.5, (100, 300)
 
 
-def _sweeps(rounds: Sequence[int]) -> Mapping[str, Sweep]:
-    """Return the sweeps of rounds, by protection and split."""
+def _sweeps(rounds: Sequence[int], ending: str = "") -> Mapping[str, Sweep]:
+    """Return the sweeps of rounds, by protection and split. Their names have this `ending`."""
     return {
-        f"{kind}, {split}": Sweep(
+        f"{kind}, {split}{ending}": Sweep(
             "rounds", rounds, (f"protection.name={kind}", f"data.split={split}"), _SEEDS[split]
         )
         for kind in _KINDS
@@ -53,7 +55,7 @@ class LeakageByRound(Experiment):
 
     def base(self, scale: Scale, task: Task) -> Job:
         """Return the job of a task, at the largest epsilon of a bit. Sweeps set its protection."""
-        size: Scale = scale if task == _LENET else "small"
+        size = scale if task == _LENET else "small"
         found = job(size, task, protection="rr", eps=_EPS)
         changes = [f"name={self.name}", "evaluation.every=1", "record.page=false"]
         return Job.read(found.model_dump(), changes)
@@ -66,6 +68,9 @@ class LeakageByRound(Experiment):
         """Train the dense net for each number of rounds, and LeNet for ten."""
         rounds = ROUNDS[scale]
         dense = swept(folder, self.base(scale, _DENSE), _sweeps(rounds), tell)
+        if LOCATION in tasks_of(scale):
+            real = swept(folder, self.base(scale, LOCATION), _sweeps(rounds, _REAL), tell)
+            dense = {**dense, **real}
         first = {
             f"first rounds, {kind}": Sweep("rounds", (_FIRST,), (f"protection.name={kind}",))
             for kind in _KINDS
@@ -75,7 +80,8 @@ class LeakageByRound(Experiment):
         leaks = {name: attacked(sweep) for name, sweep in dense.items()}
         ran = (
             f"Epsilon of a bit is {_EPS:g}, the largest of the source. The dense net of scale "
-            f"small trains on a synthetic Purchase-100 for {', '.join(map(str, rounds))} rounds. "
+            f"small trains on a synthetic Purchase-100 for {', '.join(map(str, rounds))} rounds, "
+            f"and on the real rows of Location-30 if their file is on the machine. "
             f"The leakage rate is the balanced accuracy of a membership attack by the loss of the "
             f"model after these rounds; guessing is right half the time. If clients hold two "
             f"labels (`shards`), the dense net has {_SEEDS['shards']} seeds. LeNet trains for "
@@ -83,7 +89,7 @@ class LeakageByRound(Experiment):
             f"data and clients."
         )
         verdicts = [*judged(leaks), *beginnings(scale, lenet, dense)]
-        return Outcome(ran, verdicts, [_table(dense, leaks)], [_plot(leaks)], seeds=SEEDS)
+        return Outcome(ran, verdicts, [_table(dense, leaks)], plots(leaks), seeds=SEEDS)
 
 
 #: The attack on every seed's model, by the number of rounds.
@@ -154,15 +160,24 @@ def beginnings(
         )  # fmt: skip
 
 
-def _plot(leaks: Mapping[str, Leaks]) -> Plot:
+def plots(leaks: Mapping[str, Leaks]) -> list[Plot]:
+    """Plot the leakage rates by round: those on the synthetic data, and those on Location-30."""
+    real = {name: by_round for name, by_round in leaks.items() if name.endswith(_REAL)}
+    synthetic = {name: by_round for name, by_round in leaks.items() if name not in real}
+    found = [_plot("leakage", "a synthetic Purchase-100", synthetic)]
+    return [*found, _plot("location30", "Location-30", real)] if real else found
+
+
+def _plot(file: str, data: str, leaks: Mapping[str, Leaks]) -> Plot:
     curves = [
         Curve(name, [*by_round],
               [*map(mean, _values(by_round))],
-              marks=True, dashed=name.endswith("shards"), protection=name.partition(",")[0])
+              marks=True, dashed=", shards" in name, protection=name.partition(",")[0])
         for name, by_round in leaks.items()
     ]  # fmt: skip
-    return Plot("leakage", "What a membership attack finds, by round", Axis("rounds", log=True),
-                Axis("leakage rate"), curves, "Dashed: two labels a client.")  # fmt: skip
+    title = f"What a membership attack finds on {data}, by round"
+    return Plot(file, title, Axis("rounds", log=True), Axis("leakage rate"), curves,
+                "Dashed: two labels a client.")  # fmt: skip
 
 
 def _table(runs: Mapping[str, Swept], leaks: Mapping[str, Leaks]) -> Table:

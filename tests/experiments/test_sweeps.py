@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,6 +287,47 @@ def test_leakage_is_judged_late_against_early() -> None:
     assert [answer(500, 600), answer(600, 500), answer(500, 600, 499)] == [
         "agrees", "differs", "says nothing",
     ]  # fmt: skip
+    real = {f"{name}, Location-30": leaks(501, end) for name, end in
+            {"not_encrypt, iid": 640, "rr, iid": 480, "rr, shards": 650,
+             "not_encrypt, shards": 502}.items()}  # fmt: skip
+    both = {"not_encrypt, iid": leaks(501, 499), "rr, iid": leaks(501, 620), **real}
+    assert [verdict.answer for verdict in ldp_rounds.judged(both)] == [
+        "says nothing", "says nothing", "agrees", "differs", "agrees", "agrees",
+    ]  # fmt: skip
+    synthetic, location = ldp_rounds.plots(both)
+    assert [curve.name for curve in synthetic.curves] == [*both][:2]
+    assert [curve.name for curve in location.curves] == [*real]
+    assert [curve.dashed for curve in location.curves] == [False, False, True, True]
+    assert len(ldp_rounds.plots({"not_encrypt, iid": leaks(501, 640)})) == 1
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_the_leakage_of_real_rows_is_measured_where_they_are(
+    here: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def swept(folder: Path, base: Job, sweeps: Mapping[str, Sweep], tell: Any) -> dict[str, Any]:
+        asked.append((base.data.name, [*sweeps]))
+        return {name: {3: []} for name in sweeps}
+
+    tasks = ("lenet-mnist", *[ldp_rounds.LOCATION] * here)
+    flat = {rounds: [share("leakage", 500, 1_000)] * 3 for rounds in (3, 7)}
+    monkeypatch.setattr(ldp_rounds, "swept", swept)
+    monkeypatch.setattr(ldp_rounds, "tasks_of", lambda scale: tasks)
+    monkeypatch.setattr(ldp_rounds, "attacked", lambda sweep: flat)
+    monkeypatch.setattr(ldp_rounds, "beginnings", lambda scale, lenet, dense: iter(()))
+    monkeypatch.setattr(ldp_rounds, "_table", lambda dense, leaks: [*dense])
+    found = ldp_rounds.LeakageByRound().run(tmp_path, "small", lambda text: None)
+    data = [name for name, _ in asked]
+    assert data == [
+        "experiments.small_stand_ins:purchase_part_synthetic", *["location30"] * here,
+        "experiments.small_stand_ins:pooled_mnist",
+    ]  # fmt: skip
+    dense = [name for _, names in asked[:-1] for name in names]
+    assert len(dense) == len(set(dense)) == 6 * (1 + here)
+    assert found.tables == [dense]
+    assert len(found.verdicts) == len(dense)
 
 
 def test_one_estimate_of_all_reports_is_the_mean_of_their_estimates(
