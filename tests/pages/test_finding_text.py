@@ -47,8 +47,9 @@ def finding(*measured: Measured, **more: Any) -> Finding:
          "name 42% of the clients with mostly one class and 1.0% of others (chance: 1%)"),
         (Measured("labels counted", 0.93, 0.9, 1.0, 0.6),
          "count 93% of a client's labels right (chance: 60%)"),
-        (Measured("norm AUC", 0.73, 0.6, 0.8, 0.5),
-         "rank an example with the rare label first 73% of the time (chance: 50%)"),
+        *((Measured(f"{name} AUC", 0.73, 0.6, 0.8, 0.5),
+           "rank an example with the rare label first 73% of the time (chance: 50%)")
+          for name in ("direction", "norm", "sum", "change", "losses")),
         (Measured("loss TPR at 1.0% FPR", 0.043, 0.03, 0.06, 0.01),
          "recognise 4.3% of the members and accuse 1.0% of others (chance: 1%)"),
         (Measured("loss balanced accuracy", 0.61, 0.55, 0.66, 0.5),

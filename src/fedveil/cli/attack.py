@@ -156,8 +156,8 @@ VERTICAL = (
     Attack(
         "labels",
         "split.labels",
-        "Split learning: infer the labels from the gradients that the party with the "
-        "labels returns.",
+        "Split learning: infer the labels from the gradients and losses that the party with the "
+        "labels sends.",
     ),
     Attack(
         "tokens",

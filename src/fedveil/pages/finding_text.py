@@ -29,7 +29,8 @@ _COULD = (
     (r"client AUC", "rank a client that took part above another client {value} of the time"),
     (r"TPR at (?P<rate>\S+) FPR", "recognise {value} of the members and accuse {rate} of others"),
     (r"balanced accuracy", "tell members from others {value} of the time"),
-    (r"(direction|norm) AUC", "rank an example with the rare label first {value} of the time"),
+    (r"(direction|norm|sum|change|losses) AUC", "rank an example with the rare label first {value} "
+     "of the time"),
     (r"AUC", "rank a member above another example {value} of the time"),
     (r"label accuracy|labels? known|step 1", "infer the label of {value} of the examples"),
     (r"words", "read {value} of the words"),

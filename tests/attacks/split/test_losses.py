@@ -76,6 +76,6 @@ def test_only_losses_that_the_follower_receives_are_used(
     monkeypatch.setattr(labels, "by_effort", lambda effort, quick, *more: 9)
     found = labels.attack(SplitTarget.of(rare_job(**settings)), "quick", Watch())
     assert found.saw == "the steps' losses and " * received + "gradients of left at bank"
-    assert ("loss AUC" in [each.name for each in found.figures]) == received
+    assert ("losses AUC" in [each.name for each in found.figures]) == received
     if received:
-        assert found.figure("loss AUC").cases == found.figure("norm AUC").cases
+        assert found.figure("losses AUC").cases == found.figure("norm AUC").cases

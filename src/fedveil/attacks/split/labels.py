@@ -69,7 +69,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
         figures += [_separated(f"{name} AUC", looks, rare) for name, looks in run.added.items()]
         if run.losses is not None:
-            figures.append(area("loss AUC", run.losses[rare], run.losses[~rare]))
+            figures.append(area("losses AUC", run.losses[rare], run.losses[~rare]))
     figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
     return Finding(
         attack="labels",
