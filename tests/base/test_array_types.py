@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.base import array_types, two_threads
-from fedveil.base.array_types import are_distinct, into_floats, row_values
+from fedveil.base.array_types import are_distinct, into_floats, row_values, utf8, without_na
 
 
 @pytest.mark.parametrize("long", [1, 1 << 22])
@@ -40,3 +40,22 @@ def test_ids_are_distinct_unless_one_occurs_twice(
     assert not are_distinct(np.array([3, -1, 3]))
     rows = np.arange(1, 25, dtype=np.uint8).reshape(3, 8)[:, ::3]
     assert row_values(rows).tolist() == [bytes(row) for row in rows.tolist()]
+
+
+def test_texts_are_encoded_even_if_there_are_none() -> None:
+    assert utf8(np.array([], np.str_)) == []
+    assert utf8(np.array(["a", "\x7f"])) == [b"a", b"\x7f"]
+    assert utf8(np.array(["a", "\x80"])) == [b"a", b"\xc2\x80"]
+
+
+class NAType:
+    """Stands for the type of pandas.NA."""
+
+
+def test_each_missing_cell_is_replaced_and_no_other() -> None:
+    cells = np.array([NAType(), "NA", None], object)
+    assert without_na(cells, 7).tolist() == [7, "NA", None]
+    whole = cells[1:]
+    assert without_na(whole, 7) is whole
+    numbers = np.array([1.5, 2.5])
+    assert without_na(numbers, 7) is numbers

@@ -38,6 +38,7 @@ def test_whole_numbers_are_those_that_64_bits_hold() -> None:
     found, usable = as_whole(rows)
     assert usable.tolist() == [False, True, False, False, True]
     assert found[[1, 4]].tolist() == [[-(2**63), 2], [3, 4]]
+    assert as_whole(np.array([-1e30, 1e30, -7.0]))[1].tolist() == [False, False, True]
     assert as_whole(np.array([[2**63], [2**63 - 1]], np.uint64))[1].tolist() == [False, True]
 
 
@@ -73,3 +74,11 @@ def test_examples_with_several_inputs_do_not_join_those_of_different_lengths(ord
     lengths = ragged([np.arange(2), np.arange(4)])
     with pytest.raises(ValueError, match="other inputs"):
         stacked([several, lengths][::order])
+
+
+def test_examples_of_other_inputs_are_no_examples_of_one_kind() -> None:
+    left, both = joined({"left": np.ones((2, 3))}), {"left": np.ones((2, 3)), "right": np.ones(2)}
+    for other in (joined(both), joined({"right": np.ones((2, 3))}), np.ones((2, 3))):
+        for parts in ([left, other], [other, left]):
+            with pytest.raises(ValueError, match="they have other inputs"):
+                alike(parts)

@@ -165,3 +165,13 @@ def test_an_account_of_a_data_set_is_told_in_full(capsys: pytest.CaptureFixture[
         "  sent in the clear: sizes",
         "  sent in the clear: times",
     ]
+
+
+def test_equal_figures_of_a_budget_share_a_row_and_an_own_protection_is_described_by_nobody(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [Line(1.5, 1e-6, "a bit"), Line(2.5, 1e-6, "a run"), Line(1.5, 1e-6, "a round")]
+    monkeypatch.setattr("fedveil.engine.budget.project_job", lambda job, parameters: lines)
+    monkeypatch.setattr("fedveil.pages.guarantee_text.attackers", lambda job: "")
+    _, *rows = command("budget", "--set", "protection=dp_encrypt")[1].splitlines()
+    assert [row.split()[3:] for row in rows] == [["a", "bit", "and", "a", "round"], ["a", "run"]]

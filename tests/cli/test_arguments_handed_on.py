@@ -47,13 +47,18 @@ def test_a_comparison_is_the_one_that_was_asked_for(command: Command, watched: W
             "--target", "accuracy=0.4", "--attack", "membership", "--effort", "standard",
             "--set", "rounds=5", "--out", "there",
         )  # fmt: skip
-    ((out, comparison, _), _) = calls[0]
+    ((out, comparison, _), _) = calls.pop()
     asked = comparison.asked
     assert (out, comparison.job.rounds) == (Path("there"), 5)
     assert (asked.protections, asked.seeds) == (["not_encrypt", "rr"], 2)
     assert asked.epsilons == [3.0, 7.0]
     assert asked.sweep == {"training.lr": ["0.3", "0.7"], "clients.number": ["6"]}
     assert (asked.target, asked.attack, asked.effort) == ("accuracy=0.4", "membership", "standard")
+    for option, text in (("--sweep", "protection.unary.eps=3,5"),
+                         ("--set", " protection.unary.eps = 3")):  # fmt: skip
+        with pytest.raises(Reached):
+            command("compare", "--protections", "rr", option, text)
+        assert calls.pop()[0][1].asked.epsilons == []
     # An epsilon of the protection's own takes the place of the default epsilons.
     for key, epsilons in (("protection.unary.eps=3", []), ("rounds=5", [2.0, 8.0])):
         with pytest.raises(Reached):
@@ -180,6 +185,10 @@ def test_protections_are_tried_at_the_epsilon_that_was_asked_for(
         ((job, epsilon, start), named) = calls.pop()
         assert (job.rounds, epsilon, named) == (5, target, {"as_json": as_json})
         assert start == "fedveil run run/job.yaml --set rounds=5"
+    with pytest.raises(Reached):
+        command("budget", "--try", "--set", "name=two words")
+    ((_, _, start), _) = calls.pop()
+    assert start == "fedveil run --set 'name=two words'"
 
 
 def test_mechanisms_are_tried_as_often_as_asked(command: Command, watched: Watched) -> None:

@@ -157,6 +157,7 @@ def test_some_runs_may_fail_and_each_is_told(
         (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers, or be own"),
         (("--epsilons", "2,inf"), "--epsilons 2,inf must contain only positive numbers, or be own"),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
+        (("--sweep", "training.lr="), "--sweep training.lr= is not of the form KEY=VALUE,VALUE"),
         (
             ("--sweep", "training.lr=0.1,0.2", "--sweep", "training.lr=0.3"),
             "--sweep training.lr is given twice: write --sweep training.lr=0.1,0.2,0.3",
@@ -200,7 +201,9 @@ def test_spaces_in_a_sweep_are_not_part_of_its_key_or_values() -> None:
     assert swept == {"rounds": ["2", "3"], "training.lr": ["0.5"]}
 
 
-def test_without_options_all_protections_meet_at_two_epsilons(job: Path) -> None:
+def test_without_options_all_protections_meet_at_two_epsilons(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedveil.cli.compare import _levels, _named
 
     asked = Job.load(job)
@@ -209,6 +212,11 @@ def test_without_options_all_protections_meet_at_two_epsilons(job: Path) -> None
         "not_encrypt", "distributed_dp", "dp_encrypt", "central_gaussian", "signds", "rr", "oue",
     ]  # fmt: skip
     assert _levels(None, ["training.lr"]) == [2.0, 8.0]
+    monkeypatch.setattr(
+        "fedveil.studies.comparison_choice.side_by_side", lambda job: ["pw_encrypt"]
+    )
+    few = Job.load(job, ["clients.fraction=0.2", "protection=rr"])
+    assert _named(few, None) == ["rr"]  # whose own refusal then says what is wrong
     # Two clients a round cannot share secrets: the others are still compared.
     assert "distributed_dp" not in _named(Job.load(job, ["clients.fraction=0.2"]), None)
 

@@ -84,3 +84,24 @@ def test_an_accuracy_axis_is_in_percent_and_a_loss_axis_is_not() -> None:
                for plot in curves.quality({"r": run})}  # fmt: skip
     assert percent["accuracy"].endswith("%")
     assert "%" not in (percent["loss"] or "") + (percent["auc"] or "")
+
+
+def test_curves_of_no_protection_differ_in_colour_and_mark_and_marks_stay() -> None:
+    """A protection's first curve has marks if the curve asks for them."""
+    own = [Curve(f"run {n}", [1, 2], [3, 4], marks=n == 1) for n in range(3)]
+    known = [Curve("rr", [1, 2], [3, 4], marks=marks, protection="rr") for marks in (True, False)]
+    first, second, third, alone, again = looks([*own, *known])
+    assert len({(look.colour, look.marker) for look in (first, second, third)}) == 3
+    assert len({look.marker for look in (first, second, third)}) == 3
+    assert [look.marks for look in (first, second, third, alone, again)] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_part_of_the_time_that_no_round_took_is_not_drawn() -> None:
+    records = [{"round": n, "seconds_training": 1.5 * n, "seconds_protection": 0.0} for n in (1, 2)]
+    run = ReadRun(Path("r"), {"protection": {"name": "rr"}}, records, (), ())
+    (plot,) = curves.seconds(run)
+    assert [curve.name for curve in plot.curves] == ["training"]
+    assert curves.axis_of("accuracy", "test accuracy").title == "test accuracy"
+    assert curves.axis_of("auc").title == "AUC"

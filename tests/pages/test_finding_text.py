@@ -149,3 +149,30 @@ def test_errors_are_best_where_they_are_least_and_one_success_is_counted() -> No
     psnr = Measured("a: psnr", 30.0, 29.0, 31.0, 12.0)
     several = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), psnr)
     assert "That is `a: mse`; 2 of 2" in conclusion(several)  # of two kinds, the first
+
+
+def test_the_best_of_the_first_kind_is_no_larger_value_of_another_kind() -> None:
+    found = finding(
+        Measured("recovered", 0.5, 0.4, 0.6, 0.1),
+        Measured("left: recovered", 0.625, 0.5, 0.7, 0.1),
+        Measured("psnr", 30.0, 29.0, 31.0, 12.0),
+    )
+    assert "could recover 62.5% of the examples" in conclusion(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("epsilon at least", 1.9999, "1.99"),  # of a lower bound, no more than was shown
+        ("epsilon at least", math.inf, "inf"),
+        ("the most that 5 trials can show", 2.9996, "2.99"),
+        ("ledger's epsilon", 1.0001, "1.01"),  # of a cost, no less than was stated
+        ("recovered", 0.62519, "62.5%"),
+        ("own", -0.5, "-0.5"),
+        ("own", 1.5, "1.5"),
+        ("psnr", 0.25, "0.25"),
+    ],
+)
+def test_each_value_is_rounded_as_its_kind_demands(name: str, value: float, text: str) -> None:
+    (row,) = figures(finding(Measured(name, value))).rows
+    assert row[1] == text

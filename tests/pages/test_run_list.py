@@ -12,11 +12,12 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from test_every_figure import written
+from test_every_figure import federated_records, written
 
 import fedveil
 from browser import needs_browser, show
 from fedveil.cli.exits import Exit
+from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
@@ -24,6 +25,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.account_lines import influenced_part
 from fedveil.record.finding_lines import add_finding
+from fedveil.record.recorder import PRIVACY
 from fedveil.record.run_folder import RunFolder
 from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
@@ -317,3 +319,48 @@ def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> Non
     (folder / "report.html").touch()
     page = run_list_page(run_list(tmp_path), tmp_path / "list.html")
     assert 'href="run/report.html"' in page.html()
+
+
+def test_a_run_may_be_the_folder_itself_and_a_model_alone_is_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "run", small_job(), {".": []})
+    monkeypatch.chdir(folder)
+    assert [run.name for run in run_list(Path()).runs] == ["run"]
+    for name in ("metrics.jsonl", "events.log"):
+        (folder / name).unlink()
+    (folder / "model.safetensors").touch()
+    assert [one.name for one in run_list(tmp_path).damaged] == ["run"]
+
+
+def test_a_running_vertical_run_is_known_by_the_lock_of_its_own_folder(tmp_path: Path) -> None:
+    """Its two protections are named, and neither of its parties' folders has a lock."""
+    privacy = {"label_dp": {"eps": 3.5}, "embedding_dp": {"eps": 2.5}}
+    job = VerticalJob(task="vertical_parts:bottoms", privacy=privacy)
+    folder = written(tmp_path / "run", job, {"lead": [], "bank": []})
+    opened = RunFolder.reopen(folder)
+    (found,) = run_list(tmp_path).runs
+    opened.close()
+    assert (found.state, found.protection) == ("running", "embedding_dp, label_dp")
+
+
+@pytest.mark.parametrize("name", ["accounts.jsonl", "before-after.jsonl"])
+def test_a_folder_with_any_record_of_a_run_is_read(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", small_job(), {})
+    with pytest.raises(RunFolderError, match="it has a job, and no run's records"):
+        read_run(folder)
+    (folder / name).touch()
+    assert read_run(folder).records == []
+
+
+def test_a_run_that_was_killed_in_its_first_round_is_listed_with_its_epsilon(
+    tmp_path: Path,
+) -> None:
+    folder = written(tmp_path / "run", small_job(), {".": []})
+    (record,) = federated_records(1, 11)
+    started = {key: record[key] for key in ("round", *PRIVACY)}
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "started.json").write_text(json.dumps(started))
+    (found,) = run_list(tmp_path).runs
+    assert found.epsilon == (record["epsilon_run_every_round"], record["delta_run_every_round"])
+    assert (found.state, found.unit, found.quality) == ("interrupted", "client", None)

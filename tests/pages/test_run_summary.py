@@ -388,3 +388,37 @@ def test_own_layers_deploy_unless_the_model_is_judged(
 ) -> None:
     settings = ("clients.own_layers=[fc*]", *stopping)
     assert ("deploy" in ending_of(tmp_path, record(2.0), settings=settings).next.text) == deploys
+
+
+def test_quality_of_the_end_stands_for_a_round_without_a_test_and_a_lost_model_has_no_best(
+    tmp_path: Path,
+) -> None:
+    late = {k: v for k, v in record(1.0).items() if k not in ("accuracy", "loss", "auc")}
+    quality = ending_of(tmp_path, late, events=("the model at its end: accuracy 31.2%",)).quality
+    assert (quality.value, quality.text) == ("accuracy 31.2%", "on the test examples")
+    lost = ending_of(tmp_path, record(1.0), record(1.0, round=2, accuracy=math.nan)).quality
+    assert lost.value == "accuracy undefined"
+    assert "best in round" not in lost.text
+
+
+def test_a_run_whose_model_is_not_saved_is_finished_first_and_any_finding_may_refute(
+    tmp_path: Path,
+) -> None:
+    for findings in ((REFUTED, FOUND), (FOUND, REFUTED)):
+        answer = ending_of(tmp_path, record(2.0), findings=findings).next
+        assert answer.value == "do not rely on the guarantee"
+    bare = ending_of(tmp_path, record(math.inf), name="not_encrypt", deployed=True).next
+    assert "`flwr run DIR` starts it on the clients" in bare.text
+    (tmp_path / "model.safetensors").unlink()
+    job = Job.load(DEFAULT_JOB, []).model_dump()
+    said = ["0 began: fedveil", "0 finished after round 1: the last"]
+    assert ending(ReadRun(tmp_path, job, [record(2.0)], (), said)).next.value == "let it finish"
+
+
+def test_a_judged_model_without_own_layers_deploys_and_a_task_without_auc_has_not_failed(
+    tmp_path: Path,
+) -> None:
+    bare = {key: value for key, value in record(2.0).items() if key != "auc"}
+    answer = ending_of(tmp_path, bare, settings=("stopping.keep=best",)).next
+    assert answer.value == "try to break it, then deploy it"
+    assert f"`fedveil deploy DIR {tmp_path}/job.yaml` runs the job" in answer.text

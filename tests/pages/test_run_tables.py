@@ -139,6 +139,10 @@ def test_machines_and_repeated_trainings_are_added_up(tmp_path: Path) -> None:
     assert costs.rows[0][0] == "upload of a client in a round"
     assert "3 trainings on a lost machine had to be repeated." in parts(page, "Bytes and time", str)
     assert str(machine_totals([first, second])["a"]) == "8 clients, 10.0 s, idle 38%"
+    lost = machine_totals([{MACHINES: {"d": (2, 0.0, 1.0)}}])["d"]
+    assert str(lost) == "2 clients, 0.0 s, idle 0%"
+    uneven = machine_totals([{MACHINES: {"a": (1, 0.0, 0.0), "b": (1, 6.0, 0.25)}}])
+    assert (uneven["a"].idle, uneven["b"].idle) == (1.0, 0.25)
 
 
 def test_every_reason_of_every_round_is_counted(tmp_path: Path) -> None:

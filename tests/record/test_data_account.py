@@ -164,3 +164,11 @@ def test_the_lock_is_held_until_the_account_is_written(
     account.charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
     assert locked == [True]
     assert not is_locked(account.path)
+
+
+def test_an_account_that_cannot_be_locked_is_one_sentence_and_no_charge(tmp_path: Path) -> None:
+    (tmp_path / "account.lock").symlink_to(tmp_path / "elsewhere")
+    account = DataAccount(tmp_path / "account", "client")
+    with pytest.raises(RunFolderError, match=r"account\.lock cannot be written: it is a link"):
+        account.charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    assert not account.path.exists()

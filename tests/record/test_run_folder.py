@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -430,3 +432,38 @@ def test_a_record_that_nests_too_deeply_is_told(line: str, tmp_path: Path) -> No
             read_run(tmp_path)
         assert "\n" not in str(caught.value)
         (tmp_path / name).unlink()
+
+
+def test_a_recorder_that_lost_rounds_counts_from_its_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    first = Recorder(folder)
+    first.record({"round": 1})
+    size, digest = first.metrics_bytes, first.metrics_digest
+    first.record({"round": 2, "loss": 0.25})
+    first.close()
+    again = Recorder(folder, Metrics.vouched(folder, size, digest))
+    assert (again.went_back, again.metrics_bytes) == (True, size)
+    again.close()
+
+
+def test_a_look_at_a_lock_hinders_no_other_look(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as another process's `in_use`
+        assert not in_use(tmp_path)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
+def test_a_thread_and_a_process_without_interrupts_write_whole_files_too() -> None:
+    written: list[str] = []
+
+    def write(name: str) -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), 0 if name == "thread" else signal.SIGINT)
+            written.append(name)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(write, "thread").result()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    write("process")
+    assert written == ["thread", "process"]

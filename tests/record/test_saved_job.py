@@ -15,6 +15,7 @@ from fedveil.errors import JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import (
+    import_roots,
     keep_imports,
     keep_job,
     look_beside,
@@ -147,3 +148,9 @@ def test_a_module_is_found_again_whatever_its_folder_is_called(
     before = [*sys.path]
     assert look_where_a_run_looked(tmp_path / "run")
     assert sys.path == [*before, str(tmp_path / name)]
+
+
+def test_only_a_function_has_a_folder_of_its_own() -> None:
+    """A bundled data set may be called as a module is."""
+    assert [*import_roots("parts")] == []
+    assert [*import_roots("parts:data")] == [SUPPORT]

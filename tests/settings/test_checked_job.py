@@ -34,3 +34,9 @@ def test_a_copy_keeps_what_it_is_not_told_to_change() -> None:
         "rounds",
         "training.lr",
     ]
+
+
+def test_a_wrong_setting_and_a_wrong_key_of_the_job_are_told_together() -> None:
+    with pytest.raises(JobError) as refused:
+        Job.read({"rounds": 0}, ["speed=3"])
+    assert [problem.split(" ")[0] for problem in refused.value.problems] == ["speed", "rounds"]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from fedveil.errors import DataInvalid
-from fedveil.settings.allowed import Allowed, allowed, block_of, sentences
+from fedveil.settings.allowed import Allowed, allowed, block_of, keys, sentences
 from fedveil.settings.settings import Block, Choice, Settings, Under
 from fedveil.settings.stored import Stored
 
@@ -57,6 +57,12 @@ def test_a_word_is_suggested_whatever_its_case(word: str) -> None:
     [
         (Allowed(number="number", interval="[0, 3)"), True, "is not a number in [0, 3)"),
         (Allowed(text="text"), {"a": 1}, "is not text"),
+        (Allowed(text="text"), None, "is not text"),
+        (
+            Allowed(words=("auto", "all"), number="whole number", interval="[1, inf)"),
+            0,
+            "is outside [1, inf) and not auto or all",
+        ),
         (
             Allowed(words=("oue", "hadamard")),
             "HADAMRD",
@@ -122,6 +128,7 @@ class Study(Settings):
             ("weights", "upp"),
             "weights.upp is not a known key (did you mean up?); the keys are up, down",
         ),
+        ({"lr": 3}, ("lr",), "lr = 3 is not a known key (did you mean step.lr"),
         ({"kind": {"name": None}}, ("kind", "name"), "kind.name = null is not one of few, all"),
     ],
 )
@@ -133,6 +140,40 @@ def test_a_wrong_key_is_looked_for_where_it_can_be(
     found = sentences(error.value, Study)
     assert list(found) == [path]
     assert found[path].startswith(start)
+
+
+class Titled(Block):
+    name: str = "none"
+    step: Step = Field(default_factory=Step)
+
+
+class Titles(Settings):
+    step: Step = Field(default_factory=Step)
+    titled: Titled = Field(default_factory=Titled)
+    of: dict[str, Titled] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({"step": "lr:3"}, "a space is missing after the colon"),
+        ({"titled": "name:few"}, "a space is missing after the colon"),
+        ({"titled": "few"}, "its name is titled.name"),
+        ({"step": "few"}, "the keys of step are lr"),
+    ],
+)
+def test_a_text_in_place_of_a_block_has_one_hint(given: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Titles.model_validate(given)
+    (sentence,) = sentences(error.value, Titles).values()
+    assert sentence.endswith(f" is not a block of keys; {hint}")
+
+
+def test_the_path_of_a_key_begins_with_every_block_around_it() -> None:
+    assert [".".join(path) for path in keys(Titles, ("own",))] == [
+        "own.step.lr", "own.titled.name", "own.titled.step.lr", "own.of.NAME.name",
+        "own.of.NAME.step.lr",
+    ]  # fmt: skip
 
 
 def test_only_a_field_for_one_block_is_a_block() -> None:
@@ -151,6 +192,7 @@ class Listed(Settings):
     count: int | None = Field(None, ge=3)
     null_first: None | int = None  # noqa: RUF036
     nulls_first: None | list[int] = None  # noqa: RUF036
+    shares: dict[Literal["up", "down"], float] | None = None
 
 
 def test_a_list_or_null_is_described_so() -> None:
@@ -159,6 +201,7 @@ def test_a_list_or_null_is_described_so() -> None:
         "at": "a list of numbers or null", "names": "a list of text or null",
         "count": "a whole number in [3, inf) or null", "null_first": "a whole number or null",
         "nulls_first": "a list of whole numbers or null",
+        "shares": "a mapping of up, down to a number",
     }  # fmt: skip
 
 

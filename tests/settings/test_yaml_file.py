@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedveil.federated.blocks import MODELS
 from fedveil.federated.job import Job
 from fedveil.protections.signds import SignDSSettings
 from fedveil.settings import allowed, yaml_file
+from fedveil.vertical.job import VerticalJob
 from hostile_files import bounded
 from job_checks import POSITIONS, attempt, load, problems, vectors
 
@@ -439,3 +441,23 @@ def test_a_job_of_megabytes_is_not_parsed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_half_of_a_character_is_refused(text: str):
     (sentence,) = problems(text)
     assert sentence.endswith(r"a text holds half of a character (\uD800 to \uDFFF)")
+
+
+def test_a_file_has_the_limits_that_its_reader_sets(tmp_path: Path) -> None:
+    """Aliases repeat values that are counted once, and have a limit of their own."""
+    path = tmp_path / "small.yaml"
+    path.write_text("a: 1\nb: 2\n")
+    assert yaml_file.read(path, 10, 5) == {"a": 1, "b": 2}
+    with pytest.raises(JobError, match="more than 4 keys and values"):
+        yaml_file.read(path, 10, 4)
+    with pytest.raises(JobError, match="it has 10 bytes; the limit is 9"):
+        yaml_file.read(path, 9, 5)
+    assert yaml_file.mapping("a: &x [1, 2]\nb: *x\n", "it", 6) == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_a_block_of_both_kinds_of_jobs_makes_no_job_the_other_kind(tmp_path: Path) -> None:
+    """Both kinds have a block `privacy`, and only vertical jobs have a block `task`."""
+    for text, refused in (("privacy: {delta: 7}", False), ("task: {name: tables}", True)):
+        (tmp_path / "job.yaml").write_text(text)
+        with pytest.raises(JobError, match="is vertical") if refused else nullcontext():
+            yaml_file.refuse_other_kind(tmp_path / "job.yaml", Job, VerticalJob, "is vertical")

@@ -188,6 +188,7 @@ def test_a_number_of_examples_is_in_the_account_before_it_leaves(
     (line,) = house.account.charges
     assert line.in_clear == (REVEALED,)
     assert (line.job, line.what) == (digest_of(asks), f"the introduction to {asks.name}")
+    assert (line.mechanism, line.through) == ("dp_encrypt", "Flower, study")
     silent = noised()
     house = House(tmp_path / "other", stack, of_job(silent, clear=clear))
     assert house.ask(app_of_job(silent), message) is not None

@@ -147,3 +147,10 @@ def test_no_message_of_another_phase_reads_data(
 def test_a_job_for_simulations_alone_is_refused() -> None:
     with pytest.raises(SiteRefused, match=r"job is not valid: evaluation\.clients = 0\.5"):
         order.read_app(with_code(text_of(job(evaluation={"clients": 0.5}))))
+
+
+def test_a_job_of_bundled_parts_may_have_a_name_like_a_functions() -> None:
+    """Nothing is imported for a run's name. Each of the job's own functions is named as code."""
+    assert order.read_order(text_of(job(name="heart:second")), "it").name == "heart:second"
+    own = job(model="net:net", task="rules:Own", training={"lr_schedule": "rates:slow"})
+    assert order.Order(own, None).code == ["net:net", "rules:Own", "rates:slow"]

@@ -288,3 +288,10 @@ def test_the_server_adds_up_one_report_of_each_site(folder: Path, keys: dict[str
     assert all((array == 0).all() for array in other.zero().values())
     for array in total.mean().values():
         np.testing.assert_allclose(array, 0.05, atol=0.01)
+
+
+def test_a_protection_without_a_sum_answers_no_message(folder: Path) -> None:
+    of = reports(folder)
+    with pytest.raises(SiteRefused, match="the task is not a message of a secure sum"):
+        of.answer(encode({"round": 4}), 21, job="job-7", site="north", round=4)
+    assert charges(of) == 0

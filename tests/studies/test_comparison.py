@@ -10,7 +10,7 @@ import pytest
 from comparing_parts import small_job
 from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import whole_run
-from fedveil.errors import JobError
+from fedveil.errors import InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Cell, Comparison, Goal, Setting
@@ -180,6 +180,7 @@ def test_secret_cohorts_are_not_alike_and_it_is_said() -> None:
     clients = {"number": 8, "fraction": 0.5, "sampling": "poisson"}
     asked = Asked(protections=["not_encrypt"])
     assert not Comparison(small_job(clients=clients), asked).notes
+    assert not Comparison(small_job(privacy={"randomness": "secure"}), asked).notes
     secret = Comparison(small_job(clients=clients, privacy={"randomness": "secure"}), asked)
     (note,) = secret.notes
     assert note.endswith("no two runs meet the same clients")
@@ -208,3 +209,18 @@ def test_a_setting_is_told_with_all_that_it_changes() -> None:
     changes = {"training.lr": "0.25", "rounds": "30"}
     assert str(Setting("rr", changes, 2.125)) == "rr, training.lr 0.25, rounds 30, epsilon 2.13"
     assert str(Setting("rr")) == "rr"
+
+
+@pytest.mark.parametrize("kind", [InvalidValue, ModelInvalid])
+def test_whatever_makes_a_position_impossible_is_named_with_the_position(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(job: Job) -> Any:
+        if job.protection.name == "rr":
+            raise kind("the model has no weights")
+        return prepared(job)
+
+    monkeypatch.setattr(comparison, "prepared", refused)
+    with pytest.raises(JobError) as told:
+        cells(small_job(), "not_encrypt", "rr")
+    assert told.value.problems == ("rr cannot be compared here: the model has no weights",)

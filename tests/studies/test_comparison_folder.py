@@ -18,14 +18,21 @@ from fedveil.engine import federation, simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
 from fedveil.entry import simulation as entry
-from fedveil.errors import AttackImpossible, FolderInUse, RunFolderError, RunStopped
+from fedveil.errors import (
+    AttackImpossible,
+    FolderInUse,
+    ModelInvalid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.pages.read_run import read_run
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import ADVICE
 from fedveil.record.run_folder import IMPORTS, JOB, METRICS, MODEL
 from fedveil.run_display import of_run
-from fedveil.studies import comparison, several_runs
+from fedveil.studies import comparison, comparison_folder, several_runs
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder, Result
 from fedveil.studies.comparison_table import _remarks
@@ -355,3 +362,18 @@ def test_a_run_that_was_extended_and_killed_is_not_finished(
     assert (len(cut_off.records), cut_off.finished) == (3, False)
     assert of_run(cut_off)["model"] is None  # it is the model of round 2
     assert ended_run(small_job(rounds=4), tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("kind", [RunFailed, RunStopped, ModelInvalid])
+def test_every_end_of_a_run_is_that_of_its_cell_alone(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise kind("it diverged")
+
+    monkeypatch.setattr(comparison_folder, "ended_run", failing)
+    cell = Cell(Setting("rr"), 7, small_job())
+    with ExitStack() as stack:
+        comparison = Comparison(small_job(), Asked(protections=["rr"]))
+        folder = ComparisonFolder.open(tmp_path / "c", comparison, stack)
+        assert folder.run(cell, lambda record: None) == Result(cell, None, "it diverged")

@@ -265,3 +265,27 @@ def test_epsilons_that_differ_a_little_have_folders_of_their_own() -> None:
     names = {Setting("rr", epsilon=epsilon).name for epsilon in (2.0, 2.25, 2.3, 2.0000001)}
     assert {"rr,epsilon=2", "rr,epsilon=2.25", "rr,epsilon=2.3"} < names
     assert len(names) == 4  # otherwise the settings for the larger epsilon are taken for both
+
+
+def test_only_a_membership_attack_is_shown_and_its_best_has_the_largest_area() -> None:
+    """A later attack of another kind is shown on the run's own page."""
+    areas = [
+        Measured("loss AUC", 0.55, 0.53, 0.57, 0.5, 9),
+        Measured("LiRA AUC", 0.65, 0.51, 0.79, 0.5, 9),
+    ]
+    later = Measured("loss AUC", 0.99, 0.98, 1.0, 0.5, 9)
+    found = (
+        Finding("membership", "quick", "rr", areas),
+        Finding("distinguish", "quick", "rr", [later]),
+    )
+    _, privacy = tables([line(run(record(1, 0.5), findings=found))])
+    assert privacy.rows[0][-1] == "0.650 [0.510, 0.790]"
+
+
+def test_an_epsilon_of_one_example_says_so_and_the_first_run_names_the_metrics() -> None:
+    one = line(run(record(1, 0.5, unit="example")))
+    own = {"measures": {"rmse": "lower"}, "rmse": 3.5}
+    other = line(run(record(1, 0.25, unit="client", **own)))
+    quality, privacy = tables([one, other])
+    assert [row[-1] for row in privacy.rows] == ["1.01 (strong) for one example", "1.01 (strong)"]
+    assert quality.columns[1:4] == ["accuracy", "loss", "AUC"]

@@ -11,7 +11,7 @@ import pytest
 
 from comparing_parts import small_job
 from fedveil.engine.candidates import Candidate, candidates
-from fedveil.errors import InvalidValue, ModelInvalid
+from fedveil.errors import InvalidValue, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
 from fedveil.federated.run_blocks import RecordSettings
 from fedveil.privacy.guarantee_strength import Figure
@@ -142,3 +142,34 @@ def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
     for _, _, candidate, (figure, noise) in every[2:]:
         assert (figure, noise) == (candidate.figure, candidate.noise(240))
     assert told[1] == "trial of distributed_dp at epsilon 3"
+
+
+@pytest.mark.parametrize("kind", [RunFailed, RunStopped, ModelInvalid])
+def test_a_trial_that_fails_keeps_what_the_whole_run_would_cost(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(job: Job, folder: Path) -> None:
+        raise kind("no client answered")
+
+    monkeypatch.setattr(trial_runs, "simulate", failing)
+    one = next(one for one in candidates(small_job(), 83, 3.0) if one.name == "dp_encrypt")
+    tried = trial_runs._tried(one.job, "dp_encrypt", one, one.figure, 0.75)
+    assert tried == Trial("dp_encrypt", one, one.figure, 0.75, failure="no client answered")
+    assert math.isnan(tried.value)
+
+
+def test_a_trial_of_an_error_is_better_where_it_is_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is none of held-out examples is raised."""
+    last = {"measures": {"rmse": "lower"}, "rmse": 7.5, "accuracy": 0.5, "clients_mean": 2.5}
+
+    def simulate(job: Job, folder: Path) -> SimpleNamespace:
+        if job.rounds == 3:
+            raise InvalidValue("no examples")
+        return SimpleNamespace(metrics=[last])
+
+    monkeypatch.setattr(trial_runs, "simulate", simulate)
+    nothing = Figure(math.inf, 1e-5)
+    tried = trial_runs._tried(small_job(), "rr", None, nothing, None)
+    assert (tried.metric, tried.better, tried.value) == ("rmse", "lower", 2.5)
+    with pytest.raises(InvalidValue, match="no examples"):
+        trial_runs._tried(small_job(rounds=3), "rr", None, nothing, None)
