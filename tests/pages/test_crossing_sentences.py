@@ -14,7 +14,7 @@ from fedveil.pages.vertical_page import vertical_page
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossed import sentences
 from fedveil.vertical.rows import Order
-from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from scoring_parts import trained
 from vertical_parts import Bottoms, UShape
 
@@ -87,4 +87,28 @@ def test_what_is_not_returned_and_not_told_has_no_sentence(told: bool) -> None:
         f"lead returns to shop, of each training example: the gradient of right's output, {noise}.",
         *([loss] if told else []),
         f"No party sends its weights or its labels. {labels}",
+    ]
+
+
+def test_each_receiver_of_an_output_has_a_sentence_of_its_own() -> None:
+    """Noise without a signal, at eps 0, is noise all the same."""
+    noise = EmbeddingPrivacy(0.0, gradient="none")
+    parts = [
+        Part("first", "lead", ("data.x",), (6,)),
+        Part("left", "bank", ("first",), (2, 5), privacy=noise),
+        Part("right", "shop", ("first",), (3,)),
+        Part("top", "lead", ("left", "right"), (4,)),
+    ]
+    job = VerticalJob.model_validate({"task": "vertical_parts:b", "record": {
+        "followers_see_loss": False}, "evaluation": {"every_epochs": None}})  # fmt: skip
+    each = "of each of 50 training examples in every epoch"
+    returns = "of each training example: the gradient of {}'s output, unprotected."
+    assert list(sentences(job, SplitModel(parts, leader="lead"), Order(0, 50, 9), 20)) == [
+        f"lead sends bank, {each}: 6 numbers of first, unprotected.",
+        f"lead sends shop, {each}: 6 numbers of first, unprotected.",
+        f"shop returns to lead, {returns.format('first')}",
+        f"bank sends lead, {each}: 10 bits of left at eps 0 of EmbeddingDP.",
+        f"shop sends lead, {each}: 3 numbers of right, unprotected.",
+        f"lead returns to shop, {returns.format('right')}",
+        "No party sends its weights or its labels. Nothing protects the labels in the gradients.",
     ]

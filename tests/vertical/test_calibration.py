@@ -68,6 +68,19 @@ def test_a_fit_is_of_the_scores_of_classes_that_are_masked_too() -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1)
 
 
+def test_a_masked_class_does_not_keep_the_scores_from_being_calibrated() -> None:
+    outputs, labels = 6 * TRUE[:200], LABELS[:200].copy()
+    outputs[7, 2], labels[7] = -np.inf, 0
+    found = calibrated(outputs, labels[:, None])
+    assert log_loss(found, labels) < 0.5 * log_loss(softmax(outputs, axis=1), labels)
+    assert found[7, 2] < 1e-50
+
+
+def test_a_label_that_a_model_excludes_has_a_finite_loss() -> None:
+    found = log_loss(np.array([[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]), np.array([[1], [0], [1]]))
+    assert found == pytest.approx((1022 + 1 + np.log2(4 / 3)) * np.log(2) / 3)
+
+
 def test_the_log_loss_is_scikit_learn_s() -> None:
     shares = softmax(TRUE, axis=1)
     assert log_loss(shares, LABELS) == pytest.approx(known.log_loss(LABELS, shares))
@@ -83,6 +96,8 @@ def test_the_threshold_maximises_its_criterion_and_never_parts_equal_probabiliti
         (far, [0, 1, 1, 0, 1], "f1", 0.25),
         (ties, [1, 1, 0, 0, 0], "f1", 0.55),
         (far, [1] * 5, "f1", 0.5),
+        (far, [0] * 5, "f1", 0.5),
+        (far, [0] * 5, "balanced_accuracy", 0.5),
     ):
         for order in ([3, 0, 4, 2, 1], [3, 0, 4, 1, 2]):
             found = _threshold(np.array(likely)[order], np.array(truth)[order] == 1, criterion)

@@ -71,6 +71,7 @@ def test_an_example_that_is_not_finite_leaves_the_others_their_values() -> None:
         ({"ranges": np.array([[0, np.inf]], np.float32)}, "its ranges are not minima"),
         ({"ranges": np.zeros((2, 2), np.float32)}, "of shape"),
         ({"ranges": 3}, "with int as ranges"),
+        ({"ranges": np.zeros((1, 2), np.int64)}, "as int64 where float32 was due"),
     ],
 )
 def test_what_is_no_compressed_tensor_is_refused(change: Any, sentence: str) -> None:
@@ -105,6 +106,41 @@ def test_errors_of_later_examples_leave_those_of_earlier_ones() -> None:
         errors.keep({place: [(np.array(positions), np.full((len(positions), 2), value, "f4"))]})
     found = errors.of(place, np.array([5, 2, 0, 1, 6, 9]), np.zeros((6, 2), np.float32))
     assert found[:, 1].tolist() == [7, 4, 3, 0, 0, 0]
+
+
+def test_the_errors_of_each_micro_batch_part_and_direction_are_saved() -> None:
+    errors = Errors()
+    pieces = {
+        ("left", False): [([4], 1.0), ([0, 6], 2.0)],
+        ("right", False): [([1], 3.0), ([2], 5.0)],
+        ("right", True): [([3, 1], 7.0)],
+    }
+    errors.keep({
+        place: [(np.array(at), np.full((len(at), 2), value, "f4")) for at, value in some]
+        for place, some in pieces.items()
+    })  # fmt: skip
+    again = Errors()
+    again.restore({
+        "left": {"forward": errors.state()["left///forward"]},
+        "right": {way: errors.state()[f"right///{way}"] for way in ("forward", "backward")},
+    })  # fmt: skip
+    for held in (errors, again):
+        for place, found in (
+            (("left", False), [2, 0, 0, 0, 1, 0, 2]), (("left", True), [0] * 7),
+            (("right", False), [0, 3, 5, 0, 0, 0, 0]), (("right", True), [0, 7, 0, 7, 0, 0, 0]),
+        ):  # fmt: skip
+            like = np.zeros((7, 2), np.float32)
+            assert held.of(place, np.arange(7), like)[:, 1].tolist() == found, place
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("row", [0, 2])
+def test_no_example_has_a_lowest_level_above_its_highest(row: int, finite: bool) -> None:
+    data, ranges = compressed(values(3, 5), 6)
+    assert restored(data, ranges, (3, 5), 6, finite=finite).shape == (3, 5)
+    ranges[row] = ranges[row, ::-1].copy()
+    with pytest.raises(InvalidValue, match="not minima and maxima"):
+        restored(data, ranges, (3, 5), 6, finite=finite)
 
 
 def parties_of(split: SplitModel) -> dict[str, Party]:

@@ -119,6 +119,63 @@ def test_several_classes_of_an_example_are_read_as_tokens() -> None:
     assert "of the rarest class found" in one
 
 
+@pytest.mark.parametrize(
+    ("kind", "widths", "is_read"),
+    [
+        (np.int64, [6], True), (np.uint8, [3, 9], True), (np.float64, [6], False),
+        (np.int64, [4], False), (np.int64, [6, 4], False), (np.int64, [4, 6], False),
+    ],
+)  # fmt: skip
+def test_labels_are_read_as_tokens_if_each_has_gradients_of_its_own(
+    kind: type, widths: list[int], is_read: bool
+) -> None:
+    watch = LabelWatch.__new__(LabelWatch)
+    watch._classes = None
+    labels = (np.arange(60).reshape(20, 3) % 7).astype(kind)
+    said = watch._read("here", [np.ones((20, width)) for width in widths], labels)
+    assert ("the most common token alone" in said) == is_read
+    assert ("the labels are not classes, and no attack here reads them" in said) != is_read
+
+
+def test_only_the_first_tokens_are_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_watch, "_TOKENS", 24)
+    tokens = np.repeat([3, 3, 5, 6], 15)
+    said = _tokens_read("here", [np.eye(7)[tokens]], tokens)
+    assert "100.0% of 12 right, the most common token alone 100.0%" in said
+
+
+def test_a_rare_class_that_is_found_is_read_although_nothing_ranks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 50 guesses all are right, which 45 examples of the common class alone explain."""
+    labels = np.repeat([0, 1], [90, 10])
+    for named, is_read in ((labels, True), (np.zeros(100, np.int64), False)):
+        monkeypatch.setattr(label_watch, "named", lambda *given, named=named: named)
+        said = _classes_read("here", [np.ones((100, 3))], labels, 2)
+        assert "5 of 5" in said or not is_read
+        assert ("reveal them" in said) == is_read, said
+
+
+def test_the_least_likely_ranks_of_all_scores_count() -> None:
+    """Only the lengths of gradients tell the two examples of the rare class."""
+    labels = np.zeros(400, np.int64)
+    labels[[7, 20]] = 1
+    rows = Seeded(8).generator().normal(size=(400, 5))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    assert "leave open" in _classes_read("here", [rows], labels, 2)
+    rows[labels == 1] *= 9
+    assert "reveal them" in _classes_read("here", [rows], labels, 2)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 31])
+def test_labels_of_one_class_have_nothing_to_be_read(label: int, count: int) -> None:
+    look = Seeded(4).generator().normal(size=(count, 3))
+    said = _classes_read("here", [look], np.full(count, label), 2)
+    assert "here leave open" in said
+    assert f"of {-(-count // 2)} right (the most common class alone 100.0%)" in said
+
+
 def test_a_follower_without_a_gradient_is_named_at_once() -> None:
     split = Bottoms().split_model()
     split = split.replace("left", privacy=EmbeddingPrivacy(1.0, gradient="none"))

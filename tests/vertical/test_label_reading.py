@@ -64,7 +64,7 @@ def test_of_two_classes_the_sign_is_the_label() -> None:
 def test_first_centres_are_far_from_all_earlier_ones() -> None:
     rows = np.eye(4)[[0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 0]]
     for start in range(20):
-        assert np.unique(_apart(rows, 4, 5, start), axis=0).shape == (4, 4), start
+        assert np.unique(_apart(rows, 4, start), axis=0).shape == (4, 4), start
 
 
 def test_every_known_label_outweighs_the_numbers_of_the_groups() -> None:
@@ -99,7 +99,7 @@ def test_the_best_of_several_starts_is_taken() -> None:
 
 
 def test_rows_that_are_all_alike_are_as_good_a_start_as_any() -> None:
-    assert _apart(np.ones((5, 2)), 3, 0, 0).tolist() == [[1, 1]] * 3
+    assert _apart(np.ones((5, 2)), 3, 0).tolist() == [[1, 1]] * 3
 
 
 def test_a_middle_without_a_row_stays() -> None:
@@ -138,6 +138,26 @@ def test_what_windows_tell_adds_up() -> None:
         right.append(float((named(groups, np.arange(ROWS), labels, 2) == labels).mean()))
     assert right[0] < 0.95
     assert right[1] > 0.99
+
+
+def test_an_example_that_is_used_twice_in_a_window_counts_twice() -> None:
+    """Its two gradients disagree, and only their sum tells its group."""
+    cosines = np.array([[0.6, 0.8], [1.0, 0.0], [-0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+    window = Window(np.array([4, 1, 0, 4, 4]), cosines)
+    scores = followed([window], 6, np.eye(2))
+    _, near = _settled(cosines, np.eye(2))
+    assert scores[4] == pytest.approx(near[[0, 3, 4]].sum(axis=0))
+    assert scores[[1, 0]] == pytest.approx(near[[1, 2]])
+    assert not scores[[2, 3, 5]].any()
+
+
+def test_gradients_of_zero_take_no_group_from_the_others() -> None:
+    """A loss may ignore most examples."""
+    rows = np.zeros((200, 4))
+    labels = np.repeat([0, 1, 2, 3], [5, 3, 2, 4])
+    rows[7:21] = directions([np.eye(4)[labels] + 0.5])
+    groups = partition([Window.of(rows)], 200, 4)
+    assert everywhere(labels, named(groups[7:21], np.arange(14), labels, 4))
 
 
 def test_the_middles_move_with_the_leaders_weights() -> None:

@@ -272,6 +272,35 @@ def test_a_batch_counts_attention_and_what_another_party_sends() -> None:
     assert found == int(1.15 * (2 * heard + 4 * heard + 4 * shown + 2 * 4 * heard))
 
 
+class _Queries(nn.Module):
+    """Attends from 2 learnt queries of width 3 to the 5 words of each example, by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = nn.Parameter(torch.zeros(2, 3))
+        self.keys, self.values = nn.Linear(7, 3, bias=False), nn.Linear(7, 4, bias=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        keys, values = self.keys(words), self.values(words)
+        asked = self.asked.expand(len(words), 2, 3)
+        return functional.scaled_dot_product_attention(asked, key=keys, value=values).exp()
+
+
+def test_a_batch_counts_attention_with_fewer_queries_than_words() -> None:
+    split = SplitModel(
+        [
+            Part("low", "bank", ("data.words",), (2, 4), _Queries().to("meta")),
+            Part("odd", "bank", ("data.unknown", "data.words"), (6,), nn.Bilinear(2, 7, 6)),
+            Part("top", "lead", ("low", "odd"), (1,), None),
+        ],
+        leader="lead",
+    )
+    task = SimpleNamespace(inputs={"words": ((5, 7), torch.float32)})
+    words, keys, values, mixed = 11 * 5 * 7, 11 * 5 * 3, 11 * 5 * 4, 11 * 2 * 4
+    saved = words + keys + values + mixed + mixed  # what it attends to, and the exponential of it
+    assert batch_bytes(split, task, ["bank"], 11) == int(1.15 * 4 * (saved + 2 * words))
+
+
 def test_a_checkpoint_is_written_without_a_copy_and_read_a_tensor_at_a_time(tmp_path: Path) -> None:
     linear = nn.Linear(512, 512, bias=False)
     split = SplitModel([Part("top", "lead", ("data.x",), (512,), linear,

@@ -11,6 +11,7 @@ from fedveil.errors import RunFolderError
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
+from fedveil.vertical import account
 from fedveil.vertical.account import Releases, figures, ledger_of, opening
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Order
@@ -156,6 +157,38 @@ def test_the_cost_of_an_example_includes_its_label() -> None:
     last = figures(split, "lead", sent, 0.0, label)[-1]
     assert last.epsilon == 3 * (3 * 0.5) + 2.0
     assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(3, labelled=True).epsilon
+
+
+def test_a_held_out_example_pays_for_its_evaluations_and_for_no_label() -> None:
+    """It was sent more often than any training example, which pays for a label too."""
+    parts = [
+        Part("embedding", "lead", ("data.x",), (3,), privacy=EmbeddingPrivacy(1.0)),
+        Part("middle", "bank", ("embedding",), (2,)),
+        Part("head", "lead", ("middle",), (2,)),
+    ]
+    split = SplitModel(parts, leader="lead")
+    for label, looks, most in ((2.0, 5, 5 * 1.5), (2.0, 4, 3 * 1.5 + 2.0), (6.0, 5, 10.5)):
+        sent = Releases(None, Order(0, 11, 4), fresh=False, epochs=3)
+        sent.train[:] = 1
+        sent.train[6], sent.looks = 3, looks
+        last = figures(split, "lead", sent, 0.0, LabelDP(label).loss)[-1]
+        assert last.epsilon == most
+        assert last.what.endswith(f"sent {looks} times")
+
+
+def test_a_new_file_of_counts_is_in_its_folder_after_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(account, "sync_to_disk", synced.append)
+    first = opened(tmp_path, new=True)
+    assert synced == [tmp_path]
+    first.close()
+    first.close()  # a run that ends twice
+    first.begin_step(1, ORDER.of_step(1))
+    assert opened(tmp_path).train.sum() == 9
+    assert synced == [tmp_path] * 2
+    first.close()
 
 
 def test_the_log_names_each_bare_output_beside_a_protected_one() -> None:

@@ -116,21 +116,6 @@ def test_parties_with_and_without_native_code_understand_each_other(
                 check_raised(k.commitment, points, claimed, proof, "train")
 
 
-def test_native_code_runs_if_numba_is_there_and_its_settings_allow_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    native = [point_batches._native(count) for count in (255, 256)]
-    assert native == [None, native_points]
-    for name, value in (
-        ("CPU_NAME", "generic"), ("CPU_FEATURES", "+avx2"), ("ENABLE_AVX", 0), ("DISABLE_JIT", 1),
-    ):  # fmt: skip
-        with monkeypatch.context() as patched:
-            patched.setattr(field_lanes.config, name, value)
-            assert point_batches._native(COUNT) is None, name
-    monkeypatch.setattr(point_batches, "HAVE_NUMBA", False)
-    assert point_batches._native(COUNT) is None
-
-
 def test_a_scalar_is_read_nowhere_but_as_masks() -> None:
     """The native code's memory differs in masks alone, and every digit has one mask of ones."""
     one, other = (native_points._memory(scalar) for scalar in list(scalars())[-3:-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,28 @@ import numpy as np
 import pytest
 import torch
 
+import fedveil
 import vertical_parts
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import RunFolderError
+from fedveil.mechanisms import EmbeddingDP
 from fedveil.record.run_folder import METRICS, RunFolder
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import VerticalJob, log_lines, step_window
 from fedveil.vertical import rows as rows_module
-from fedveil.vertical.bundle import id_digests, sent_file, write_contents
+from fedveil.vertical.bundle import (
+    Contents,
+    Manifest,
+    id_digests,
+    most_scored,
+    sent_file,
+    write_contents,
+    write_manifest,
+)
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Rows
+from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins
@@ -129,6 +141,48 @@ def test_a_bundle_says_how_often_each_id_was_sent_and_which_had_labels() -> None
     assert unsealed(sent_file(ids[1:2], times[1:2], [True]))["ids"].shape == (0, 16)
 
 
+def test_contents_name_the_party_the_step_the_columns_and_every_file(tmp_path: Path) -> None:
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    digest = write_contents(
+        folder, VerticalJob(), party="bank", step=37, modules=torch.nn.ModuleDict(),
+        columns={"age": "numbers"}, files={"table.json": b"[1]"}, sent=b"counts",
+    )  # fmt: skip
+    raw = (tmp_path / "contents.json").read_bytes()
+    assert digest == hashlib.sha256(raw).digest()
+    found = Contents.model_validate_json(raw)
+    assert (found.party, found.step, found.columns) == ("bank", 37, {"age": "numbers"})
+    assert found.versions["fedveil"] == fedveil.__version__
+    names = ["imports.txt", "job.yaml", "model.safetensors", "sent", "table.json"]
+    assert sorted(Path(name).name for name in found.files) == names
+    for name, expected in found.files.items():
+        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == expected
+
+
+def test_a_bundle_is_complete_only_after_its_signatures_are_saved() -> None:
+    """A process may be killed between the two files."""
+    saved: list[str] = []
+    folder: Any = SimpleNamespace(write_atomically=lambda name, data: saved.append(name))
+    manifest = Manifest(run="r", leader="lead", step=3, job="0a" * 32, contents={})
+    write_manifest(folder, manifest, Signatures({}))
+    assert saved == ["signatures.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("torn", [b"", b"x" * 15])
+def test_the_id_that_was_scored_most_often_counts(torn: bytes, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    scored = tmp_path / "state" / "scored"
+    assert most_scored(tmp_path, np.array(["a"])) == 0
+    ids = np.array(list("abcdefghi"))
+    times = np.array([3, 1, 2, 5, 1, 1, 4, 1, 2])
+    digests = id_digests(ids)
+    scored.write_bytes(np.repeat(digests, times, axis=0).tobytes() + torn)
+    for one, often in zip(ids, times.tolist(), strict=True):
+        assert most_scored(tmp_path, np.array([one])) == often
+    assert most_scored(tmp_path, np.array(["b", "i", "new", "e"])) == 2
+    assert most_scored(tmp_path, np.array([f"new{number}" for number in range(40)])) == 0
+    assert most_scored(tmp_path, ids[:0]) == 0
+
+
 def test_every_report_that_was_sent_is_required_to_its_last_byte(tmp_path: Path) -> None:
     split = vertical_parts.Bottoms().split_model()
     crossing = replace(split.crossings[0], output=(3, 7))  # 21 bits are three bytes
@@ -169,6 +223,53 @@ def test_reports_are_the_saved_ones_after_a_kill_within_a_record_and_after_a_clo
     for reports in (second, Reports(Secure(), tmp_path)):
         assert sent(reports, 5, 7, 2, 4, 9) == [*after[::-1], *before[:2]]
         reports.close()
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_each_example_of_each_part_and_subset_keeps_its_own_report(
+    tmp_path: Path, is_saved: bool
+) -> None:
+    """Parts have outputs of other sizes, and a batch has examples with and without a report."""
+    reused = EmbeddingPrivacy(0.5, gradient="none", reuse=True)
+    split = vertical_parts.Bottoms().split_model()
+    for part, output in (("left", (3, 7)), ("right", (9,))):
+        split = split.replace(part, output=output, privacy=reused)
+    reports = Reports(Secure(), tmp_path if is_saved else None)
+    known: dict[Any, bytes] = {}
+
+    def check(*positions: int) -> None:
+        for crossing in split.crossings:
+            for subset in ("train", "test"):
+                values = np.zeros((len(positions), *crossing.output), np.float32)
+                occasion = Occasion(subset, 0, len(known), 0, np.array(positions))
+                packed = reports(crossing, values, occasion)
+                sent = EmbeddingDP.unpack(packed, values.shape)
+                for position, report in zip(positions, sent, strict=True):
+                    place = crossing.part, subset, position
+                    assert known.setdefault(place, report.tobytes()) == report.tobytes(), place
+
+    for positions in ([9, 4], [4, 7, 2], [7, 9, 2, 4]):
+        check(*positions)
+    if is_saved:
+        reports.close()
+        reports = Reports(Secure(), tmp_path)
+        check(2, 9, 7, 4)
+        reports.close()
+        found = {path.name for path in tmp_path.iterdir()}
+        assert len(found) == 4
+    assert len(set(known.values())) > 12
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.7])
+def test_an_example_whose_output_is_no_number_is_reported_at_every_eps(eps: float) -> None:
+    split = vertical_parts.Bottoms().split_model()
+    split = split.replace("left", output=(3, 7), privacy=EmbeddingPrivacy(eps))
+    values, notes = np.ones((4, 3, 7), np.float32), list[str]()
+    values[2, 1, 5] = values[3] = np.nan
+    occasion = Occasion("train", 0, 1, 0, np.arange(4))
+    report = Reports(Seeded(2), note=notes.append)(split.crossings[0], values, occasion)
+    assert report.shape == (-(-4 * 3 * 7 // 8),)
+    assert notes == ["2 of 4 examples are reported as zeros: the output of left for them is NaN"]
 
 
 @pytest.mark.parametrize(("entropy", "on_disk"), [(Secure(), True), (Seeded(3), False)])

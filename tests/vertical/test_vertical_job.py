@@ -19,9 +19,10 @@ from fedveil.errors import InvalidValue, JobError, LimitReached
 from fedveil.record.account_lines import influence, influenced_part
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account, own_data
 from fedveil.vertical.blocks import OptimizerSettings
+from fedveil.vertical.compression import Compression
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.job_reference import reference
-from fedveil.vertical.job_split import make_split, own_functions, threads
+from fedveil.vertical.job_split import make_split, make_task, own_functions, threads
 from fedveil.vertical.remote.machine import follower_of
 from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import check_party
@@ -81,6 +82,54 @@ def test_what_is_wrong_is_said_in_one_sentence(data: dict[str, object], sentence
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(sentence)
     assert "\n" not in caught.value.problems[0]
+
+
+#: The numbers at the ends of a key's range, and the nearest ones outside.
+BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("seed", [0], [-1]),
+    ("epochs", [1], [0]),
+    ("batch_size", [1], [0]),
+    ("in_flight", [1], [0]),
+    ("threads", [1, None], [0]),
+    ("optimizer.lr", [1e-300, None], [0.0]),
+    ("optimizer.momentum", [0.0, 0.999], [-0.001, 1.0]),
+    ("optimizer.weight_decay", [0.0], [-1e-9]),
+    ("optimizer.warmup_steps", [0], [-1]),
+    ("optimizer.gradient_norm", [1e-300], [0.0]),
+    ("privacy.embedding_dp.eps", [0.0, None], [-1e-9]),
+    ("privacy.label_dp.eps", [0.0], [-1e-9]),
+    ("privacy.label_protection.power", [1e-300], [0.0]),
+    ("privacy.max_epsilon", [1e-300, None], [0.0]),
+    ("privacy.delta", [0.0, 0.999], [-1e-9, 1.0]),
+    ("parts.left.output", [[], [1]], [[0]]),
+    ("compression.bits", [1, 8], [0, 9]),
+    ("alignment.most_ids", [1, None], [0]),
+    ("alignment.least_common", [0], [-1]),
+    ("checkpoint.every_steps", [1], [0]),
+    ("record.every_steps", [1], [0]),
+    ("evaluation.every_epochs", [1, None], [0]),
+    ("scoring.calibration", [1e-9, 0.999, None], [0.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("key", "inside", "outside"), BOUNDS)
+def test_a_number_may_be_at_the_end_of_its_range_and_not_beyond(
+    key: str, inside: list[Any], outside: list[Any]
+) -> None:
+    def made(value: Any) -> VerticalJob:
+        nested: Any = value
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        return VerticalJob(**nested)
+
+    for value in inside:
+        found: Any = made(value)
+        for name in key.split("."):
+            found = found[name] if isinstance(found, dict) else getattr(found, name)
+        assert found == value
+    for value in outside:
+        with pytest.raises(JobError, match=rf"^{re.escape(key)} = .* is outside"):
+            made(value)
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -389,6 +438,39 @@ def test_gradients_that_depend_on_a_followers_own_columns_have_an_infinite_epsil
     frozen = SplitModel([replace(parts[0], frozen=True), *parts[1:]], leader="lead")
     assert own_data.unprotected_gradients(frozen, "bank") == []
     assert own_data.unprotected_gradients(UShape().split_model(), "bank") == []
+
+
+def test_every_part_is_compressed_as_the_job_says() -> None:
+    settings = {"bits": 3, "forward": False, "backward": True, "error_feedback": True}
+    split = split_of(compression=settings)
+    assert [part.compression for part in split.parts] == [Compression(**settings)] * 3
+    assert [part.compression for part in split_of().parts] == [None] * 3
+
+
+@pytest.mark.parametrize("own_seed", [0, 7, None])
+def test_a_machines_own_seed_chooses_its_weights_also_if_it_is_zero(
+    own_seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the job would know weights that are drawn from the job's seed."""
+    seeds: list[tuple[str, int]] = []
+
+    def bottoms(seed: int) -> vertical_parts.Bottoms:
+        seeds.append(("task", seed))
+        return vertical_parts.Bottoms(seed)
+
+    def wider(seed: int) -> nn.Module:
+        seeds.append(("module", seed))
+        return nn.Linear(3, 5)
+
+    monkeypatch.setattr(vertical_parts, "bottoms", bottoms)
+    monkeypatch.setattr(vertical_parts, "wider", wider)
+    left = {"module": "vertical_parts:wider", "output": [5]}
+    job = VerticalJob(
+        task="vertical_parts:bottoms", seed=41, parts={"left": left, "right": {}, "top": {}}
+    )
+    make_split(job, make_task(job, None, own_seed), own_seed=own_seed)
+    wanted = 41 if own_seed is None else own_seed
+    assert seeds == [("task", wanted), ("module", wanted)]
 
 
 def test_the_number_of_threads_is_that_of_before() -> None:

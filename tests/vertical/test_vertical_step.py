@@ -383,6 +383,7 @@ WRONG: dict[str, tuple[Callable[[Message], Message], str]] = {
     "earlier step": (lambda m: {**m, "step": 1}, "of step 1 where step 2 was due"),
     "step type": (lambda m: {**m, "step": 2.0}, "of step 2.0 where step 2 was due"),
     "micro": (lambda m: {**m, "micro": 7}, "sent micro-batch 7 of"),
+    "micro type": (lambda m: {**m, "micro": float(m["micro"])}, ".0 of"),  # type: ignore[arg-type]
     "kind": (lambda m: {**m, "kind": "ready"}, "sent 'ready' where 'tensor'"),
     "dtype": (lambda m: {**m, "data": np.asarray(m["data"], np.float64)}, "as float64 where"),
     "shape": (lambda m: {**m, "data": np.asarray(m["data"])[:-1]}, "of shape"),

@@ -65,7 +65,7 @@ class _FusedAttention(TorchFunctionMode):
     """A mode that adds the tensors of fused attention to `kept` instead of computing the attention.
 
     Added are the inputs and an output of the right shape, since fused attention saves its inputs
-    and its output for the backward pass.
+    and its output for the backward pass. Queries and keys may differ in number.
     """
 
     def __init__(self, kept: _Kept) -> None:
@@ -77,8 +77,10 @@ class _FusedAttention(TorchFunctionMode):
     ) -> Any:
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        asked, keys, values = args[:3]
-        mixed = asked + values  # has the right shape, and needs a gradient if its inputs do
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs or {})
+        asked, keys, values = (given[name] for name in ("query", "key", "value"))
+        # Has the right shape and layout, and needs a gradient if its inputs do.
+        mixed = asked[..., :1] + values[..., :1, :]
         for tensor in (asked, keys, values, mixed):
             self._kept.add(tensor)
         return mixed

@@ -14,7 +14,8 @@ from scipy.special import log_softmax
 
 from fedveil.base.array_types import Array, Float64s, Int64s
 
-#: Scores of a larger magnitude are clipped to this one: e^-2000 is 0.
+#: Scores of a larger magnitude are clipped to this one: e^-2000 is 0. A model may mask a class with
+#: minus infinity, whose product with 0 is NaN.
 _LARGEST = 1000.0
 
 
@@ -29,14 +30,10 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
     Each half of the examples is calibrated on the labels of the other half, so no example is
     calibrated on its own label.
     """
-    # A model may mask a class with minus infinity, whose product with 0 is NaN.
-    scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
-    truth = labels.reshape(-1).astype(np.int64)
-    found = np.empty_like(scores)
+    found = np.empty(outputs.shape)
     halves = slice(0, None, 2), slice(1, None, 2)
     for told, fitted in (halves, halves[::-1]):
-        factor, moved = _fit(scores[fitted], truth[fitted])
-        found[told] = np.exp(log_softmax(factor * scores[told] + moved, axis=1))
+        found[told] = apply(outputs[told], *fit(outputs[fitted], labels[fitted]))
     return found
 
 

@@ -111,13 +111,13 @@ def by_known(
     return scores
 
 
-def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
+def partition(windows: Sequence[Window], examples: int, classes: int) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
     Returns the group of each of the `examples` examples, from 0 to `classes` - 1. Each of the
     `windows` has the gradients of a few consecutive steps. The groups are found in the first window
     and updated in the others (see `followed`). Two groups start from the scores of `by_sign`. More
-    groups start from rows that are drawn at random with `seed`.
+    groups start from rows that are drawn at random, with a fixed seed.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -126,7 +126,7 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
     if classes == 2:
         centres = _centres(rows, (by_sign(rows) > 0).astype(np.int64), 2)
     else:
-        tried = [_settled(rows, _apart(rows, classes, seed, start)) for start in range(_STARTS)]
+        tried = [_settled(rows, _apart(rows, classes, start)) for start in range(_STARTS)]
         centres = max(tried, key=lambda found: float(found[1].max(axis=1).sum()))[0]
     groups: Int64s = followed(windows, examples, centres).argmax(axis=1).astype(np.int64)
     return groups
@@ -226,14 +226,13 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
     return directions([members.astype(np.float64) @ rows])
 
 
-def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
+def _apart(rows: Float64s, count: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
     The first row is drawn uniformly. Each further row is drawn in proportion to its squared
-    distance to the nearest drawn row. `seed` and `start` determine the draws: other starts give
-    other rows.
+    distance to the nearest drawn row. Each number `start` gives other rows.
     """
-    drawn = Seeded(seed, "partition", start).generator()
+    drawn = Seeded(0, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
     for _ in range(count - 1):
