@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import BundleInvalid, ExchangeError, InvalidValue, LinkLost, RunFolderError
+from fedveil.base.message import Message
+from fedveil.errors import (
+    BundleInvalid,
+    ExchangeError,
+    InvalidValue,
+    LinkLost,
+    MessageInvalid,
+    PeerAborted,
+    RunFolderError,
+)
+from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.vertical.bundle import Bundle, digest
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
@@ -104,6 +114,23 @@ def test_a_decision_says_on_what_it_rests(tmp_path: Path) -> None:
         decision(2, several)
 
 
+def test_probabilities_without_a_calibrator_are_the_models_own(tmp_path: Path) -> None:
+    """A calibrator in the folder that the bundle does not name is not read."""
+    (tmp_path / CALIBRATOR).write_text("another model's")
+    task = SimpleNamespace(classes=3, class_names=("red", "blue", "green"))
+    decision = Decision(SimpleNamespace(
+        task=task, folder=SimpleNamespace(path=tmp_path),
+        bundle=SimpleNamespace(contents=SimpleNamespace(files={}))))  # type: ignore[arg-type]  # fmt: skip
+    shares = np.array([[0.2, 0.7, 0.1], [0.25, 0.125, 0.625]])
+    outputs = np.log(shares).astype(np.float32) + np.float32([[3.0], [-2.0]])
+    assert decision.columns(outputs) == {
+        "prediction": ["blue", "green"], "probability": ["0.700000", "0.625000"],
+        "probability of red": ["0.200000", "0.250000"],
+        "probability of blue": ["0.700000", "0.125000"],
+        "probability of green": ["0.100000", "0.625000"],
+    }  # fmt: skip
+
+
 def test_probabilities_of_a_masked_class_are_zero() -> None:
     made = Calibrator(factor=0.0625, shifts=(0.0, 1.0), criterion="f1", examples=1)
     found = made.probabilities(np.array([[0.0, -math.inf], [-math.inf, 0.0], [math.inf, 0.0]]))
@@ -145,18 +172,111 @@ def test_every_file_of_a_bundle_is_in_its_contents(tmp_path: Path) -> None:
 # --- sessions
 
 
-def test_rows_in_another_order_are_the_same_file_to_guess_at(tmp_path: Path) -> None:
-    state = SimpleNamespace(path=tmp_path)
-    state.write_atomically = lambda name, data: (tmp_path / name).write_bytes(data)
+def side_of(folder: Path, name: str, ids: list[str], **more: Any) -> Any:
+    """Return a party with a file of rows, whose state is in `folder`."""
+    state = SimpleNamespace(path=folder)
+    state.write_atomically = lambda name, data: (folder / name).write_bytes(data)
+    own = {
+        "ids": np.array(ids), "state": state, "most_ids": 5, "name": name, "followers": ("bank",),
+        "split": SimpleNamespace(leader="lead"), "bundle": SimpleNamespace(name=b"model"),
+        "job": SimpleNamespace(alignment=SimpleNamespace(by="digests")), "task": None,
+    }  # fmt: skip
+    return SimpleNamespace(**own | more)
 
+
+def test_rows_in_another_order_are_the_same_file_to_guess_at(tmp_path: Path) -> None:
     def count(ids: list[str]) -> None:
-        own: Any = SimpleNamespace(ids=np.array(ids), state=state, most_ids=5, name="bank")
-        row_alignment._count_guesses(own, "lead", 3)
+        row_alignment._count_guesses(side_of(tmp_path, "bank", ids), "lead", 3)
 
     count(["a", "b", "c"])
     count(["a", "b", "d"])
     with pytest.raises(Exception, match="it brings 6 ids in all for the 3 rows of this file"):
         count(["c", "a", "b"])
+
+
+def test_as_many_ids_as_the_limit_says_are_accepted(tmp_path: Path) -> None:
+    bank = side_of(tmp_path, "bank", ["a", "b"], most_ids=6)
+    for _ in range(2):
+        row_alignment._count_guesses(bank, "lead", 3)
+    with pytest.raises(MessageInvalid, match="it brings 7 ids in all for the 2 rows"):
+        row_alignment._count_guesses(bank, "lead", 1)
+
+
+def test_a_follower_answers_the_attempt_and_takes_no_further_field(tmp_path: Path) -> None:
+    begin: Message = {
+        "kind": "begin", "attempt": 3, "purpose": "score", "bundle": b"model", "ids": 2,
+        "align_by": "digests", "key": bytes(32),
+    }  # fmt: skip
+    said = next(row_alignment.follow(side_of(tmp_path, "bank", ["a", "b"]), begin))
+    assert isinstance(said, Send)
+    assert (said.message["kind"], said.message["attempt"]) == ("apply", 3)
+    with pytest.raises(ExchangeError, match=r"^lead broke the alignment: .*fields are missing or"):
+        next(row_alignment.follow(side_of(tmp_path, "bank", ["a", "b"]), {**begin, "more": 1}))
+
+
+def test_files_without_a_common_row_end_the_session_in_one_sentence(tmp_path: Path) -> None:
+    sides = {"lead": ["a", "b"], "bank": ["c"]}
+    for name in sides:
+        (tmp_path / name).mkdir()
+    lead, bank = (side_of(tmp_path / name, name, ids) for name, ids in sides.items())
+    with pytest.raises(ExchangeError, match=r"^no example is common to all of lead, bank$"):
+        drive_together({"lead": row_alignment.lead(lead, 1), "bank": row_alignment.follow(bank)})
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"kind": "abort", "reason": "no memory"}, "the other party ended the step: no memory"),
+        ({"kind": "rows", "request": 2, "positions": np.arange(2), "more": 1}, "fields are missi"),
+        ({"kind": "rows", "request": 2}, "fields are missing"),
+    ],
+)
+def test_a_request_has_its_fields_alone_and_an_end_is_one(message: Message, why: str) -> None:
+    scorer: Any = SimpleNamespace()
+    with pytest.raises((PeerAborted, MessageInvalid), match=why):
+        Scorer._due(scorer, message, "rows", 2, "request", "positions")
+
+
+def test_rows_are_charged_and_sent_under_the_number_of_their_request() -> None:
+    did: list[Any] = []
+
+    def look(number: int, batch: list[int], *, subset: str) -> Exchange[None]:
+        did.append((number, batch, subset))
+        yield from ()
+
+    scorer: Any = SimpleNamespace(
+        _request=7, _used=np.array([90, 91, 95]), party=SimpleNamespace(look=look),
+        _rows=SimpleNamespace(batch=np.ndarray.tolist),
+        scored=SimpleNamespace(charge=lambda rows: did.append(rows.tolist())),
+    )  # fmt: skip
+    assert not list(Scorer._look(scorer, np.array([2, 0])))
+    assert did == [[95, 90], (7, [2, 0], "score")]
+
+
+def test_a_leader_aligns_again_before_it_asks_and_ends_quietly_if_a_link_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[Any] = []
+
+    def align() -> None:
+        did.append("aligned")
+        apart._place, apart._agreed = np.array([-1, 0, 1]), True
+
+    def drive(asked: Any, links: Any) -> Any:
+        if asked == "finish":
+            did.append(asked)
+            raise LinkLost("bank is away")
+        return asked
+
+    apart: Any = Apart.__new__(Apart)
+    apart._agreed, apart._place, apart._links = False, np.array([0, 1, 2]), {}
+    apart._align = align
+    apart.leader = SimpleNamespace(ask=np.ndarray.tolist, finish=lambda: "finish")
+    monkeypatch.setattr(sources, "drive", drive)
+    for rows, positions in (([2, 1], [1, 0]), ([1], [0])):
+        assert apart._scores(np.array(rows)) == positions
+    apart._finish()
+    assert did == ["aligned", "finish"]
 
 
 def test_a_party_accepts_four_times_its_rows_unless_it_is_told_otherwise(tmp_path: Path) -> None:

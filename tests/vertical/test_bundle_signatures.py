@@ -125,6 +125,13 @@ def test_a_signature_by_a_key_of_an_unknown_kind_is_refused(of: str) -> None:
         check_signed("bank", Signed(chain, b"signature"), b"manifest", None)
 
 
+def test_a_key_of_a_kind_that_signs_no_bundle_is_refused() -> None:
+    """Its signature is not checked, so anyone could have made it."""
+    leaf = Authority("root").leaf("bank", kind="ed25519")
+    with pytest.raises(BundleInvalid, match="of bank is not valid: its key is of a kind that sig"):
+        check_signed("bank", Signed(pem(leaf.certificate), b"anything"), b"manifest", None)
+
+
 # --- the agreement at the end of training
 
 
@@ -203,6 +210,11 @@ def with_anothers(message: dict[str, Any]) -> dict[str, Any]:
         ({"manifest": edited(b"000102", b"ff0102")}, "another job, run or step"),
         ({"manifest": edited(b'"bank": "0', b'"bank": "f')}, "another bundle of bank"),
         ({"manifest": edited(b'"bank"', b'"bonk"')}, "names bonk and lead as the parties"),
+        (
+            {"manifest": edited(b'"bank": "', b'"aunt": "' + b"04" * 32 + b'", "bank": "')},
+            "names aunt and bank and lead as the parties",
+        ),
+        ({"manifest": lambda m: {**m, "manifest": bytes(1 << 21)}}, "manifest has 2,097,152 byt"),
         ({"manifest": edited(b"{", b"[")}, "manifest is none"),
         ({"signatures": lambda m: {**m, "signatures": b"{}"}}, "changed the signature of bank"),
         ({"signatures": lambda m: {**m, "signatures": b"[" * 9}}, "no signatures"),
@@ -285,6 +297,30 @@ def test_a_signature_with_rsa_is_checked_and_a_revoked_signer_refused(tmp_path: 
     (own["lead"].folder / "crl.pem").write_bytes(pem(root.crl(leaves["bank"].certificate)))
     with pytest.raises(BundleInvalid, match=r"signature of bank is not valid: .* was revoked on"):
         made.check(b"one", PARTIES, own["lead"])
+
+
+def test_a_signers_certificate_may_come_from_an_authority_below_the_trusted_one(
+    tmp_path: Path,
+) -> None:
+    """An authority that is listed beside the trusted root, and is not below it, is no root."""
+    root, other = Authority("root"), Authority("other")
+    below, elsewhere = Authority("below", above=root), Authority("elsewhere", above=other)
+    folder = root.leaf("lead").write(tmp_path / "lead", root, crl="crl.pem")
+    (folder / "crl.pem").write_bytes(pem(root.crl(), below.crl(), elsewhere.crl(), other.crl()))
+    own = Credentials.read(folder, "lead", PARTIES)
+    made = {}
+    for issuer in (below, elsewhere):
+        bank = issuer.leaf("bank").write(tmp_path / issuer.certificate.subject.rfc4514_string(),
+                                         root if issuer is below else other)  # fmt: skip
+        made[issuer] = Signatures({"bank": sign(Credentials.read(bank, "bank"), b"one")})
+    listed = replace(own, authority=own.authority + pem(elsewhere.certificate))
+    assert made[below].check(b"one", ["bank"], listed) is None
+    with pytest.raises(BundleInvalid, match="a certificate that is not of the authority in"):
+        made[elsewhere].check(b"one", ["bank"], listed)
+    revoked = root.crl(below.certificate)
+    (folder / "crl.pem").write_bytes(pem(revoked, below.crl(), elsewhere.crl(), other.crl()))
+    with pytest.raises(BundleInvalid, match=r"signature of bank is not valid: .*revoked"):
+        made[below].check(b"one", ["bank"], own)
 
 
 @pytest.mark.parametrize("text", [

@@ -316,3 +316,37 @@ def test_what_is_remembered_is_of_these_ids_and_whole() -> None:
     wrong = FoundExamples(bytes(16), {"train": np.array([4]), "test": np.array([0])})
     with pytest.raises(MessageInvalid, match="not positions among the 4"):
         FoundExamples.from_bytes(wrong.to_bytes(ids), ids)
+
+
+@pytest.mark.parametrize("subset", ["train", "test"])
+def test_what_is_remembered_of_either_subset_is_of_its_ids_and_among_them(subset: Subset) -> None:
+    ids = {"train": np.arange(4), "test": np.array([7, 5, 9])}
+    held = {"train": np.array([3, 1]), "test": np.array([2])}
+
+    def back(**rows: Any) -> FoundExamples | None:
+        return FoundExamples.from_bytes(FoundExamples(bytes(16), held | rows).to_bytes(ids), ids)
+
+    assert back() is not None
+    raw, count = FoundExamples(bytes(16), held).to_bytes(ids), len(ids[subset])
+    assert FoundExamples.from_bytes(raw, {**ids, subset: ids[subset] + 1}) is None
+    for rows, why in (
+        ([-1], f"not positions among the {count} here"),
+        ([count], f"not positions among the {count} here"),
+        ([1.0], "not an array of positions"),
+        ([[1]], "not an array of positions"),
+    ):
+        with pytest.raises(MessageInvalid, match=f"its {subset} rows are {why}"):
+            back(**{subset: np.array(rows)})
+    ids[subset] = np.empty(0, np.int64)
+    assert back() is not None, "a party without data has a row for every example"
+
+
+def test_a_follower_that_has_lost_its_examples_is_aligned_again_with_all() -> None:
+    names = np.array(["ana", "bo", "cy"])
+    own = {name: standing(name, names[at]) for name, at in
+           (("lead", [0, 1, 2]), ("bank", [2, 1]), ("shop", [1, 2, 0]))}  # fmt: skip
+    agreed, _ = agree(*own.values())
+    for name in ("lead", "bank"):
+        own[name] = replace(own[name], examples=agreed[name].examples)
+    again, _ = agree(*own.values())
+    assert all(again[name].same_examples(agreed[name]) for name in own)

@@ -20,11 +20,12 @@ from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_gradients import normal
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed
-from fedveil.vertical import VerticalJob, train
+from fedveil.vertical import VerticalJob, returned_gradients, train
 from fedveil.vertical.blocks import LabelProtectionSettings
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients, projection, saved_key
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms
 
@@ -264,6 +265,42 @@ def test_a_run_whose_labels_are_all_of_one_class_is_projected_too(label: int) ->
     run: Any = SimpleNamespace(setting=setting, _parts=SimpleNamespace(rows=rows))
     for follower, sentence in zip(("bank", "shop"), PartyRun._projection(run), strict=True):
         assert f"marvell with power 16 limits {follower} to an AUC of 0." in sentence
+
+
+def test_a_projection_is_of_all_values_that_a_follower_gets_back_and_rounded_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laws: list[Any] = []
+    sums: list[float] = []
+
+    def optimal(*given: Any) -> Any:
+        laws.append(given[:3])
+        return SimpleNamespace(divergence=0.25 * given[1])
+
+    def most_auc(divergence: float) -> float:
+        sums.append(divergence)
+        return 0.6012
+
+    monkeypatch.setattr(returned_gradients, "NoiseLaw", SimpleNamespace(optimal=optimal))
+    monkeypatch.setattr(returned_gradients, "most_auc", most_auc)
+    parts = [
+        Part("wide", "bank", ("data.x",), (3, 7)), Part("deep", "bank", ("data.x",), (5,)),
+        Part("right", "shop", ("data.x",), (2,)),
+        Part("top", "lead", ("wide", "right", "deep"), (2,)),
+    ]  # fmt: skip
+    settings = LabelProtectionSettings(name="marvell", power=9.5)
+    told = list(projection(SplitModel(parts, leader="lead"), settings, 0.3, 2))
+    assert laws == [(9.5, 21, 0.3), (9.5, 5, 0.3), (9.5, 2, 0.3)]
+    assert sums == [0.25 * 26, 0.5]
+    assert ["AUC of 0.61 from" in sentence for sentence in told] == [True, True]
+
+
+def test_a_protected_gradient_has_the_type_of_the_plain_one() -> None:
+    gradients = ReturnedGradients(LabelProtectionSettings(name="max_norm"), bytes(32))
+    crossing, *_ = Bottoms().split_model().crossings
+    occasion = Occasion("train", 0, 1, 0, np.arange(3))
+    plain = torch.ones(3, 8, dtype=torch.bfloat16)
+    assert gradients(crossing, plain, torch.tensor([0, 1, 1]), occasion).dtype == torch.bfloat16
 
 
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedveil.base.message import Message
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, MessageInvalid, RunFolderError
-from fedveil.link.channel import Exchange, Send, drive_together
+from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.remote import exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
@@ -184,6 +184,28 @@ def test_an_exchange_that_is_broken_off_proves_nothing(monkeypatch: pytest.Monke
 
     with pytest.raises(ExchangeError, match="4 train examples before the exchange of ids"):
         drive_together({"lead": short(), "bank": follower}, encoded=True)
+
+
+def test_an_exchange_of_an_earlier_attempt_proves_nothing() -> None:
+    """The leader begins again and shows the proof of the first attempt."""
+    bank, lead = standing("bank", THEIRS), standing("lead", MINE)
+    honest = handshake.lead(lead, ("bank",), attempt=1, purpose="train", order_seed=0)
+
+    def again() -> Exchange[None]:
+        sent: dict[Any, Message] = {}
+        answer: Message | None = None
+        while "agreed" not in sent:
+            request = honest.send(answer)
+            if isinstance(request, Send):
+                sent[request.message["kind"]] = request.message
+            if "agreed" not in sent:
+                answer = yield request
+        yield Send("bank", {**sent["begin"], "attempt": 2})
+        yield Receive("bank")
+        yield Send("bank", sent["agreed"])
+
+    with pytest.raises(ExchangeError, match="3 train examples before the exchange of ids was comp"):
+        drive_together({"lead": again(), "bank": handshake.follow(bank, "lead")}, encoded=True)
 
 
 def test_a_leader_without_ids_uses_none_unless_the_follower_says_so() -> None:

@@ -83,6 +83,15 @@ def test_only_what_leaves_a_party_is_unprotected() -> None:
     assert unprotected_gradients(split.replace("words", frozen=False), "bank") == ["words"]
 
 
+def test_what_passes_several_parts_of_a_party_is_its_own_data_still() -> None:
+    names = ["first", "second", "third", "fourth"]
+    parts = [Part(name, "bank", (source,), (4,))
+             for source, name in zip(["words", *names], names, strict=False)]  # fmt: skip
+    assert sends_unprotected(split_of(*parts), "bank") == []
+    parts[0] = replace(parts[0], inputs=("words", "data.x"))
+    assert sends_unprotected(split_of(*parts), "bank") == ["fourth"]
+
+
 def test_a_part_that_gets_no_gradient_learns_through_statistics_of_its_batches() -> None:
     def bits(module: nn.Module, **more: Any) -> list[str]:
         part = Part("part", "bank", ("data.x",), (4,), module, privacy=SILENT, **more)

@@ -26,7 +26,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
+from fedveil.vertical.part_memory import PartMemory, check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.split import Optimizer, Part, SplitModel
@@ -415,3 +415,25 @@ def test_freed_memory_is_kept_where_glibc_is(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(memory_reuse.ctypes, "CDLL", lambda name, library=library: library)
         memory_reuse.keep_freed_memory()
     assert asked == [(-3, 32 << 20), (-1, 1 << 30)]
+
+
+def test_each_optimizer_needs_memory_of_its_own() -> None:
+    """Only sgd with weight decay needs a copy of the largest parameter during its step."""
+    rules: list[Any] = [
+        Optimizer("adamw", weight_decay=0.1), Optimizer("sgd", weight_decay=0.1),
+        Optimizer("sgd", momentum=0.5), lambda parameters: None,
+    ]  # fmt: skip
+    parts = [
+        Part(f"p{n}", "lead", (f"p{n - 1}" if n else "data.x",), (4,), nn.Linear(4, 4),
+             optimizer=rule)
+        for n, rule in enumerate(rules)
+    ]  # fmt: skip
+    found = memory_of(SplitModel(parts, leader="lead"))
+    assert [(part.optimizer, part.stepping) for part in found] == [
+        (2 * 80, 0), (0, 64), (80, 0), (0, 0)
+    ]  # fmt: skip
+
+
+def test_a_batch_and_the_optimizers_step_need_memory_at_different_times() -> None:
+    parts = [PartMemory(name, "lead", 1, 10, 20, 30, step) for name, step in (("a", 7), ("b", 5))]
+    assert [needed(parts, batch) for batch in (0, 6, 9)] == [127, 127, 129]

@@ -185,6 +185,36 @@ def test_squares_and_steps_are_never_negative() -> None:
         party.restore(party.state() | variance)
 
 
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        (0, {}),
+        (-1, {}),
+        (4, {}),
+        (0, {"step": torch.tensor(3)}),
+        (0, {"step": torch.ones(8, 8)}),
+        (0, {"exp_avg": torch.ones(8, 7)}),
+        (0, {"exp_avg_sq": torch.ones(8)}),
+        (0, {"exp_avg": None}),
+        (0, {"momentum_buffer": torch.ones(8, 8)}),
+    ],
+)
+def test_a_state_is_that_of_a_parameter_and_its_optimizer(
+    number: int, changes: dict[str, torch.Tensor | None]
+) -> None:
+    shape = (8,) if number else (8, 8)
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(shape),
+               "exp_avg_sq": torch.ones(shape)}  # fmt: skip
+    party = Party("bank", vertical_parts.UShape().split_model())
+    held = {name: value for name, value in (moments | changes).items() if value is not None}
+    state = party.state() | {f"backbone//{number}/{name}": value for name, value in held.items()}
+    if (number, changes) == (0, {}):
+        party.restore(state)
+        return
+    with pytest.raises(InvalidValue, match="its optimiser state does not fit the part backbone"):
+        party.restore(state)
+
+
 def test_a_function_is_its_owners_affair_and_not_the_jobs() -> None:
     split = Own().split_model()
     parts = described(split)

@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.errors import ExchangeError, JobError, LimitReached, LinkLost, PeerAborted, PeerRefused
+from fedveil.errors import (
+    ExchangeError,
+    JobError,
+    LimitReached,
+    LinkLost,
+    PeerAborted,
+    PeerAtLimit,
+    PeerRefused,
+)
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, party_run
@@ -96,6 +104,16 @@ def test_a_frozen_part_is_at_rest_in_a_step_too(frozen: bool) -> None:
     for training in (True, False):
         party._switch(training=training)
         assert party.modules["backbone"].training == (training and not frozen)
+
+
+def test_a_part_whose_reports_are_sent_again_is_at_rest_after_the_first_epoch() -> None:
+    """Its dropout and the statistics of its batches would change the reports otherwise."""
+    reused = EmbeddingPrivacy(0.5, reuse=True)
+    party = Party("bank", Bottoms().split_model().replace("left", privacy=reused))
+    for settled in (False, True):
+        party._context = party._contexts[settled]
+        party._switch(training=True)
+        assert party.modules["left"].training != settled
 
 
 def test_who_ended_a_step_is_not_told_of_its_end() -> None:
@@ -348,6 +366,86 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     gradients.watch = object()
     PartyRun._watch_labels(run)  # a follower has restarted
     assert steps == left
+
+
+@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_limit_ends_a_run_that_has_done_a_step_and_is_an_error_before(
+    own: bool, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[Any] = []
+    limit = LimitReached("step 4 is too many") if own else PeerAtLimit("bank", "it is full")
+
+    def steps() -> Exchange[None]:
+        raise limit
+        yield
+
+    def end(reason: str, *, at_limit: bool) -> Exchange[None]:
+        did.append(at_limit)
+        yield from ()
+
+    monkeypatch.setattr(party_run, "held", lambda folder: [2])
+    watch = SimpleNamespace(run_ended=lambda: did.append("watch"))
+    run: Any = SimpleNamespace(
+        _train=steps, done=done, party=SimpleNamespace(end=end), setting=SimpleNamespace(folder=0),
+        keep_account=lambda: did.append("account"), _checkpoint=lambda: did.append("checkpoint"),
+        _finish=lambda: did.append("finish"),
+        _parts=SimpleNamespace(gradients=SimpleNamespace(watch=watch)),
+    )  # fmt: skip
+    told = [True] if own else []
+    if done:
+        assert not list(PartyRun.train(run))
+        assert did == [*told, "account", "watch", "checkpoint", "finish"]
+        assert run.stopped == str(limit)
+        return
+    with pytest.raises(type(limit)):
+        list(PartyRun.train(run))
+    assert did == [*told, "account"]
+
+
+def test_records_have_the_tasks_unit_and_the_metrics_that_can_be_plotted() -> None:
+    told: list[Any] = []
+
+    def evaluate() -> Exchange[dict[str, Any]]:
+        yield from ()
+        return {"accuracy": 0.5, "confusion": [[1, 2]]}
+
+    run: Any = SimpleNamespace(
+        setting=SimpleNamespace(task=SimpleNamespace(unit="tokens", units_per_example=16)),
+        party=SimpleNamespace(sent_bytes=0, received_bytes=0, waited_s=0.0), evaluate=evaluate,
+        _window=SimpleNamespace(figures=lambda *given: {"given": given}, look_away=print), done=12,
+        _parts=SimpleNamespace(order=SimpleNamespace(steps=9)),
+        log=SimpleNamespace(record=lambda **named: told.append(named)),
+    )  # fmt: skip
+    assert not list(PartyRun._evaluate(run, 4))
+    assert told.pop() | {"seconds": 0} == {
+        "epoch": 4, "look": 12, "test_accuracy": 0.5, "confusion": [[1, 2]], "seconds": 0
+    }  # fmt: skip
+    PartyRun._record_step(run, 3, 5)
+    assert told == [{"epoch": 3, "step": 5, "steps": 9, "given": ("tokens", 16)}]
+    assert run._window.kept["steps"] == 0
+
+
+@pytest.mark.parametrize(("looks", "calibrations"), [(0, 0), (2, 0), (0, 1)])
+def test_reports_of_all_that_was_sent_are_required(looks: int, calibrations: int) -> None:
+    asked: list[tuple[str, str, int]] = []
+
+    def require(crossing: Any, subset: str, count: int) -> None:
+        asked.append((crossing.part, subset, count))
+
+    reused = EmbeddingPrivacy(0.5, reuse=True)
+    split = Bottoms().split_model().replace("left", privacy=reused).replace("right", privacy=reused)
+    parts: Any = SimpleNamespace(
+        releases=SimpleNamespace(examples=5), rows={"test": SimpleNamespace(count=4)},
+        order=SimpleNamespace(aside=3), reports=SimpleNamespace(require=require),
+        party=SimpleNamespace(split=split, name="bank"),
+    )  # fmt: skip
+    PartyParts.require_reports(parts, looks, calibrations)
+    assert [each for each in asked if each[2]] == [
+        ("left", "train", 5),
+        *([("left", "test", 4)] if looks else []),
+        *([("left", "calibration", 3)] if calibrations else []),
+    ]
 
 
 def test_an_example_that_trains_a_part_moves_the_bits_of_others() -> None:

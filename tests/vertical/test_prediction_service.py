@@ -600,3 +600,57 @@ def test_each_client_has_unknown_ids_of_its_own(
     known = source.leader.ids[source.common].tolist()[:1]
     assert [asked(known, who) for who in ("desk", "shop")] == [429, 200], "an answer says who is in"
     assert [asked(["n1", "n2"], "ops", "tower"), asked(["n1"], "tower", "ops")] == [200, 429]
+
+
+def test_a_body_of_the_largest_size_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MOST_BODY_BYTES", 1000)
+    for size, status in ((1000, b"200"), (1001, b"413")):
+        assert asyncio.run(answered([posted(bytes(size))])).split(b" ")[1] == status
+
+
+def test_a_client_may_be_idle_longer_than_a_request_takes_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(http_server, "IDLE_S", 5.0)
+    assert b" 200 " in asyncio.run(answered([b"", posted(b"abc")], pause=0.3))
+    monkeypatch.setattr(http_server, "IDLE_S", 0.1)
+    assert b" 408 " in asyncio.run(answered([b""], pause=0.3))
+
+
+def test_a_request_that_the_parties_answer_too_late_stays_in_the_queue(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are charged, and the answer is there when the client asks again."""
+    monkeypatch.setattr(service_module, "ANSWER_S", 0.05)
+    going, honest, ids = threading.Event(), source.scores, source.leader.ids[source.common].tolist()
+
+    def scores(rows: Any) -> Any:
+        assert going.wait(20)
+        return honest(rows)
+
+    monkeypatch.setattr(source, "scores", scores)
+
+    async def play() -> None:
+        service = PredictionService(source, None)
+        request = Request("POST", "/predict", json.dumps({"id": ids[4]}).encode(), None)
+        late = await service.handle(request)
+        assert (late.status, late.retry_s, service._waiting) == (503, 10, 1)
+        going.set()
+        while service._waiting:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(service_module, "ANSWER_S", 20.0)
+        assert (await service.handle(request)).status == 200
+        service._worker.shutdown()
+
+    asyncio.run(play())
+
+
+def test_a_service_without_an_address_or_a_party_says_so(source: Together) -> None:
+    service = PredictionService(source, None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        here = Address("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(InvalidValue, match=f"^nobody can listen on {here}: "):
+            asyncio.run(service.run(here, print))
+    service.failure = ExchangeError("bank lies")
+    assert (service._health().status, service._health().data) == (503, {"status": "failed"})

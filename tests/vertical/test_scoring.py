@@ -470,6 +470,7 @@ def test_one_party_alone_is_told_what_is_missing(
 def test_files_are_given_to_parties() -> None:
     assert files_of(["a=x.csv", "b=y=z.csv"], ["a", "b"]) == {"a": "x.csv", "b": "y=z.csv"}
     assert files_of(["year=9.csv"], ["a"]) == {"a": "year=9.csv"}
+    assert files_of(["a"], ["a"]) == {"a": "a"}
     for data, why in (
         (["x.csv"], "names no party"),
         (["a=x", "a=y"], "twice"),
@@ -631,14 +632,15 @@ def test_a_row_goes_on_if_every_party_allows_it() -> None:
 
 def test_a_session_needs_the_right_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(own: object, who: str, right: str) -> None:
-        raise KeyError(who, right)
+        if who != "bank":
+            raise KeyError(who, right)
 
     monkeypatch.setattr(sources, "check_right", refused)
     split = SimpleNamespace(leader="lead")
-    party: Any = SimpleNamespace(followers=("bank",), split=split)
+    party: Any = SimpleNamespace(followers=("bank", "shop"), split=split)
     meeting: Any = SimpleNamespace(credentials=None, patience_s=0.1)
     for begin, peer in (
-        (lambda: sources.Apart(party, meeting, ExitStack()), "bank"),
+        (lambda: sources.Apart(party, meeting, ExitStack()), "shop"),
         (lambda: sources.follow(party, meeting), "lead"),
     ):
         with pytest.raises(KeyError) as asked:

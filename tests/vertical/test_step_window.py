@@ -118,6 +118,21 @@ def test_a_line_has_the_figures_of_its_record() -> None:
     assert log_lines.line(record) == said
 
 
+def test_a_line_says_what_its_record_lacks() -> None:
+    """Some followers know no loss. A resumed run may have no time of a step."""
+    steps = {
+        "epoch": 3, "step": 2, "steps": 9, "unit": "tokens", "seconds_waiting": 1.5,
+        "seconds_per_unit": 0.0, "bytes_sent_per_step": 1000, "bytes_received_per_step": 4000,
+    }  # fmt: skip
+    for record, said in (
+        (steps, "epoch 3 step 2/9, - tokens/s, 5 KB a step, 1.50 s waiting"),
+        ({"epoch": 3, "look": 18, "seconds": 0.5}, "epoch 3 held-out examples: sent"),
+        ({"epoch": 5, "calibration": 18, "examples": 1200},
+         "epoch 5 calibrated on 1,200 training examples"),
+    ):  # fmt: skip
+        assert log_lines.line(record) == said
+
+
 def test_a_bundle_at_the_end_has_no_file_of_an_earlier_end(tmp_path: Path) -> None:
     old = [tmp_path / name for name in ("calibrator.json", "manifest.json", "signatures.json")]
     for path in old:
@@ -318,3 +333,18 @@ def test_a_fingerprint_is_of_all_rows_however_many_are_read_at_once(
         labels = torch.arange(7)
         labels[place] = 8
         assert Rows(7, stored, labels, np.arange(7), at).fingerprint() != whole
+
+
+def test_a_fingerprint_is_of_each_id_column_and_type() -> None:
+    ids, zeros = np.array([4, 7, 9]), torch.zeros(3, 4)
+
+    def found(own: Any = ids, labels: Any = None, **columns: torch.Tensor) -> bytes:
+        return Rows(3, columns, labels, own).fingerprint()
+
+    prints = [
+        found(x=zeros), found(np.array([4, 7, 8]), x=zeros), found(ids.astype(np.uint64), x=zeros),
+        found(ids, torch.zeros(3), x=zeros), found(ids, torch.zeros(3, 1), x=zeros), found(y=zeros),
+        found(x=zeros.int()), found(x=zeros.reshape(3, 2, 2)), found(x=zeros, y=zeros),
+    ]  # fmt: skip
+    assert len(set(prints)) == len(prints)
+    assert found(x=zeros) == prints[0]

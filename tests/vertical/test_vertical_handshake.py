@@ -150,6 +150,14 @@ def test_a_leader_without_ids_takes_those_of_one_follower_and_not_of_two() -> No
         alignment.align_found({}, {"lead": 0, "bank": 3, "shop": 3}, "lead", "train")
 
 
+def test_a_leader_without_ids_refuses_two_followers_in_one_sentence() -> None:
+    none = {"train": np.empty(0, np.int64), "test": np.arange(2)}
+    with pytest.raises(
+        ExchangeError, match=r"^lead has no train ids, so it can align bank, shop o"
+    ):
+        agree(replace(standing("lead"), ids=none), standing("bank"), standing("shop"))
+
+
 def test_texts_are_ids_too_and_never_equal_a_number() -> None:
     names = np.array(["ana", "bo", "ça"])
     agreed = agree(standing("lead", names), standing("bank", names[::-1]))

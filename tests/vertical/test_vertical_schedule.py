@@ -225,6 +225,34 @@ def test_in_the_u_shape_the_last_gradient_stands_for_ready() -> None:
     )
 
 
+def test_what_nobody_awaits_is_computed_last() -> None:
+    """The leader runs its own part ahead of the others' outputs, and backward after the rest."""
+    parts = [
+        Part("left", "a", ("data.x",), (2,)),
+        Part("own", "lead", ("data.y",), (2,)),
+        Part("top", "lead", ("left", "own"), (2,)),
+    ]
+    assert written(programs(SplitModel(parts, leader="lead"), 3)["lead"]) == (
+        "F.own0 F.own1 <left0 L.top0 >left.g0 <left1 L.top1 >left.g1 F.own2 <left2 L.top2 >left.g2 "
+        "<ready B.own0 B.own1 B.own2 apply"
+    )
+
+
+def test_a_backward_pass_on_the_way_to_another_party_comes_before_one_that_is_not() -> None:
+    parts = [
+        Part("emb", "lead", ("data.x",), (2,)),
+        Part("body", "a", ("emb",), (2,)),
+        Part("side", "a", ("data.z",), (2,)),
+        Part("last", "a", ("side", "body"), (2,)),
+        Part("head", "lead", ("last",), (2,)),
+    ]
+    assert written(programs(SplitModel(parts, leader="lead"), 2)["a"]) == (
+        "F.side0 F.side1 <emb0 F.body0 F.last0 >last0 <emb1 F.body1 F.last1 >last1 "
+        "<last.g0 B.last0 B.body0 >emb.g0 <last.g1 B.last1 B.body1 >emb.g1 B.side0 B.side1 "
+        "<commit apply"
+    )
+
+
 @pytest.mark.parametrize(
     ("rows", "in_flight", "sizes"),
     [(32, 1, (32,)), (10, 4, (3, 3, 2, 2)), (3, 4, (1, 1, 1)), (8, 4, (2, 2, 2, 2))],

@@ -233,3 +233,13 @@ def test_a_column_that_several_parts_read_is_named_once() -> None:
 def test_a_part_without_a_module_is_named_when_it_is_needed() -> None:
     with pytest.raises(SplitInvalid, match="the part left of bank has no module here"):
         SplitModel([LEFT, RIGHT, TOP], leader="lead").joined()
+
+
+def test_followers_are_in_the_order_of_their_first_parts() -> None:
+    parts = [
+        part("till", "shop", "data.x"),
+        part("left", "bank", "data.x"),
+        part("more", "shop", "data.y", "till"),
+        part("top", "lead", "left", "more"),
+    ]
+    assert SplitModel(parts, leader="lead").parties == ("lead", "shop", "bank")

@@ -15,7 +15,7 @@ from torch import nn
 import vertical_parts
 from fedveil.base.message import Message, encoded_bytes
 from fedveil.entropy import Seeded
-from fedveil.errors import ExchangeError, InvalidValue, PeerAborted
+from fedveil.errors import ExchangeError, InvalidValue, PeerAborted, PeerAtLimit
 from fedveil.link.channel import Exchange
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical import (
@@ -29,7 +29,7 @@ from fedveil.vertical import (
     SplitModel,
     drive_together,
 )
-from fedveil.vertical.crossing import check_not_abort, from_wire
+from fedveil.vertical.crossing import abort_message, check_not_abort, from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.step import Occasion
@@ -254,6 +254,25 @@ def test_every_part_and_micro_batch_drops_other_values() -> None:
 # --- bytes
 
 
+def weighed(name: str, exchange: Exchange[object], sent: dict[str, int]) -> Exchange[object]:
+    """Play a party's side, and add the bytes of what it sends to `sent`."""
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(request, Send):
+            sent[name] += encoded_bytes(request.message)
+        answer = yield request
+
+
+def first_rows(batch: Batch, count: int) -> Batch:
+    columns = {name: column[:count] for name, column in batch.columns.items()}
+    labels = None if batch.labels is None else batch.labels[:count]
+    return Batch(batch.positions[:count], columns, labels)
+
+
 @pytest.mark.parametrize("privacy", [None, EmbeddingPrivacy(3.0)], ids=["raw", "bits"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_bytes_that_are_counted_are_those_that_are_sent(
@@ -261,25 +280,41 @@ def test_the_bytes_that_are_counted_are_those_that_are_sent(
 ) -> None:
     split = split_of(shape, SGD, privacy)
     parties, sent = parties_of(split, 2), dict.fromkeys(split.parties, 0)
-
-    def weighed(name: str, exchange: Exchange[object]) -> Exchange[object]:
-        answer = None
-        while True:
-            try:
-                request = exchange.send(answer)
-            except StopIteration as end:
-                return end.value
-            if isinstance(request, Send):
-                sent[name] += encoded_bytes(request.message)
-            answer = yield request
-
     for number in (1, 2, 130, 131, 132):
         held, _, _ = batches(split, number)
-        steps = {n: weighed(n, party.step(number, held[n])) for n, party in parties.items()}
+        steps = {n: weighed(n, p.step(number, held[n]), sent) for n, p in parties.items()}
         drive_together(steps)
     assert {name: party.sent_bytes for name, party in parties.items()} == sent
     followers = sum(parties[name].received_bytes for name in split.followers)
     assert followers == sent["lead"]
+
+
+def test_steps_with_other_rows_and_looks_have_bytes_of_their_own() -> None:
+    """The numbers of all of them are encoded in equally many bytes."""
+    split = split_of("bottoms", SGD, EmbeddingPrivacy(3.0, reuse=True))
+    parties, sent = parties_of(split, 2), dict.fromkeys(split.parties, 0)
+    held, _, _ = batches(split, 1)
+    for number, rows, settled in ((4, ROWS, None), (4, ROWS, False), (5, 7, False), (6, 7, True)):
+        sides: dict[str, Exchange[object]] = {}
+        for name, party in parties.items():
+            batch = first_rows(held[name], rows)
+            look = settled is None
+            side = party.look(number, batch) if look else party.step(number, batch, settled=settled)
+            sides[name] = weighed(name, side, sent)
+        drive_together(sides)
+        assert {name: party.sent_bytes for name, party in parties.items()} == sent
+
+
+def test_a_batch_after_one_with_fewer_rows_than_micro_batches_is_whole() -> None:
+    losses = []
+    for in_flight in (1, 3):
+        split = split_of("bottoms", SGD)
+        parties = parties_of(split, in_flight)
+        for number, rows in ((1, 2), (2, ROWS)):
+            held, _, _ = batches(split, number)
+            steps = {n: p.step(number, first_rows(held[n], rows)) for n, p in parties.items()}
+            losses.append(drive_together(steps)["lead"])
+    assert losses[2:] == pytest.approx(losses[:2], abs=1e-6)
 
 
 def test_under_embedding_dp_activations_cross_as_bits_and_gradients_raw() -> None:
@@ -530,6 +565,53 @@ def test_who_sent_what_overflows_is_named_by_who_computed_with_it() -> None:
         drive_together(steps)
 
 
+def test_a_gradient_that_overflows_is_said_to_come_from_all_that_arrived_before_it() -> None:
+    backbone = nn.Linear(8, 8)
+    nn.init.constant_(backbone.weight, 10.0)
+    split = vertical_parts.UShape().split_model().replace("backbone", module=backbone)
+    parties = parties_of(split)
+    x, y = vertical_parts.UShape().whole("train")
+    held = {"lead": Batch(np.arange(50), {"x": x}, y), "bank": Batch(np.arange(50))}
+
+    def spoiled(message: Message, name: str, at: int) -> Message:
+        return _with_last(message, 3e38) if message.get("name") == "backbone.grad" else message
+
+    steps = {n: _with_changes(n, p.step(1, held[n]), spoiled) for n, p in parties.items()}
+    with pytest.raises(
+        ExchangeError,
+        match=r"^the gradient of embedding from bank contains NaN or infinity, computed from "
+        r"embedding of lead, the gradient of backbone of lead$",
+    ):
+        drive_together(steps)
+
+
+def test_an_output_that_the_loss_does_not_depend_on_gets_a_gradient_of_zeros() -> None:
+    class Left(nn.Linear):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return super().forward(left)
+
+    split = split_of("bottoms", Optimizer("sgd", 0.1)).replace("top", module=Left(8, 6))
+    parties = parties_of(split)
+    before = {name: _state(party) for name, party in parties.items()}
+    held, _, _ = batches(split, 1)
+    drive_together({name: party.step(1, held[name]) for name, party in parties.items()})
+    unchanged = [name for name, party in parties.items() if _same(_state(party), before[name])]
+    assert unchanged == ["shop"]
+
+
+def test_a_leader_at_its_limit_is_heard_where_its_loss_was_due() -> None:
+    """Its only message of a step, the gradient, also carries the loss."""
+    bottom = Part("left", "bank", ("data.x",), (8,), layer(6, 8, 1))
+    top = Part("top", "lead", ("left",), (6,), vertical_parts.Joint(8, 6))
+    split = SplitModel([bottom, top], leader="lead")
+    held, _, _ = batches(split, 1)
+    step = parties_of(split)["bank"].step(1, held["bank"])
+    assert isinstance(next(step), Send)
+    assert isinstance(step.send(None), Receive)
+    with pytest.raises(PeerAtLimit, match=r"^lead ended the step: its limit is reached$"):
+        step.send(abort_message("its limit is reached", at_limit=True))
+
+
 def test_a_part_that_fails_is_named_and_its_words_stay_with_its_owner() -> None:
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -596,6 +678,27 @@ def test_zeros_stand_for_the_examples_alone_whose_values_are_no_numbers() -> Non
     assert EmbeddingDP.unpack(report, (3, 8)).tolist() == [[1.0] * 8, [0.0] * 8, [1.0] * 8]
     assert notes == ["1 of 3 examples are reported as zeros: the output of left for them is NaN"]
     assert np.isnan(values[1, 5]), "the part's own values are unchanged"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda x: (x, x), "it returned tuple, not a tensor of shape (11, 8)"),
+        (lambda x: x.double(), "it returned torch.float64; the part states float32"),
+    ],
+)
+def test_a_part_that_gives_something_else_than_it_states(
+    wrong: Callable[[torch.Tensor], object], sentence: str
+) -> None:
+    class Wrong(nn.Linear):
+        def forward(self, x: torch.Tensor) -> object:  # type: ignore[override]
+            return wrong(super().forward(x))
+
+    split = split_of("bottoms", SGD).replace("left", module=Wrong(6, 8))
+    held, _, _ = batches(split, 1)
+    with pytest.raises(ExchangeError) as caught:
+        drive_together({n: p.step(1, held[n]) for n, p in parties_of(split).items()})
+    assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from scipy import stats
 import vertical_parts
 import warm_process
 from fedveil.entropy import Seeded
-from fedveil.errors import DataInvalid, ExchangeError, JobError, PartFailed, RunFolderError
+from fedveil.errors import (
+    DataInvalid,
+    ExchangeError,
+    FewCommon,
+    JobError,
+    PartFailed,
+    RunFolderError,
+)
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
 from fedveil.record.account_lines import influence
@@ -875,6 +882,26 @@ def test_the_advice_on_few_common_ids_is_of_the_ids_of_both_subsets() -> None:
     apart._ids = {"train": none.ids, "test": none.ids}
     assert not Machine._id_hint.func(apart)
     assert seen == [{"lead": [3, 1, 9], "bank": [7, 8, 4]}, {"bank": [7, 8, 4]}]
+
+
+@pytest.mark.parametrize(("smallest", "is_little"), [(10, False), (11, True)])
+def test_few_common_ids_are_told_with_advice(smallest: int, is_little: bool) -> None:
+    """One id is common. The shop has no data, so it lacks none."""
+    lead, bank = np.arange(15), np.r_[0, 100 : 99 + smallest]
+    own = {"lead": Columns(lead), "bank": Columns(bank), "shop": Columns(np.empty(0, np.int64))}
+    parties: Any = SimpleNamespace(
+        task=SimpleNamespace(leader="lead"), _read=[], _notes=[], _id_hint=lambda owned: "fold it"
+    )
+    found = Parties._align(parties, {"test": own}, "test")
+    assert {name: at.tolist() for name, at in found.items()} == {name: [0] for name in own}
+    few = "test: all parties have only 1 of the smallest table's 11 ids; fold it"
+    assert parties._read == ([few] if is_little else [])
+    assert parties._notes == [
+        f"{lacks} of {count} test examples of {name} are left out: not all parties have them"
+        for lacks, count, name in ((14, 15, "lead"), (smallest - 1, smallest, "bank"))
+    ]
+    with pytest.raises(FewCommon, match=r"no example is common .*; fold it$"):
+        Parties._align(parties, {"test": own | {"bank": Columns(bank[1:])}}, "test")
 
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 3), (9, 3), (2, 5)])

@@ -138,6 +138,8 @@ class Step:
         self._leaves: dict[tuple[str, int], torch.Tensor] = {}
         self._returned: dict[tuple[str, str, int], torch.Tensor] = {}
         self._reports: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
+        #: The tensors that have arrived, by micro-batch, as a sentence names them.
+        self._arrived: list[list[str]] = [[] for _ in self.sizes]
         self._tells = self.tells if self.training and self.context.tell_loss else frozenset()
 
     def run(self) -> Exchange[None]:
@@ -318,16 +320,9 @@ class Step:
         """Raise ExchangeError if the tensor, described by `what`, contains NaN or infinity."""
         if is_finite(tensor):
             return
-        crossings, owner = self.context.split.crossings, self.context.name
-        heard = {each.sender: each.part for each in crossings if each.receiver == owner}
-        heard |= {
-            each.receiver: f"the gradient of {each.part}"
-            for each in crossings
-            if (each.part, each.receiver, micro) in self._returned and each.sender == owner
-        }
-        sources = ", ".join(f"{part} of {sender}" for sender, part in heard.items())
+        sources = ", ".join(self._arrived[micro])
         raise ExchangeError(
-            f"{what} {owner} contains NaN or infinity"
+            f"{what} {self.context.name} contains NaN or infinity"
             + (f", computed from {sources}" if sources else "")
         )
 
@@ -354,6 +349,8 @@ class Step:
             message, transfer, training=self.training, step=self.number, rows=rows, finite=finite
         )
         tensor = tensor.to(self.context.device)
+        what = f"the gradient of {crossing.part}" if transfer.gradient else crossing.part
+        self._arrived[micro].append(f"{what} of {transfer.sender}")
         if transfer.gradient:
             self._returned[crossing.part, crossing.receiver, micro] = tensor
         else:
