@@ -69,11 +69,19 @@ def test_candidates_that_are_all_alike_say_nothing() -> None:
     assert log_odds(view([1.0, 2.0, 3.0], 0.5, scaled=False), same).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_report_that_reveals_nothing_says_nothing(scaled: bool) -> None:
+    nothing = replace(Reading.nothing(3), scaled=scaled)
+    assert log_odds(View(nothing, [0], 0.5), CANDIDATES).tolist() == [0, 0, 0, 0]
+
+
 def test_a_view_is_a_report_or_the_mean_of_all() -> None:
     empty, mean = Reading.nothing(2), np.array([1.0, 2.0])
     (summed,) = views(Seen([empty, empty], mean), [4, 7], turn_rate=0.5)
     assert (summed.clients, summed.share) == ([4, 7], 1.0)
     assert summed.reading.estimate.tolist() == [1, 2]
+    (rest,) = views(Seen([empty] * 3, mean, silent={1}), [4, 7, 9], turn_rate=0.25)
+    assert (list(rest.clients), rest.share) == ([4, 9], 2.0)
     exact = Reading.exact(np.array([3, 4], np.float32))
     apart = views(Seen([exact, exact], mean), [4, 7])
     assert [(one.clients, one.share) for one in apart] == [([4], 1.0), ([7], 1.0)]
@@ -279,3 +287,21 @@ def test_the_evidence_counts_how_often_a_client_takes_its_turn(
     monkeypatch.setattr(client_membership, "log_odds", odds)
     game.play(Seeded(4, "play"))
     assert rates == [0.3] * (1 + len(game.cohorts[0]))
+
+
+def test_the_server_knows_which_share_of_the_clients_a_round_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SCAFFOLD's server moves its variate by this share."""
+    shares: list[float] = []
+
+    def step(weights: Any, aggregate: Any, share: float) -> Any:
+        shares.append(share)
+        return weights
+
+    monkeypatch.setattr(
+        client_membership, "make_optimizer", lambda *given: SimpleNamespace(step=step)
+    )
+    game = Game.of(Target.of(job(clients={"number": 10, "fraction": 0.3})), 3, 2, Seeded(4))
+    game.play(Seeded(4, "play"))
+    assert shares == [0.3, 0.3]

@@ -652,3 +652,16 @@ def test_rows_of_a_table_have_no_picture_and_small_images_no_structure(
     flat = Score(np.zeros((1, 3, 8)), common=0)
     flat.add(np.ones((1, 1, 3, 8)), np.array([0]), np.ones((1, 1, 3, 8)), np.array([0]))
     assert [figure.name for figure in flat.figures()] == ["mse", "psnr", "label accuracy"]
+
+
+def test_data_of_one_value_and_of_another_commonest_class_than_0_can_be_attacked(
+    sight: inversion.Sight,
+) -> None:
+    train = sight.target.dataset.train
+    flat = replace(train, x=np.full_like(train.x, 0.25), y=np.full_like(train.y, 6))
+    target = replace(sight.target, dataset=replace(sight.target.dataset, train=flat))
+    found = inversion.Sight(target, Bounds(6, 2, 1, ()))
+    assert found._known([2]).common == 6
+    low, high = found._known([2]).box
+    assert low == 0.25 < high < 0.2501
+    assert found.scaled(np.array([0.25, 0.3])).tolist() == [0, 1]

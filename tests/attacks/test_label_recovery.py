@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.attacks.gradient.label_counts import _whole
 from fedveil.attacks.gradient.label_recovery import LastLayer, recover
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.entropy import Seeded
@@ -157,3 +158,37 @@ def test_a_label_is_found_by_the_entries_that_were_reported(bias: bool) -> None:
             unread, noise = np.arange(layer.bias.start, layer.bias.stop), np.zeros(CLASSES)
         estimate[unread], weight[unread] = noise, 0
         assert recover(Reading(estimate, weight), layer, 1, LR).tolist() == [label]
+
+
+def test_only_weights_that_are_trained_tell_labels() -> None:
+    model = net()
+    model[3].bias.requires_grad_(False)
+    layer = layer_of(model, images(3))
+    weight = Layout(model).vector()[layer.weight]
+    assert layer.bias is None
+    assert np.array_equal(weight, model[3].weight.detach().numpy().ravel())
+    model[3].weight.requires_grad_(False)
+    layer = layer_of(nn.Sequential(*model[:2]), images(3))
+    assert (layer.weight.stop - layer.weight.start, layer.bias) == (36 * 12, slice(432, 444))
+    assert LastLayer.of(model, images(3)) is None  # the dense layer before it gives no scores
+
+
+def test_errors_count_as_they_are_if_all_probable_classes_are_there() -> None:
+    """No class is left whose expected share could tell the size of the step."""
+    error, guesses = np.array([-0.0625, -0.6875, 0.75]), np.array([0.75, 0.25, 0.0])
+    layer = LastLayer(slice(0, 6), slice(6, 9), np.ones(2), guesses)
+    reading = Reading(-np.append(np.repeat(error, 2), error), np.ones(9), scaled=False)
+    assert recover(reading, layer, 3).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "counts"),
+    [
+        ([0.0, 0.0, 0.0], 7, [3, 2, 2]), ([0.5, 0.2, 0.3], 4, [2, 1, 1]),
+        ([6.0, 0.0, 2.0], 4, [3, 0, 1]), ([1.4, 0.0, 1.6], 3, [1, 0, 2]),
+    ],
+)  # fmt: skip
+def test_counts_are_whole_and_have_the_sum_of_the_examples(
+    found: list[float], count: int, counts: list[int]
+) -> None:
+    assert _whole(np.array(found), count).tolist() == counts

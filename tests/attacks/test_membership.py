@@ -255,6 +255,16 @@ def test_a_model_of_no_finite_answers_is_not_attacked() -> None:
         answers(model, np.ones((1, 1), np.float32), np.zeros(1, np.int64))
 
 
+def test_a_class_that_is_impossible_leaves_no_finite_margin() -> None:
+    """The true class has the probability 1, and only the margin is infinite."""
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([-torch.inf, 0.0]))
+    with pytest.raises(AttackImpossible, match="the model gives no finite answers"):
+        answers(model, np.ones((1, 1), np.float32), np.ones(1, np.int64))
+
+
 # Reports.
 
 
@@ -313,6 +323,16 @@ def test_an_update_is_judged_by_a_model_at_rest(data: Dataset) -> None:
 def test_a_probability_of_nearly_nothing_counts_as_a_small_one() -> None:
     scale = _Scale(np.array([[-1000.0, 2.0], [0.0, 2.0]]))
     assert scale(np.array([[-50.0, 2.0], [0.0, 3.0]])).tolist() == [[-1, 0], [1, 0]]
+
+
+def test_an_answer_that_says_nothing_is_at_the_threshold_whatever_most_references_held() -> None:
+    """Three of four references were trained on each example."""
+    held = np.tile(np.array([[True], [True], [True], [False]]), (1, 90))
+    noise = Seeded(4, "shadow").generator().standard_normal((4, 90))
+    given = [Answers(row, row, row[:, None]) for row in noise]
+    asked = Answers(np.zeros(90), np.zeros(90), np.zeros((90, 1)))
+    scores = shadow_attack(asked, References(given, held, np.zeros(90, np.int64)))
+    assert np.abs(scores).max() < 0.3  # the odds are 3 to 1, with the logarithm 1.1
 
 
 def test_a_class_has_a_classifier_of_its_own_if_it_has_enough_of_both() -> None:

@@ -647,6 +647,10 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         # torch takes the batch for a text, and each example for a token
         ((nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True), nn.Flatten(),
           nn.Linear(16, 3)), (16,)),
+        # torch raises for a padding of more than half of a window
+        ((nn.MaxPool2d((4, 2), 1, 2), nn.Flatten(), nn.Linear(112, 3)), (2, 6, 5)),
+        ((nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(8, 3)), (2, 5, 5)),
+        ((nn.Flatten(), nn.Linear(10, 3)), (2, 0, 5)),
         ((nn.Conv2d(2, 4, 3),), (2, 5, 5)),
         ((nn.Linear(5, 5), nn.Flatten()), (2, 5, 5)),
         ((nn.Linear(6, 3),), (5,)),

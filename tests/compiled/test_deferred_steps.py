@@ -13,7 +13,8 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.compiled import deferred_steps
 from fedveil.compiled import fields as f
 from fedveil.compiled.compiled_trainer import CompiledTrainer
-from fedveil.compiled.deferred_steps import OUTPUTS
+from fedveil.compiled.deferred_steps import OUTPUTS, room_for_steps
+from fedveil.compiled.operation import Memory
 from known_chains import SIZES, dense_chains, signed
 from native_training import Double, by_loop, compiled, in_double, trained_as_torch_trains
 from training_parts import clients, plan, train
@@ -111,3 +112,37 @@ def test_what_is_not_finite_goes_where_it_goes_in_torch(value: float) -> None:
     assert trainer._room is None
     assert not np.isfinite(wanted).all()
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "fits"), [(64, 72, True), (60, 72, False), (64, 70, False), (1, 8, False)]
+)
+def test_only_rows_of_whole_vectors_are_held(outputs: int, inputs: int, fits: bool) -> None:
+    assert bool(room_for_steps(Memory(0), 4, outputs, inputs)) == fits
+
+
+def test_a_layer_over_tokens_holds_no_steps() -> None:
+    """Each of its examples has several rows, and only examples are counted."""
+    model = nn.Sequential(nn.Embedding(11, 64), nn.Linear(64, 64), nn.Linear(64, 16))
+    native = compiled(model, plan(loss="next_token"))._compiled_for((5,))
+    ops = native.program(4, "next_token", np.float32, states=False).ops
+    assert not ops[:, f.MOST].any()
+
+
+def test_steps_whose_sum_overflows_in_one_part_of_one_layer_are_taken_as_they_come() -> None:
+    """The first 48 of 64 outputs of the first layer. The last part and the last layer do not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(72, 64), nn.Tanh(), nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 5)
+    )
+    with torch.no_grad():
+        model[0].weight *= 1e-13
+        model[2].weight[:, 48:] = 0
+    (client,) = signed(clients((72,), 5, (9,)))
+    client.x[:] *= 1e13
+    chosen = plan(epochs=1, batch_size=9, lr=1e28)
+    trainer = compiled(model, chosen)
+    first, rest = np.split(train(trainer, model, [client])[0], [48 * 72])
+    assert held(trainer) == [-1, -1]
+    assert not np.isfinite(first).all()
+    assert np.isfinite(rest).all()

@@ -183,3 +183,18 @@ def test_a_task_with_another_part_of_its_own_keeps_its_loop(part: str) -> None:
     other = type("Other", (Huber,), {part: lambda self, *arguments: None})
     assert own_steps(Huber()) == []
     assert own_steps(other()) == [part]
+
+
+def test_a_client_that_native_code_cannot_read_is_the_tasks_own_loops() -> None:
+    torch.manual_seed(3)
+    net, odd = dense(), client("dense", 2, 9)
+    odd.x[4, 1] = 1e20
+    trainers = (
+        OwnLossTrainer.of(dense(), plan(), (5,), Huber()),
+        TaskTrainer(dense(), plan(), Huber()),
+    )
+    cohort = [odd, client("dense", 1, 7)]
+    found, wanted = (updates(trainer, net, cohort) for trainer in trainers)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    assert abs(found[0]).max() > 1e-2
+    np.testing.assert_allclose(found[1], wanted[1], atol=3e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
 from known_chains import SIZES, TOKENS, of_words, transformer_layer, word_chains
 from native_training import Double, by_loop, compiled, in_double, refused, trained_as_torch_trains
-from training_parts import clients, plan, train
+from training_parts import Doubled, clients, plan, train
 
 WIDTH, LENGTH = 16, 5
 plan_of_words = partial(plan, loss="next_token", lr=0.05)
@@ -184,7 +185,7 @@ def inherited() -> nn.Module:
     return Own(WIDTH, 2, 24)
 
 
-def attending(**options: bool) -> nn.Module:
+def attending(**options: Any) -> nn.Module:
     layer = transformer_layer(WIDTH, 1)
     layer.self_attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True, **options)
     return layer
@@ -198,6 +199,16 @@ def with_biases() -> nn.Module:
     return attending(add_bias_kv=True)
 
 
+def with_narrow_keys() -> nn.Module:
+    return attending(kdim=8, vdim=8)
+
+
+def own_projection() -> nn.Module:
+    layer = attending()
+    layer.self_attn.out_proj = Doubled(WIDTH, WIDTH)
+    return layer
+
+
 def own_dropout() -> nn.Module:
     class Own(nn.Dropout):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -209,7 +220,8 @@ def own_dropout() -> nn.Module:
 
 
 OTHERS = [
-    dropping, across, curved, hooked, replaced, inherited, with_zeros, with_biases, own_dropout
+    dropping, across, curved, hooked, replaced, inherited, with_zeros, with_biases, own_dropout,
+    with_narrow_keys, own_projection,
 ]  # fmt: skip
 
 
@@ -239,6 +251,8 @@ def test_texts_of_different_lengths_are_trained_as_if_alone() -> None:
         ((narrower(),), LENGTH),
         ((CausalLayer(WIDTH, 2, 20),), LENGTH),  # rows that fill no vectors
         ((Positions(LENGTH, WIDTH),), LENGTH + 1),
+        ((Positions(LENGTH, WIDTH + 8),), LENGTH),
+        ((), 0),  # as texts of several lengths are given, which are no tensor
         ((CausalLayer(WIDTH, 2, 24),), 513),
         ((nn.Flatten(), Positions(LENGTH, WIDTH)), LENGTH),
     ],
@@ -271,3 +285,15 @@ def test_powers_of_e_to_the_last_digit_of_what_they_are_kept_in(kind: type) -> N
 def test_examples_that_are_no_tokens_are_refused_in_one_sentence() -> None:
     with pytest.raises(ModelInvalid, match=r"needs rows of tokens, not examples of \(1, 28, 28\)"):
         MODELS["transformer"]((1, 28, 28), 10)
+
+
+@natively
+def test_rows_of_tokens_are_compiled_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_layers(CausalLayer(WIDTH, 2, 24))
+    trainer, cohort = compiled(model, plan_of_words()), of_words(clients((LENGTH,), 5, (6,)))
+    assert trainer.compile((LENGTH,))
+    assert trainer._room is not None  # torch had no part in it
+    monkeypatch.setattr("fedveil.compiled.native.CFunc", None)
+    np.testing.assert_allclose(
+        train(trainer, model, cohort), by_loop(model, plan_of_words(), cohort), atol=1e-5
+    )

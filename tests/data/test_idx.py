@@ -90,3 +90,9 @@ def test_any_bytes_are_an_array_or_refused(content):
 def test_a_wrong_idx_header_is_told(content, sentence):
     with refused(sentence):
         parse_idx(content, "bytes")
+
+
+@pytest.mark.parametrize("start", [b"\x01\x00", b"\x00\x01"])
+def test_content_that_begins_with_other_bytes_than_zeros_is_no_idx(start):
+    with refused("file is not an IDX file of unsigned bytes or of 4-byte numbers"):
+        parse_idx(start + GOOD[2:], "file")

@@ -81,6 +81,10 @@ def test_writers_that_are_missing_or_damaged_are_one_sentence(written):
     ):
         load_data(job)
     assert not mnist.writers_are_here()
+    file.write_bytes(whole)
+    assert mnist.writers_are_here()
+    (written / "tiny" / "t10k-labels-idx1-ubyte").unlink()
+    assert not mnist.writers_are_here()
 
 
 @pytest.mark.skipif(not (GENUINE / "mnist").exists(), reason="FEDVEIL_DATA has no mnist")

@@ -38,6 +38,23 @@ def test_a_mapping_with_owners_and_classes(own):
     assert data.owners.dtype == np.int64
 
 
+def test_clients_may_be_a_tuple_and_an_item_a_list(own):
+    data = own("return dict(clients=((x, y), (x2, y2)), test=(x2, y2))")
+    assert data.owners.tolist() == [0, 0, 0, 0, 1, 1]
+    items = """
+    class Items:
+        def __len__(self): return 3
+        def __getitem__(self, i): return [[float(i), 7.0], i % 2]
+    return Items(), Items()
+    """
+    assert own(items).train.x.tolist() == [[0, 7], [1, 7], [2, 7]]
+
+
+def test_a_number_beside_rows_is_no_example(own):
+    with refused("data own_data_[0-9]+:make: x_train is not an array"):
+        own("return [[1.0, 2.0], 3.0], [0, 1], x2, y2")
+
+
 TORCH = """
 import torch
 class Numbers(torch.utils.data.Dataset):

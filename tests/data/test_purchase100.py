@@ -88,6 +88,11 @@ def test_wrong_lines_are_told(folder, labels, features, sentence):
         (npz(features=BITS, labels=SHOPPERS.astype(str)), "labels that are not whole"),
         (npz(features=BITS, labels=np.ones((300, 100))), "rows of labels that are not one-hot"),
         (npz(features=BITS, labels=np.eye(100)[SHOPPERS] * 2), "that are not one-hot"),
+        (
+            npz(features=BITS, labels=(np.eye(100) + np.eye(100)[::-1])[SHOPPERS] / 2),
+            "that are not one-hot",
+        ),
+        (npz(features=BITS[:0], labels=SHOPPERS[:0]), r"features of shape \(0, 600\)"),
     ],
 )
 def test_a_wrong_archive_is_told(folder, content, sentence):

@@ -17,7 +17,7 @@ from fedveil.flower.job.app_folder import ROSTER
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
-from fedveil.rounds.outcomes import Unreached
+from fedveil.rounds.outcomes import Unreached, Withheld
 from fedveil.statistics import flower_client, flower_server
 from fedveil.statistics.answer_folder import QUESTION
 from fedveil.statistics.carriage import Participants, make_protection
@@ -155,10 +155,12 @@ def _worst(protection: Any) -> list[Any]:
     return [(spent.loss, 3) for spent in protection.spent({}, protection.least_survivors)]
 
 
-def asked(file: QuestionFile, step: Step, client: int, folder: Path) -> Any:
-    common = common_record({"opening": True, **step.message()})
+def asked(
+    file: QuestionFile, step: Step, client: int, folder: Path, *, opening: bool = True, **more: Any
+) -> Any:
+    common = common_record({"opening": opening, **step.message()})
     message: Any = SimpleNamespace(content=addressed_records(client, encode({}), common))
-    return _answer(file, message, context(103, {}, config(folder)))
+    return _answer(file, message, context(103, {}, config(folder, **more)))
 
 
 def test_a_client_answers_its_own_messages_in_its_own_round(
@@ -187,6 +189,44 @@ def test_a_client_answers_its_own_messages_in_its_own_round(
             else:
                 with pytest.raises(MessageInvalid, match=f"takes no part in round {number}"):
                     asked(file, step, 3, tmp_path)
+
+
+def test_a_client_that_is_asked_without_an_introduction_compares_its_own_question(
+    tmp_path: Path,
+) -> None:
+    file, own = file_of("central_gaussian"), tmp_path / "own.yaml"
+    own.write_text(file.with_(epsilon=0.5).to_yaml())
+    with pytest.raises(DeploymentError, match=r"epsilon is 2\.0, and 0\.5 in the own copy"):
+        asked(file, Step(1, prefixes_of(file, 1)), 3, tmp_path, question=str(own))
+
+
+def test_a_client_draws_no_noise_that_a_seed_determines(tmp_path: Path) -> None:
+    file = file_of("central_gaussian", randomness="seeded")
+    with pytest.raises(ClientWithheld, match="randomness = 'seeded' protects nothing"):
+        asked(file, Step(1, prefixes_of(file, 1)), 3, tmp_path)
+
+
+@pytest.mark.parametrize("opening", [True, False])
+@pytest.mark.parametrize("kept", [None, {"key": b"of the phase before"}])
+def test_only_a_later_phase_of_a_round_continues_from_what_the_client_kept(
+    opening: bool, kept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed opens the round again: the old keys must not serve a second time."""
+    taken: list[Any] = []
+    half = SimpleNamespace(
+        take_up=taken.append, wants_update=lambda message: False,
+        respond=lambda message, update: {"phase": 1}, keep=lambda: {"left": 2},
+    )  # fmt: skip
+    protection = SimpleNamespace(dimension=7, client_round=lambda context: half)
+    put: list[Any] = []
+    state = SimpleNamespace(take=lambda round: kept, put=lambda *given: put.append(given))
+    monkeypatch.setattr(flower_client, "make_protection", lambda *given: protection)
+    monkeypatch.setattr(flower_client, "SealedState", lambda *given: state)
+    file = file_of("central_gaussian")
+    step = Step(2, prefixes_of(file, 2))
+    assert asked(file, step, 3, tmp_path, opening=opening) == encode({"phase": 1})
+    assert taken == ([] if opening or kept is None else [kept])
+    assert put == [(2, {"left": 2})]
 
 
 def test_a_server_app_serves_its_own_folder(
@@ -305,3 +345,17 @@ def test_all_clients_begin_and_a_later_round_needs_only_the_least(
         with pytest.raises(RunStopped, match=f"{here} of 9 clients were .* answer_s = 7.5 s"):
             engine.carrier(Step(round), None, carriage)
     assert waited == [(range(CLIENTS), CLIENTS, 7.5)]
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        (200, Withheld(5, "the client's own log says why")),
+        (2, Unreached(5)),
+        (4, None),  # there was a reply, but it is lost
+    ],
+)
+def test_a_reply_that_was_lost_may_have_been_a_report(code: int, answer: Any) -> None:
+    """A client counts as not reached, and its charge is taken back, only if no report has left."""
+    reply: Any = SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(code=code))
+    assert flower_server._read(5, reply) == answer

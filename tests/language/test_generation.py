@@ -145,6 +145,28 @@ def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     assert len(drawn) == len(set(drawn)) == 2 * 2 * 5
 
 
+def test_a_text_takes_the_threads_of_its_job_and_messages_as_its_caller_says(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    for job in (run / saved_job.JOB, run / saved_job.BEGAN):
+        told = job.read_text()
+        assert told.count("threads: 1\n") == 1
+        job.write_text(told.replace("threads: 1\n", "threads: 3\n"))
+    driven: list[tuple[bool, int]] = []
+
+    def drive(sides: Any, *, encoded: bool) -> Any:
+        driven.append((encoded, torch.get_num_threads()))
+        return drive_together(sides, encoded=encoded)
+
+    monkeypatch.setattr(generation, "drive_together", drive)
+    before = torch.get_num_threads()
+    for encoded in (True, False):
+        generate(run, Request.seeded(b"abc", 2, 0), encoded=encoded)
+    assert driven == [(True, 3), (False, 3)]
+    assert torch.get_num_threads() == before != 3
+
+
 def together_continue(leader: Party, cloud: Party, prompt: bytes, tokens: int) -> Continuation:
     request = Request(prompt, tokens, 0, Seeded(0))
     sides = {

@@ -440,3 +440,24 @@ def test_an_examples_gradient_is_multiplied_by_the_weight_of_its_class(make: obj
             for chosen in (plan(), weighted)
         )
         np.testing.assert_allclose(found, weights[label] * plain, rtol=1e-4, atol=1e-7)
+
+
+def test_a_model_larger_than_the_memory_for_gradients_takes_examples_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, (client,) = dense(), clients(ROOM, 4, (9,))
+    chosen = plan(epochs=1)
+    wanted = train(ClippedExamplesTrainer(model, chosen, rate=0.7, clip=0.3), model, [client])
+    monkeypatch.setattr(clipped_examples, "_ENTRIES", Layout(model).dimension - 1)
+    trainer = ClippedExamplesTrainer(model, chosen, rate=0.7, clip=0.3)
+    assert isinstance(trainer._sums, clipped_examples._AnyModel)
+    np.testing.assert_allclose(train(trainer, model, [client]), wanted, atol=1e-6)
+    assert trainer._sums._at_once == 1
+
+
+def test_a_hook_of_the_models_own_sees_that_a_token_is_unknown() -> None:
+    table, seen = nn.Embedding(4, 3), list[torch.Tensor]()
+    table.register_forward_hook(lambda module, given, found: seen.append(found))
+    with beyond_is_nan(table):
+        table(torch.tensor([5, 2, -1]))
+    assert torch.isnan(seen[0]).all(1).tolist() == [True, False, True]

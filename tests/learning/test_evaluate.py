@@ -187,3 +187,16 @@ def test_no_more_examples_are_scored_at_once_than_the_model_allows(
     chosen = np.array([1299, 3, 1000])
     expected = accuracy_score(y[chosen], model(torch.from_numpy(x[chosen])).argmax(1))
     assert scores.of(chosen)["accuracy"] == pytest.approx(expected)
+
+
+def test_a_model_that_needs_much_memory_is_scored_in_smaller_batches() -> None:
+    sizes: list[int] = []
+    model = nn.Linear(3, 2)
+    model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+    x, y = np.ones((7, 3), np.float32), np.arange(7) % 2
+    for most, expected in ((None, [7]), (3, [3, 3, 1]), (10**6, [7])):
+        if most is not None:
+            model.scored_at_once = most  # type: ignore[assignment]
+        score(model, Classification(), x, y)
+        assert sizes == expected
+        sizes.clear()

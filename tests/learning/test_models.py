@@ -113,3 +113,9 @@ def test_initial_weights_are_drawn_from_the_entropy_alone() -> None:
 def test_built_in_models_take_examples_of_one_shape(shape: object) -> None:
     with pytest.raises(ModelInvalid, match="model = mlp needs examples of one array and one shape"):
         build("mlp", shape, 3, Seeded(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["filters_linear", "scattering_linear"])
+def test_the_head_of_fixed_filters_starts_at_zero(name: str) -> None:
+    head = build(name, (1, 8, 12), 5, Seeded(3))[-1]
+    assert [int(part.count_nonzero()) for part in (head.weight, head.bias)] == [0, 0]

@@ -199,3 +199,11 @@ def test_each_input_is_filled_up_and_goes_in_by_its_name_or_place() -> None:
     assert batch["second"].tolist() == [[1, 2], [5, -7]]
     for inputs in (batch, UserDict(batch), [batch["first"], batch["second"]]):
         assert Regression().forward(Both(), inputs).tolist() == [[-7, -16], [-45, 76]]
+
+
+def test_a_metric_with_a_value_for_each_class_is_no_measure() -> None:
+    named = ["confusion", "ks", "f1_per_class", "accuracy"]
+    task = find("classification", named)
+    assert task.measures == {"ks": "higher", "accuracy": "higher"}
+    found = task.metrics(np.log([[0.7, 0.3], [0.4, 0.6], [0.9, 0.1]]), np.array([0, 1, 1]))
+    assert list(found) == ["loss", *named]

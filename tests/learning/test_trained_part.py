@@ -216,3 +216,31 @@ def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> No
         "training.train = head: the model's scores differ from head(features(x)). Its forward pass "
         "must do nothing else"
     )
+
+
+class Casts(nn.Module):
+    """Looks up the whole part of each number, and adds its fraction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.long()).sum(2) + x - x.floor()
+
+
+def test_a_model_with_a_table_that_takes_fractions_gets_them() -> None:
+    x, usable = np.array([[0.5, 3], [2, 7.25]]), np.array([True, True])
+    seen, whole = TrainedPart.of(Casts()).seen_apart(x, usable)
+    assert (seen.tolist(), seen.dtype, whole.tolist()) == (x.tolist(), np.float32, [True] * 2)
+    plain = TrainedPart.of(nn.Sequential(nn.Embedding(9, 2), nn.Flatten()))
+    seen, whole = plain.seen_apart(x, usable)
+    assert (seen.dtype, whole.tolist()) == (np.int64, [False, False])
+
+
+def test_a_token_that_the_fixed_table_does_not_have_gives_no_number() -> None:
+    """An error would end the training of every client on a GPU."""
+    table = nn.Sequential(nn.Embedding(4, 3), nn.Flatten())
+    part = TrainedPart.of(only_head(nn.Sequential(*table, nn.Linear(6, 2))))
+    seen = part.seen(np.array([[1, 3], [4, 0], [2, -1]]))
+    assert np.isnan(seen).any(1).tolist() == [False, True, True]

@@ -317,6 +317,13 @@ def test_a_row_without_one_of_its_values_is_not_moved_by_the_other() -> None:
         assert grouped.lost.tolist() == [True, False, False, False, True, True]
 
 
+def test_a_row_of_no_group_is_not_moved_below_an_edge() -> None:
+    table = ArrayTable("t", {"x": [9.0, 9.0, np.nan, 1.0], "g": ["u", "v", "u", "v"]})
+    rows = Below(Scaled("x", [0.0, 5.0]), 3.0, 0.5, Categories("g", ["u"])).rows(table, Seeded(3))
+    assert rows.moved.tolist() == [True, False, False, False]
+    assert rows.lost.tolist() == [False, True, True, True]
+
+
 def test_a_row_that_two_conditions_exclude_still_fills_the_spare_cell() -> None:
     table = ArrayTable("t", {"x": np.full(501, 3.0)})
     rows = Below(Scaled("x", [0.0, 9.0]), 3.0, 0.7).rows(table, Seeded(2))

@@ -133,3 +133,29 @@ def test_neighbours_that_fall_are_pooled_by_their_weights() -> None:
     assert _rising(values, weights) == [1.0, 1.5, 1.5, 1.5, 9.0]
     # The mean of the last two falls below the first, which then joins them.
     assert _rising(np.array([2.0, 3.0, 0.0]), np.ones(3)) == pytest.approx([5 / 3] * 3)
+
+
+def answered(*answers: tuple[int, float], noise: float) -> Search:
+    """Return a search for the median among nine edges, with these answers (edge, share)."""
+    search = Search(np.linspace(0.0, 1.0, 9), 0.5)
+    for edge, share in answers:
+        search.answered(edge, share, noise, 10**9)
+    return search
+
+
+def test_an_estimate_does_not_leave_its_interval() -> None:
+    """The line crosses zero below edge 3, at which significantly too few clients say yes."""
+    found = answered((3, 0.499), (4, 0.63), (5, 0.64), noise=1e-10).estimate(1.96, {})
+    assert (found.low, found.value, found.high) == (0.375, 0.375, 0.5)
+
+
+def test_a_line_that_may_as_well_fall_is_not_used() -> None:
+    """Between the neighbours of zero, the estimate is then the place of the answer itself."""
+    shares = (3, 0.49), (4, 0.5), (5, 0.52)
+    assert answered(*shares, noise=1e-7).estimate(1.96, {}).value == pytest.approx(4 / 8 - 1 / 36)
+    assert answered(*shares, noise=1.0).estimate(1.96, {}).value == 0.5
+
+
+def test_answers_beyond_the_ends_count_as_the_ends() -> None:
+    heights, places = _strict(np.array([-0.5, 0.7, 0.5]), np.array([0.0, 3.0, 4.0]))
+    assert (heights.tolist(), places.tolist()) == ([-0.5, 0.5], [0.0, 3.5])

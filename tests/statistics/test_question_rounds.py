@@ -161,7 +161,9 @@ def test_clients_that_did_not_report_are_like_the_others_and_are_counted_in_all_
         {"protection": "not_encrypt", "questions": {"w": words, "n": {"ask": "count"}}}, []
     )
 
-    answers = Asking(file, Losing(file, load(file, {"w": ["ab"] * 12}))).run()
+    asking = Asking(file, Losing(file, load(file, {"w": ["ab"] * 12})))
+    answers = asking.run()
+    assert asking._ledger.clients.tolist() == [*range(1, 12)]  # client 0 was never asked
     assert answers["n"].value == answers["w"].value == 12
     assert (answers.rejected, answers.reports) == ({"too late": 2}, 10)
 

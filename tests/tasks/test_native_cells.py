@@ -110,3 +110,25 @@ def test_texts_with_equal_hashes_are_left_to_python(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(native_cells, "distinct", lambda *given: -1)
     codes, words = block.coded("x")
     assert [words[code] for code in codes] == [f"{row}" for row in range(90)]
+
+
+def test_an_exponent_of_many_digits_is_left_to_python() -> None:
+    """As a number of 64 bits, this one would be 1."""
+    _values, odd, _noted = block_of(["3e1", f"3e{2**64 + 1}", "3e-00001"])._read("numbers", "x")
+    assert odd.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("cell", ["0.1", "00", "+1", "-1", "2"])
+def test_a_column_is_binary_only_if_each_cell_is_0_or_1(cell: str) -> None:
+    for cells, flag in ((["1", "0"], 0), (["1", cell, "0"], native_cells.NOT_BINARY)):
+        _values, odd, noted = block_of(cells)._read("numbers", "x")
+        assert (odd.tolist(), noted & native_cells.NOT_BINARY) == ([], flag)
+
+
+@pytest.mark.parametrize("mark", [".", ","])
+def test_zeros_before_the_first_digit_do_not_count_as_digits(mark: str) -> None:
+    text = f"0{mark}{'0' * 22}25;k\n"
+    block = read(CsvFormat("t.csv", "utf-8-sig", ";", None), ["x", "id"], ["id", "x"], text)
+    assert block is not None
+    values, odd, _noted = block._read("numbers", "x")
+    assert (values.tolist(), odd.tolist()) == ([2.5e-23], [])
