@@ -159,7 +159,7 @@ def test_a_greeting_claims_no_message_beyond_the_last_and_no_part_of_a_session()
         one.send({"n": number})
     stream.carry_all()
     one.attach(other.session, one.session, 3)
-    with pytest.raises(MessageInvalid, match="^4 messages have arrived of 3$"):
+    with pytest.raises(MessageInvalid, match=r"^4 messages have arrived of 3$"):
         one.attach(other.session, one.session, 4)
     assert one.belongs_to(other.session)
     assert not any(one.belongs_to(other.session[:length]) for length in range(16))
