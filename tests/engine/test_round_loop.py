@@ -200,3 +200,64 @@ def test_what_answers_cost_is_added_up_and_a_round_of_errors_is_hopeless(calm: i
     assert outcome.warnings == {f"w{c}" for c in range(7)}
     assert (outcome.unusable, outcome.failed) == ({"why": 7}, {"else": 1})
     assert outcome.hopeless == (None if calm else "why")
+
+
+def test_what_clients_say_is_counted_by_one_short_line_each_and_every_byte_counts() -> None:
+    long, late = f"{'x' * 300}", encode({"round": ROUND + 1})
+    script = Script(
+        report=[
+            Failed(0, long), Withheld(1, long), Refused(2, 7, long),
+            Report(3, late), Report(4, GOOD), Report(5, late),
+        ]
+    )  # fmt: skip
+    outcome = played(script, "report")
+    cut = {f"{'x' * 197}...": 1}
+    assert (outcome.failed, outcome.withheld) == (cut, cut)
+    ((_, one), (why, two)) = outcome.rejected.items()
+    assert (one, two) == (1, 2)
+    assert {**outcome.rejected, why: 1} == {**cut, why: 1}
+    assert outcome.bytes_up == 7 + 2 * len(late) + len(GOOD)
+
+
+def test_those_are_charged_beforehand_who_are_asked_for_a_report() -> None:
+    half = Half(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), ["keys", "report", "end"])
+    charged: list[set[ClientId]] = []
+
+    class Noted(Script):
+        def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+            assert len(charged) == (phase != "keys")
+            return super().ask(phase, messages)
+
+    told = [Report(c, GOOD) for c in (2, 5, 6)]
+    script = Noted(keys=told, report=told[:2], end=told[:1])
+    opening = dict.fromkeys(COHORT, half.opening())
+    drive(half, script, opening, "report", lambda asked: charged.append(set(asked)))
+    assert charged == [{2, 5, 6}]
+
+
+def test_a_call_that_voids_a_round_is_its_reason() -> None:
+    outcome, void = Outcome(), RoundVoid("report", 1, 2)
+
+    def fails() -> None:
+        raise void
+
+    outcome.result(fails)
+    assert outcome.void is void
+
+
+@pytest.mark.parametrize(
+    ("mergeable", "beside", "folds"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+)
+def test_reports_are_folded_by_a_carrier_where_sums_merge_or_reach_the_server(
+    mergeable: bool, beside: bool, folds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Folds(Script):
+        beside_server = beside
+
+        def fold(self, phase: str, *_: object) -> Iterator[Answer]:
+            return iter([Folded(3, 50)])
+
+    monkeypatch.setattr(Half, "mergeable", mergeable)
+    outcome = played(Folds(report=[Report(6, GOOD)]), "report")
+    assert (outcome.reported, outcome.bytes_up) == (({3}, 50) if folds else ({6}, len(GOOD)))

@@ -218,6 +218,9 @@ def test_sentence(text: str, sentence: str):
         "{training: {algorithm: fednova, normal_steps: 3}, "
         "server: {aggregation: median, weighting: equal, optimizer: adam, lr: 0.25}}",
         "{protection: distributed_dp, clients: {sampling: poisson}, training: {algorithm: fedcm}}",
+        "{protection: distributed_dp, privacy: {unit: example}, training: {sampling_rate: 0.1}}",
+        "{protection: pw_encrypt, data: {name: 'mine:data', split: by_client}, "
+        "deployment: {clients_per_node: 3}}",
         "{protection: rr, training: {algorithm: feddyn}}",
         "server: {aggregation: norm_bound, weighting: by_size}",
         "server: {optimizer: adam, lr: 0.99}",

@@ -145,3 +145,6 @@ def test_every_key_that_names_code_is_among_a_jobs_own_names() -> None:
         record={"callbacks": ["c:C", "fedveil.engine.trackers:MLflow"]},
     )  # fmt: skip
     assert job.own_names == ["m:f", "d:f", "t:T", "parts:TwoPhases", "s:f", "c:C"]
+    callbacks = ["fedveil.engine.trackers:WandB", "c:C"]
+    folder = Job(model="hf:m", task="t:T", record={"callbacks": callbacks})
+    assert folder.own_names == ["digits", "t:T", "not_encrypt", "constant", "c:C"]

@@ -223,6 +223,9 @@ def test_scaffold_is_read_and_fednova_is_refused():
     of_kind = translate(changed(("aggregation", {"aggregation_type": "Scaffold", "iid_rate": 1})))
     assert of_kind.job.training.algorithm == "scaffold"
     assert of_kind.ignored == ["aggregation.iid_rate"]
+    plain = translate(changed(("aggregation", {"aggregation_type": "FedAvg", "iid_rate": 1})))
+    assert plain.job.training.proximal == 0
+    assert plain.ignored == ["aggregation.iid_rate"]
     with pytest.raises(JobError, match="sends the clients' numbers of steps unprotected"):
         translate(changed(("aggregation", {"aggregation_type": "FedNova"})))
 
@@ -304,10 +307,11 @@ def test_the_threshold_is_below_the_cohort():
 
 
 def test_one_server_under_pairwise_masks():
-    assert refusals(PW, THRESHOLD, ("server_num", 2)) == [
-        "server_num = 2 is not supported under PW_ENCRYPT: one server holds the sum of masks, so "
-        "only 1 is allowed"
-    ]
+    for number in (2, 0):
+        assert refusals(PW, THRESHOLD, ("server_num", number)) == [
+            f"server_num = {number} is not supported under PW_ENCRYPT: one server holds the sum of "
+            "masks, so only 1 is allowed"
+        ]
     assert translate(changed(PW, THRESHOLD, ("server_num", 1))).ignored == []
     assert translate(changed(("server_num", 2))).ignored == ["server_num"]
 
@@ -412,7 +416,7 @@ def test_settings_on_top_are_in_our_keys():
     job = Job.load(path, ["clients.number=1000", "clients.fraction=0.1", "protection=oue"])
     assert (job.clients_per_round, job.rounds, job.protection.name) == (100, 600, "oue")
     with pytest.raises(JobError) as caught:
-        Job.load(path, ["rounds=0", "seeed=1", "protection.signds.sign_eps=0"])
+        Job.load(path, ["rounds = 0", "seeed=1", "protection.signds.sign_eps=0"])
     assert [problem.split(" ")[0] for problem in caught.value.problems] == [
         "seeed",
         "rounds",
@@ -427,6 +431,7 @@ UNKNOWN = "is not a key of MindSpore Federated's server"
     ("place", "value", "sentence"),
     [
         ("seed", 3, f"seed = 3 {UNKNOWN}; set a fedveil key with --set, or in a fedveil job file"),
+        ("clients", {"number": 3}, f"clients.number = 3 {UNKNOWN}; set a fedveil key with --set"),
         ("fl_nam", "x", f"fl_nam = 'x' {UNKNOWN} (did you mean fl_name?)"),
         ("summary", 3, "summary = 3 is not a block of keys"),
         ("extra", {}, f"extra = {{}} {UNKNOWN}"),
@@ -450,6 +455,7 @@ def test_one_thing_wrong(place: str, value: Any, sentence: str):
         (PLAIN, True),
         ({**PLAIN, "seed": 1}, True),
         ({"encrypt": {}}, True),
+        ({"start_fl_job_threshold": 5, "rounds": 3, "encrypt_type": "SIGNDS"}, True),
         ({"distributed_cache": {}}, True),
         ({}, False),
         (Job().model_dump(), False),

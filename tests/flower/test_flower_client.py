@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,14 @@ from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, MessageInvalid, ModelInvalid, RunFailed, RunStopped
 from fedveil.flower.job import client_app, client_training
 from fedveil.flower.job.app_folder import read_roster
-from fedveil.flower.job.example_shape import told_shape
+from fedveil.flower.job.example_shape import (
+    telling,
+    telling_form,
+    told_classes,
+    told_form,
+    told_shape,
+)
+from fedveil.flower.job.flower_engine import run_path
 from fedveil.flower.job.member import Member, members_of
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.own_file import OwnFile
@@ -240,6 +248,28 @@ def test_what_a_server_says_wrongly_is_withheld(tmp_path: Path, change: dict[str
 def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
     with pytest.raises(MessageInvalid, match=r"^field example_shape (is|has) "):
         told_shape({"example_shape": said})
+
+
+@pytest.mark.parametrize(("targets", "examples"), [(True, False), (False, True)])
+def test_the_form_of_an_example_arrives_as_it_was_sent(targets: bool, examples: bool) -> None:
+    form: Any = SimpleNamespace(target_shape=(3, 2), whole_targets=targets, whole_examples=examples)
+    assert told_form(telling_form(form)) == ((3, 2), targets, examples)
+    assert told_form({"classes": 4}) == ((), False, False)
+    for shape in ((4,), (-1, 7), {"a": (2, -1), "b": ()}):
+        assert told_shape({"example_shape": telling(shape)}) == shape  # type: ignore[arg-type]
+    assert told_classes({"classes": 0}) == 0
+    for classes in (-1, 2.0):
+        with pytest.raises(MessageInvalid, match="field classes"):
+            told_classes({"classes": classes})
+
+
+def test_a_run_lies_in_a_folder_of_its_job_or_in_one_that_is_named() -> None:
+    """Two jobs of one name that differ in anything have two folders."""
+    one, other = run_path(job(seed=3)), run_path(job(seed=4))
+    assert one != other
+    assert one == run_path(job(seed=3), "")
+    assert {one.parent, other.parent} == {Path("runs")}
+    assert run_path(job(seed=3), "mine/here") == Path("mine/here")
 
 
 HEAD = {"train": "head"}

@@ -427,4 +427,5 @@ def test_each_member_has_its_own_files(tmp_path: Path) -> None:
     assert {m.job for m in members.values()} == {Path("agreed.yaml")}
     # One folder, whose files have the clients' numbers: a client that moves between the two kinds
     # of configuration finds its account.
-    assert {m.accounts.path for m in members.values()} == {tmp_path / "{client}"}
+    for of in ("accounts", "keys"):
+        assert {getattr(m, of).path for m in members.values()} == {tmp_path / "{client}"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from test_link import Stream, pair
 
-from fedveil.errors import LinkLost
+from fedveil.errors import LinkLost, MessageInvalid, PeerRefused
 from fedveil.link import link as links
 from fedveil.link.link import Link
 
@@ -92,3 +92,82 @@ def test_a_link_that_has_ended_or_failed_is_over_and_keeps_its_first_reason() ->
     assert failed.is_over
     with pytest.raises(LinkLost, match="first"):
         failed.receive()
+
+
+def test_what_waits_on_a_stream_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader waits for room in the inbox, and a writer for something to send."""
+    monkeypatch.setattr(links, "INBOX_BYTES", 1000)
+    one, other = pair()
+    stream = Stream(one, other)
+    for number in range(8):
+        other.send({"n": number})
+    writing = threading.Thread(target=lambda: [*one.frames(stream.numbers[0])], daemon=True)
+    reading = threading.Thread(target=lambda: [stream.carry(1) for _ in range(8)], daemon=True)
+    for thread in (writing, reading):
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+    Stream(one, other)
+    for thread in (writing, reading):
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_link_is_connected_while_it_has_a_stream_and_is_not_over() -> None:
+    one, other = pair()
+    assert not one.is_connected
+    stream = Stream(one, other)
+    assert one.is_connected
+    one.take(stream.numbers[0], links._HEADER.pack(1, 0, links._END))
+    other.fail(LinkLost("why"))
+    assert not one.is_connected
+    assert not other.is_connected
+    third, fourth = pair()
+    Stream(third, fourth).cut()
+    assert not third.is_connected
+
+
+def test_a_peer_that_reads_slowly_is_waited_for_after_each_acknowledgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "OUTBOX_BYTES", 50_000)
+    clock, (one, other) = Clock(monkeypatch), (Link("b", patience_s=10), Link("a"))
+    Stream(one, other)
+    with one._lock:
+        for _ in range(20):
+            one._hand_over(bytes(5000))
+    waited = clock.waits_of(one, [lambda: one._acknowledge(1), lambda: one._acknowledge(2)])
+    with pytest.raises(LinkLost, match=r"^b has acknowledged nothing of 0\.0 GB for 20 seconds"):
+        one.send({"n": 1})
+    assert waited == [20.0, 20.0, 20.0]
+
+
+def test_a_sentence_without_a_reason_says_so_or_ends() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    one.take(stream.numbers[0], links._HEADER.pack(1, 0, links._REFUSAL))
+    with pytest.raises(PeerRefused, match=r"^follower refuses: it gave no reason$"):
+        one.receive()
+    with pytest.raises(LinkLost, match=r"^bank did not come for 0 seconds$"):
+        Link("bank", patience_s=0.0).receive()
+
+
+def test_a_greeting_claims_no_message_beyond_the_last_and_no_part_of_a_session() -> None:
+    one, other = pair()
+    stream = Stream(one, other)
+    for number in (1, 2, 3):
+        one.send({"n": number})
+    stream.carry_all()
+    one.attach(other.session, one.session, 3)
+    with pytest.raises(MessageInvalid, match=r"^4 messages have arrived of 3$"):
+        one.attach(other.session, one.session, 4)
+    assert one.belongs_to(other.session)
+    assert not any(one.belongs_to(other.session[:length]) for length in range(16))
+
+
+def test_a_link_that_was_closed_before_its_peer_came_says_nothing_more() -> None:
+    one, other = pair()
+    one.close()
+    stream = Stream(one, other)
+    one.refuse("the jobs differ")
+    assert one._next_frame(stream.numbers[0]) is None

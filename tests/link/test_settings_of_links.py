@@ -50,7 +50,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, ...]]
 
 
 def test_the_first_proxy_in_grpcs_order_is_taken(connected: Callable[..., Any]) -> None:
-    both = {"https_proxy": "http://second:3128", "grpc_proxy": "http://me:p%40ss@first"}
+    both = {"https_proxy": "http://second:3128", "grpc_proxy": "http://m%65:p%40ss@first"}
     host, port, to, its, headers = connected("bank.example", http_proxy="http://third", **both)
     assert (host, port, to, its) == ("first", 80, "bank.example", 8443)
     assert headers == {"Proxy-Authorization": "Basic bWU6cEBzcw=="}
@@ -61,7 +61,8 @@ def test_the_first_proxy_in_grpcs_order_is_taken(connected: Callable[..., Any]) 
 @pytest.mark.parametrize(
     ("entries", "host", "direct"),
     [
-        ("x, .Example", "bank.example", True), ("other", "bank.example", False),
+        ("x, .Example", "bank.example", True), (".example", "Bank.Example", True),
+        ("other", "bank.example", False),
         ("10.1.2.3/16", "10.1.9.9", True), ("10.1.2.3/16", "10.2.9.9", False),
         ("", "bank.example", False),
     ],
