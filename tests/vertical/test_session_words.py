@@ -525,6 +525,7 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
         assert run_here.setting.order_seed == 5
         assert run_here.setting.own_seed == first._own_seed
         run_here.restore(0)
+        run_here.settle()
         run_here.log.say("hello")
         run_here.log.record(epoch=0)
     assert (heard, records) == (["hello"], [{"party": "bank", "epoch": 0}])
@@ -587,7 +588,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
         return "result"
 
     run: Any = SimpleNamespace(
-        restore=did.append, log=SimpleNamespace(event=said.append), contents=bytes(32),
+        settle=lambda: did.append("settle"), log=SimpleNamespace(event=said.append),
+        contents=bytes(32),
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(
@@ -604,7 +606,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
     assert (session.result, session.figures) == ("result", ["line"])
     account = ["account"] if purpose != "train" else []
-    assert did == [7, "side", *account]
+    assert did == ["settle", "side", *account]
     begun = "\n".join(said)
     for sentence in (f"{purpose} from step 7 of run 0001", "bank.csv: UTF-8", "bank lacks 3"):
         assert sentence in begun
@@ -612,7 +614,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     did.clear()
     with pytest.raises(ExchangeError):
         Machine.play(machine, agreed, {}, own=lambda run: side(run, fails=True))
-    assert did == [7, "side", *account]
+    assert did == ["settle", "side", *account]
 
 
 def test_each_log_states_the_end_of_the_others_logs() -> None:
