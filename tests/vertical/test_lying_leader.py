@@ -377,3 +377,30 @@ def test_an_example_that_was_not_brought_is_refused_beside_one_that_was(
     else:
         with pytest.raises(MessageInvalid, match="whose ids it has not brought"):
             exchanged.check("train", np.array(rows), agreed)
+
+
+def test_a_followers_own_proof_proves_nothing_of_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader lets the follower raise its own points again, and repeats its proof."""
+    monkeypatch.setattr(intersection, "BATCH", len(THEIRS))
+    bank = intersection.follow(
+        {"train": THEIRS}, {"train": 2 * len(THEIRS)}, "lead", 1, blinded(THEIRS + 500)
+    )
+    first = next(bank)
+    next(bank)
+    again = bank.send({"kind": "blinded", "points": np.asarray(first.message["blinded"])})
+    next(bank)
+    with pytest.raises(StopIteration) as end:
+        bank.send({"kind": "agreed"})
+    told = again.message
+    agreed = {
+        "commitment": told["commitment"], "shown_train": told["raised"],
+        "proof_train": told["proof"],
+    }  # fmt: skip
+    with pytest.raises(MessageInvalid, match="proof of the common examples is wrong"):
+        end.value.value[1]["train"].check("train", np.arange(len(THEIRS)), agreed)
+
+
+def blinded(ids: Any) -> Message:
+    return {"kind": "blinded", "points": Blinding(Secure()).blinded(ids, "train")}

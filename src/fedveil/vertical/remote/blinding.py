@@ -62,40 +62,41 @@ class Blinding:
         committed: bytes = group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
-    def proved(self, points: Points, raised: Points, subset: str) -> bytes:
+    def proved(self, points: Points, raised: Points, domain: str) -> bytes:
         """Return a proof that `raised` are the `points` to the power of this party's exponent.
 
-        The proof does not reveal the exponent, and is valid only for the examples of `subset`.
+        The proof does not reveal the exponent, and is valid only for `domain`, which names the
+        subset of examples and the side that proves.
         """
-        weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
+        weighted, _ = _weighted(self.commitment, points, raised, domain, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
 
 
 def check_raised(
-    commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
+    commitment: bytes, points: Points, raised: Points, proof: bytes, domain: str
 ) -> None:
     """Raise `MessageInvalid` unless `proof` shows that `raised` are the `points` to a power k.
 
     `commitment` is G^k for the same k and the group's generator G. The proof also shows that the
-    prover knows k. `subset` is the subset of examples to which the points belong.
+    prover knows k. `domain` is that of `Blinding.proved`.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
     if commitment[-1] >= 128:  # some versions of libsodium ignore the highest bit
         raise MessageInvalid("its commitment is not a point of the group")
-    weighted, other = _weighted(commitment, points, raised, subset, both=True)
+    weighted, other = _weighted(commitment, points, raised, domain, both=True)
     exponent_proof.check(group(), commitment, weighted, other, proof)
 
 
 def _weighted(
-    commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
+    commitment: bytes, points: Points, raised: Points, domain: str, *, both: bool
 ) -> tuple[bytes, bytes]:
     """Return two sums: Σ d_i B_i for `points` B_i, and Σ d_i D_i for `raised` D_i.
 
-    The d_i are the proof's weights (`exponent_proof.weights`) for `commitment` and `subset`. If
+    The d_i are the proof's weights (`exponent_proof.weights`) for `commitment` and `domain`. If
     `both` is False, the second sum is not computed, and is returned as b"".
     """
-    drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
+    drawn = exponent_proof.weights(commitment, points, raised, domain.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""
 
 

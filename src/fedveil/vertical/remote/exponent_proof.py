@@ -1,8 +1,8 @@
 """Proofs that several points were raised to the same exponent, without revealing the exponent.
 
-A leader claims that some of a follower's blinded ids B_i are among its own ids, and shows the
-points D_i = k B_i (B_i to the power k, in additive notation). K = k G is its commitment to k, for
-the group's generator G. The proof is that of Chaum and Pedersen (1992), batched as in RFC 9497,
+A party has received points B_i, such as another party's blinded ids, and shows the points
+D_i = k B_i (B_i to the power k, in additive notation). K = k G is its commitment to k, for the
+group's generator G. The proof is that of Chaum and Pedersen (1992), batched as in RFC 9497,
 2.2.1:
 
     M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
@@ -78,7 +78,7 @@ def weights(commitment: Point, points: Points, raised: Points, domain: bytes) ->
     """Return a weight of 128 bits for each pair of `points[i]` and its power `raised[i]`.
 
     A weight is a row of bytes, the most significant first: a hash of `commitment`, all points and
-    `domain`, which names the subset of examples. So nobody can choose points to suit the weights.
+    `domain`, which says what the proof is for. So nobody can choose points to suit the weights.
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):

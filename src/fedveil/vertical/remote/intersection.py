@@ -4,12 +4,17 @@ For every set of examples, such as the training examples, the parties send in ba
 the exponents of leader and follower, see `blinding`):
 
     blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
-    raised    follower -> leader   H(y)^(k l), and H(x)^l of the follower's ids x, in
-                                   an order that the follower draws
+    raised    follower -> leader   H(y)^(k l), a proof of their exponent, and H(x)^l of the
+                                   follower's ids x, in an order that the follower draws
 
 The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. The
-leader then tells each follower which of the follower's ids all parties have. It proves that it has
-sent each of these ids (`exponent_proof`), so it cannot claim an example that it does not know.
+leader then tells each follower which of the follower's ids all parties have. Both sides prove
+(`exponent_proof`) that they claim no id which they do not know:
+
+- A follower proves in every message that it raised all of the leader's points to one exponent.
+  Otherwise a follower that has guessed one id y and its place could send H(y)^(k a) and H(y)^a for
+  many exponents a, and every row of the leader would match.
+- The leader proves that it has sent each of the ids that it says all parties have.
 
 If both follow the protocol, they learn:
 
@@ -151,13 +156,14 @@ def follow(
                 return message, done
             theirs = _points(message, "points", _size(leads[subset], start))
             batch = slice(start, start + BATCH)
-            raised[batch] = blinding.raised(theirs)
+            raised[batch] = powers = blinding.raised(theirs)
             own[batch] = blinding.blinded(ids[subset][order[batch]], subset)
             answer: dict[str, Value] = {
                 "kind": "raised",
                 "attempt": attempt,
-                "raised": raised[batch],
+                "raised": powers,
                 "blinded": own[batch],
+                **_shown(blinding, theirs, powers, subset),
             }
             yield Send(leader, answer)
             message = yield from received(leader)
@@ -189,8 +195,9 @@ class _Table:
         raised = {name: _empty(len(self.ids)) for name in self.counts}
         theirs = {name: _empty(count) for name, count in self.counts.items()}
         ends = {name: max(len(self.ids), count) for name, count in self.counts.items()}
-        last = max(ends.values(), default=0)
+        last, points = max(ends.values(), default=0), _empty(0)
         for start in range(0, last + BATCH, BATCH):
+            asked = points
             if start < last:
                 points = blinding.blinded(self.ids[start : start + BATCH], self.subset)
                 message: dict[str, Value] = {"kind": "blinded", "points": points}
@@ -198,20 +205,27 @@ class _Table:
                     yield Send(name, message)
             before = start - BATCH
             for name in [name for name, end in ends.items() if 0 <= before < end]:
-                own, theirs_as_sent = yield from self._answered(name, attempt, before)
+                own, theirs_as_sent = yield from self._answered(name, attempt, before, asked)
                 raised[name][before : before + BATCH] = own
                 sent[name][before : before + BATCH] = theirs_as_sent
                 theirs[name][before : before + BATCH] = self._raised(name, blinding, theirs_as_sent)
         places = {name: self._matched(name, raised[name], theirs[name]) for name in self.counts}
         return places, {name: (sent[name], theirs[name]) for name in self.counts}
 
-    def _answered(self, follower: str, attempt: int, start: int) -> Exchange[tuple[Points, Points]]:
+    def _answered(
+        self, follower: str, attempt: int, start: int, asked: Points
+    ) -> Exchange[tuple[Points, Points]]:
+        """Receive a follower's answer to the batch `asked`, which begins at the id `start`.
+
+        Returns the batch raised to the follower's exponent, and a batch of the follower's own ids.
+        """
         message = yield from received(follower)
         try:
             check_kind(message, "raised")
             if (answered := take(message, "attempt", int)) != attempt:
                 raise MessageInvalid(f"it answers attempt {answered}, not {attempt}")
-            own = _points(message, "raised", _size(len(self.ids), start))
+            own = _points(message, "raised", len(asked))
+            _check_shown(message, asked, own, self.subset)
             return own, _points(message, "blinded", _size(self.counts[follower], start))
         except MessageInvalid as error:
             raise self._unfit(follower, error) from None
@@ -230,6 +244,29 @@ class _Table:
         if repeated:
             raise Unfit(follower, f"{follower} has a {self.subset} id twice")
         return places
+
+
+def _shown(blinding: Blinding, points: Points, raised: Points, subset: str) -> dict[str, Value]:
+    """Return a follower's proof that `raised` are the leader's `points` to the follower's exponent.
+
+    Returns {} if there are no points.
+    """
+    if not len(points):
+        return {}
+    proof = blinding.proved(points, raised, _raising(subset))
+    return {"commitment": blinding.commitment, "proof": proof}
+
+
+def _check_shown(message: Message, points: Points, raised: Points, subset: str) -> None:
+    """Raise `MessageInvalid` unless a follower's `message` has the proof that `_shown` makes."""
+    if len(points):
+        commitment, proof = take(message, "commitment", bytes), take(message, "proof", bytes)
+        check_raised(commitment, points, raised, proof, _raising(subset))
+
+
+def _raising(subset: str) -> str:
+    """Return the domain of a follower's proof, so that a leader cannot use it as its own proof."""
+    return f"{subset}, raised by a follower"
 
 
 def _found(points: Points, among: Points) -> tuple[Positions, bool]:
