@@ -521,7 +521,7 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
     with ExitStack() as stack:
         first = Machine.new(job, lambda task: "bank", path, "command", stack)
         run_here = first._run_for(agreed, records.append, heard.append)
-        run_here.restore(0)
+        run_here.settle()
         run_here.log.say("hello")
         run_here.log.record(epoch=0)
     assert (heard, records) == (["hello"], [{"party": "bank", "epoch": 0}])
@@ -584,7 +584,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
         return "result"
 
     run: Any = SimpleNamespace(
-        restore=did.append, log=SimpleNamespace(event=said.append), contents=bytes(32),
+        settle=lambda: did.append("settle"), log=SimpleNamespace(event=said.append),
+        contents=bytes(32),
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(
@@ -601,7 +602,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
     assert (session.result, session.figures) == ("result", ["line"])
     account = ["account"] if purpose != "train" else []
-    assert did == [7, "side", *account]
+    assert did == ["settle", "side", *account]
     begun = "\n".join(said)
     for sentence in (f"{purpose} from step 7 of run 0001", "bank.csv: UTF-8", "bank lacks 3"):
         assert sentence in begun
@@ -609,7 +610,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     did.clear()
     with pytest.raises(ExchangeError):
         Machine.play(machine, agreed, {}, own=lambda run: side(run, fails=True))
-    assert did == [7, "side", *account]
+    assert did == ["settle", "side", *account]
 
 
 def test_each_log_states_the_end_of_the_others_logs() -> None:

@@ -348,7 +348,7 @@ def test_a_tensor_that_is_not_due_ends_the_step_on_every_side_with_nothing_appli
         run = apart.machines[party]._last[1]  # type: ignore[index]
         assert run.done == 1
         now = {key: value.clone() for key, value in run.party.state().items()}
-        run.restore(1)
+        run.load(1)
         for key, value in run.party.state().items():
             assert torch.equal(now[key], value), (party, key)
     assert re.match(f"{culprit} sent .*{why}", str(ends[victim]))
@@ -552,10 +552,59 @@ def test_a_machine_keeps_to_its_examples_and_draws_from_the_operating_system(
         machine = Machine.new(job, lambda task: "bank", tmp_path / "run", "command", stack)
         run = machine._run_for(agreed, None)
         assert isinstance(run.setting.entropy, Secure)
-        assert machine._run_for(replace(agreed, step=4), None) is run
+        assert machine._run_for(replace(agreed, purpose="evaluate"), None) is run
         others = {**rows, "train": rows["train"][::-1].copy()}
         with pytest.raises(RunFolderError, match="are not those with which this run began"):
             machine._run_for(replace(agreed, examples=FoundExamples(bytes(16), others)), None)
+
+
+@pytest.mark.parametrize("party", ["bank", "lead"])
+@pytest.mark.parametrize("saved", ["examples", "lost", "of other ids"])
+def test_a_resumed_run_refuses_other_examples_and_changes_no_file(
+    party: str, saved: str, tmp_path: Path
+) -> None:
+    """A leader that lies, or a follower that says it has lost its examples, begins anew."""
+    rows = {"train": np.arange(3, 27), "test": np.arange(1, 8)}
+    others = {"train": rows["train"][::-1].copy(), "test": rows["test"]}
+    first, other = FoundExamples(bytes(16), rows), FoundExamples(bytes([7] * 16), others)
+    agreed = Agreement(bytes([9] * 16), "train", step=0, order_seed=5, examples=first, notes=())
+    folder, job = tmp_path / "run", job_of("bottoms", "alignment.least_common=4")
+
+    def leaves(run: Any) -> Any:
+        raise ExchangeError("it has gone away")
+
+    with ExitStack() as stack:
+        machine = Machine.new(job, lambda task: party, folder, "command", stack)
+        with pytest.raises(ExchangeError, match="gone away"):
+            machine.play(agreed, {}, own=leaves)
+        ids = machine._ids
+    kept = folder / party / "examples"
+    if saved == "lost":
+        kept.unlink()
+    elif saved == "of other ids":
+        kept.write_bytes(first.to_bytes({name: each + 1 for name, each in ids.items()}))
+    before = files_in(folder)
+    with ExitStack() as stack:
+        machine = Machine.reopened(folder, lambda task: party, stack)
+        with pytest.raises(RunFolderError, match="made with another job, model or data"):
+            machine.play(replace(agreed, examples=other), {}, own=leaves)
+    assert files_in(folder) == before
+    with ExitStack() as stack:  # the honest leader can still resume the run
+        machine = Machine.reopened(folder, lambda task: party, stack)
+        with pytest.raises(ExchangeError, match="gone away"):
+            machine.play(agreed, {}, own=leaves)
+    again = FoundExamples.from_bytes(kept.read_bytes(), ids)
+    assert again is not None
+    assert again.positions["train"].tolist() == rows["train"].tolist()
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file except logs, which say when a process began."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith("events")
+    }
 
 
 def test_the_folder_of_a_run_in_one_process_is_not_a_partys(parties: Any, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def begin(
 
 
 class PartyRun:
-    """A party in a run. Call `restore` with a step that all parties have saved, then `train`."""
+    """A party in a run. Call `load` with a step that all parties have saved, `settle`, `train`."""
 
     def __init__(self, setting: Setting, parts: PartyParts, log: PartyLog) -> None:
         self.setting, self.name = setting, setting.party
@@ -94,11 +94,6 @@ class PartyRun:
         job, order, held_out = self.setting.job, self._parts.order, self._parts.rows["test"].count
         batches = 1 + -(-held_out // order.batch_size) + -(-order.aside // order.batch_size)
         return batches * (len(self.setting.split.crossings) * job.in_flight + 1) + 1
-
-    def restore(self, step: int) -> None:
-        """Load the checkpoint of `step`, and remove from the folder everything saved after it."""
-        self.load(step)
-        self.settle()
 
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` without changing the folder.

@@ -228,7 +228,7 @@ class Machine:
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
-        run.restore(agreement.step)
+        run.settle()
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         read = notes_of(self.task, self.party)
         introduce(run.log.event, what, self._began, [*read, *agreement.notes])
@@ -290,13 +290,11 @@ class Machine:
             before, run = self._last
             if not agreement.same_examples(before):
                 raise RunFolderError("the common examples are not those with which this run began")
+            run.load(agreement.step)
             return run
         self._run = agreement.run
         self.keep_run()
         assert self.folder is not None
-        if self._examples is None or self._examples.name != agreement.examples.name:
-            self._examples = agreement.examples
-            self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))
         wanted = self.split.columns(self.party)
         setting = Setting(
             job=self.job,
@@ -314,6 +312,10 @@ class Machine:
         )
         run = begin(setting, progress, say)
         self._stack.callback(run.close)
+        run.load(agreement.step)  # raises if the run began with other examples
+        if self._examples is None or self._examples.name != agreement.examples.name:
+            self._examples = agreement.examples
+            self.folder.write_atomically(EXAMPLES, self._examples.to_bytes(self._ids))
         self._last = agreement, run
         return run
 
