@@ -51,6 +51,27 @@ def test_rounds_that_were_begun_are_believed_in_good_form_alone(cut: tuple[Path,
     assert "begun is missing: it says which rounds were begun" in str(sentence_of(run, go_on))
 
 
+@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("lost", ["begun", "all of the checkpoint"])
+def test_a_run_without_its_started_rounds_does_not_begin_again_uncharged(
+    round: int, lost: str, tmp_path: Path
+) -> None:
+    """Its first checkpoint is due after round 7, so no other file has the charges."""
+    settings = job(rounds=8, protection=RR, checkpoint={"every": 7})
+    app, _ = app_of(tmp_path / "app", settings)
+    grid, run = LocalGrid(app, tmp_path / "state"), tmp_path / "run"
+    cut_off(grid, str(round))
+    with pytest.raises(Killed):
+        serve(app, grid, run)
+    if lost == "begun":
+        (run / "checkpoint" / "begun").unlink()
+    else:
+        shutil.rmtree(run / "checkpoint")
+        (run / "imports.txt").unlink()  # without it, a run looks as if it had just begun
+    said = sentence_of(run, lambda folder: serve(app, LocalGrid(app, tmp_path / "state"), folder))
+    assert "begun is missing: it says which rounds were begun" in str(said)
+
+
 def test_an_edited_job_of_a_deployed_run_is_refused_by_its_keys(cut: tuple[Path, Any]) -> None:
     run, go_on = cut
     kept = run / "job.yaml"

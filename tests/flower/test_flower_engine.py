@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,8 @@ from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of
 from fedveil.pages.run_list import run_list
 from fedveil.privacy.ledger import Ledger
-from fedveil.record.run_folder import TRACEBACK
+from fedveil.record.run_folder import TRACEBACK, RunFolder
+from fedveil.record.started_rounds import Attempts
 from flower_parts import (
     CLIENTS,
     POSITIONS,
@@ -557,7 +559,7 @@ def test_a_limit_holds_over_rounds_that_were_begun_and_cut_off_before_a_checkpoi
 
 
 def test_a_run_whose_first_round_was_void_before_any_report_goes_on(tmp_path: Path):
-    """No key arrives in round 1, so no report is requested, and none is recorded as begun."""
+    """No key arrives in round 1, so no report is requested, and no round is recorded as begun."""
     secure = {"name": "pw_encrypt", "pw_encrypt": {"cipher_time_window": 100}}
     app, _ = app_of(tmp_path / "app", job(protection=secure))
     grid = LocalGrid(app, tmp_path / "state")
@@ -570,7 +572,8 @@ def test_a_run_whose_first_round_was_void_before_any_report_goes_on(tmp_path: Pa
     grid.tamper = tamper
     with pytest.raises(Killed):
         serve(app, grid, tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoint" / "begun").exists()
+    with closing(RunFolder.reopen(tmp_path / "run")) as folder:
+        assert Attempts(folder, 0, is_kept=True).begun == []
     result = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
     assert [record["void"] is None for record in result.metrics] == [False, True]
 

@@ -184,4 +184,14 @@ def test_rounds_that_cannot_have_been_begun_are_refused(
     if changes is not None:
         folder.write_atomically("checkpoint/begun", sealed({**BEGUN, **changes}))
     with pytest.raises(RunFolderError, match=f"begun {sentence}|begun is damaged: .*{sentence}"):
-        Attempts(folder, 1, has_begun=True)
+        Attempts(folder, 1, is_kept=True)
+
+
+def test_a_run_keeps_its_started_rounds_before_it_has_any(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    Attempts(folder, 0).keep()
+    again = Attempts(folder, 0, is_kept=True)
+    assert again.begun == []
+    again.begin(1, ((PrivacyLoss(0.5), 3),), {"round": 1})
+    again.keep()  # it keeps what was begun
+    assert Attempts(folder, 0, is_kept=True).begun == [(1, ((PrivacyLoss(0.5), 3),))]

@@ -23,7 +23,7 @@ from fedveil.errors import OutputLost, RunStopped
 from fedveil.federated.job import Job
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.recorder import Recorder
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import METRICS, RunFolder
 from fedveil.record.saved_job import keep_job
 from fedveil.record.started_rounds import Attempts
 
@@ -58,10 +58,12 @@ def start(
     if job.keeps_state and not engine.reports_leave:
         parts.test.clients = open_states(folder.path, state.done)
     state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
-    # A secure sum can be void before a report is requested. Nothing is charged then.
-    has_begun = engine.reports_leave and len(state.ledger.clients) > 0
-    attempts = Attempts(folder, state.done, has_begun=has_begun)
+    # The recorder creates the file of metrics, after `keep`.
+    is_kept = engine.reports_leave and (folder.path / METRICS).exists()
+    attempts = Attempts(folder, state.done, is_kept=is_kept)
     keep_job(folder, job, job.own_names)
+    if engine.reports_leave:
+        attempts.keep()
     recorder = Recorder(folder, metrics, tensorboard=job.record.tensorboard)
     stack.callback(recorder.close)
     clients = engine.start(job, parts.shape, parts.protection, folder.path, recorder.event)

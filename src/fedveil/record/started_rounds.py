@@ -30,11 +30,11 @@ class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
     A round may be started several times, with different costs. Each start is recorded in a file
-    before a report is requested. `done` is the last round in the checkpoint. If `has_begun` is
-    True, the run has requested reports before, so a missing file is an error.
+    before a report is requested. `done` is the last round in the checkpoint. If `is_kept` is True,
+    an earlier process has called `keep`, so a missing file is an error.
     """
 
-    def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
+    def __init__(self, folder: RunFolder, done: int, *, is_kept: bool = False) -> None:
         self._folder = folder
         self._done = done
         self.begun: list[tuple[int, Kind]] = []
@@ -44,8 +44,17 @@ class Attempts:
                 since, begun = _read(unsealed(read_bytes(path, MOST_STATE_BYTES)))
                 if since == done:
                     self.begun = begun
-        elif has_begun:
+        elif is_kept:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
+
+    def keep(self) -> None:
+        """Create the file, unless it exists. Call it before the run writes any other record.
+
+        Then every run that may have requested reports has the file, also before its first
+        checkpoint.
+        """
+        if not (self._folder.path / _FILE).exists():
+            self._write()
 
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
         """Record on disk that `round` is started, and that each of its reports costs `cost`.
@@ -57,11 +66,14 @@ class Attempts:
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())
         self.begun.append((round, cost))
+        self._write()
+
+    def _write(self) -> None:
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
-        rounds, of_kind = np.array(rows, np.int64).T
-        fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
-        self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
+        rounds, of_kind = np.array(rows, np.int64).reshape(-1, 2).T
+        fields: dict[str, Value] = {"since": self._done, "rounds": rounds, "kinds": of_kind}
+        self._folder.write_atomically(_FILE, sealed(fields | kinds_to_state(kinds)))
 
     def without_record(self, recorded: int) -> bool:
         """Return True if the last started round has no record in the metrics.
@@ -98,7 +110,7 @@ def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)
     known = kinds_from_state(fields)
-    if not len(rounds) or since < 0 or (rounds <= since).any():
+    if since < 0 or (rounds <= since).any():
         raise MessageInvalid("field rounds does not name rounds after the checkpoint's")
     if len(rounds) > _MOST or (kinds < 0).any() or (kinds >= len(known)).any():
         raise MessageInvalid("field kinds does not say what each round cost")
