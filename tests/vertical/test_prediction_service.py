@@ -17,14 +17,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedveil.errors import CertificateError, ExchangeError, InvalidValue, RightMissing
+from fedveil.errors import (
+    CertificateError,
+    ExchangeError,
+    InvalidValue,
+    RightMissing,
+    RunFolderError,
+)
 from fedveil.link.rights import check_right
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
+from fedveil.record.sealed_message import sealed
 from fedveil.vertical.remote.sessions import Meeting, _check_purpose, _told_of
 from fedveil.vertical.scoring import http_server
 from fedveil.vertical.scoring import service as service_module
@@ -288,6 +296,42 @@ def test_the_limits_of_a_request_are_allowed_and_what_is_refused_is_counted(
     told = asked("/metrics").data.splitlines()
     assert {"fedveil_queue_waiting 5", "fedveil_queue_limit 7"} <= set(told)
     assert "fedveil_unknown_ids_total 1004" in told
+
+
+def asked_again(source: Together, guesses: int, *requests: list[str]) -> list[int]:
+    """Start the service again, and return the statuses of requests."""
+    service = PredictionService(source, None, guesses=guesses)
+    found = []
+    for ids in requests:
+        request = Request("POST", "/predict", json.dumps({"ids": ids}).encode(), None)
+        found.append(asyncio.run(service.handle(request)).status)
+    return found
+
+
+def test_unknown_ids_are_counted_over_restarts(tmp_path: Path) -> None:
+    """A client that waits for a restart, or causes one, would otherwise guess without end."""
+    folder = trained(tmp_path)
+    with ExitStack() as stack:
+        source = together(folder, stack)
+        known = source.leader.ids[source.common].tolist()[:3]
+        assert asked_again(source, 5, ["n1", "n2"], known) == [200, 200]
+        assert asked_again(source, 5, ["n3", known[0], "n4", "n5"]) == [200]
+    with ExitStack() as stack:
+        source = together(folder, stack)
+        assert asked_again(source, 5, known, ["n6"], known) == [200, 429, 429]
+        assert asked_again(source, 5, known[:1]) == [429]
+        assert asked_again(source, 7, ["n7"], known, ["n8"]) == [200, 200, 429]
+        service = PredictionService(source, None, guesses=7)
+        other = service_module.Guesses(source.leader.state, "unknown", np.array(["z1", "z2"]))
+        assert (len(service._guesses), len(other)) == (1, 0)
+
+
+@pytest.mark.parametrize("counts", ["[]", '{"f": 3}', '{"f": {"c": -7}}', '{"f": {"c": "7"}}'])
+def test_edited_counts_of_unknown_ids_are_one_sentence(source: Together, counts: str) -> None:
+    path = source.leader.state.path / "unknown"
+    path.write_bytes(sealed({"brought": counts}))
+    with pytest.raises(RunFolderError, match="unknown is damaged: "):
+        PredictionService(source, None)
 
 
 def test_an_answer_under_way_is_sent_when_the_service_ends(

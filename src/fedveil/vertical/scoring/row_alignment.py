@@ -19,8 +19,6 @@ guess. By default this is four times its own number of ids.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -35,13 +33,12 @@ from fedveil.base.message import (
     take_array,
     text_in,
 )
-from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
-from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.rows import Positions
+from fedveil.vertical.scoring.guesses import Guesses
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.task import aligned_by
 
@@ -166,19 +163,10 @@ def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
 
     Raises MessageInvalid if the number is then above `scorer.most_ids`.
     """
-    file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
-    path = scorer.state.path / GUESSES
-    counts: dict[str, dict[str, int]] = {}
-    if path.exists():
-        with intact(path):
-            raw = unsealed(read_bytes(path, MOST_STATE_BYTES))
-            counts = json.loads(take(raw, "brought", str))
-    own = counts.setdefault(file, {})
-    own[party] = own.get(party, 0) + many
-    scorer.state.write_atomically(GUESSES, sealed({"brought": json.dumps(counts)}))
-    if own[party] > scorer.most_ids:
+    total = Guesses(scorer.state, GUESSES, scorer.ids).add(party, many)
+    if total > scorer.most_ids:
         raise MessageInvalid(
-            f"it brings {own[party]:,} ids in all for the {len(scorer.ids):,} rows of this file, "
+            f"it brings {total:,} ids in all for the {len(scorer.ids):,} rows of this file, "
             f"and would learn of each whether {scorer.name} has it, but its limit is "
             f"{scorer.most_ids:,} (--most-ids)"
         )

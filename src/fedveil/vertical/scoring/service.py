@@ -6,15 +6,15 @@
 
 Requests wait in a bounded queue, and the answer is 503 if the queue is full. A row is sent between
 the parties only once. Each client has a limit on unknown ids, because an unknown id may be a guess
-at who is in the file.
+at who is in the file. The counts survive a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,11 +28,14 @@ from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
 from fedveil.link.streams import Address, check_plaintext
 from fedveil.link.tls import Credentials
 from fedveil.vertical.calibration import usable
+from fedveil.vertical.scoring.guesses import Guesses
 from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
 from fedveil.vertical.scoring.predicted import Answers, Decision
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 
+#: The file in the bundle's `state` that counts the unknown ids of each client.
+UNKNOWN = "unknown"
 #: The largest number of ids in a request.
 MOST_IDS = 1000
 MOST_ID_LETTERS = 256
@@ -58,7 +61,7 @@ class PredictionService:
         ids = source.leader.ids
         self._row = {ids[row].item(): row for row in source.common.tolist()}
         self._queue, self._most_guesses = queue, guesses
-        self._guesses: Counter[str] = Counter()
+        self._guesses = Guesses(source.leader.state, UNKNOWN, ids)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="scoring")
         self._waiting = 0
         self.metrics = ServiceMetrics(queue)
@@ -193,13 +196,14 @@ class PredictionService:
     def _count_guesses(self, who: str, missing: int) -> bool:
         """Add `missing` to the unknown ids that the client `who` has asked for so far.
 
-        Returns False if the sum is too large.
+        Returns False if the sum is too large. It is saved before the client gets an answer.
         """
-        if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
+        who = hashlib.sha256(who.encode()).hexdigest()  # a certificate may have long names
+        if not self._guesses.of(who) and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
-        if missing:
-            self._guesses[who] += missing
-        return self._guesses[who] <= self._most_guesses
+        if missing and self._guesses.of(who) <= self._most_guesses:
+            self._guesses.add(who, missing)
+        return self._guesses.of(who) <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
         """Return True if the client has the right `right`. Without TLS, it has all rights."""
