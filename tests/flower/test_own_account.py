@@ -145,15 +145,26 @@ def test_a_note_between_two_reports_takes_nothing_back(tmp_path: Path) -> None:
         same.charge(ONE, [(1.9, 0.0)])
 
 
-def test_a_total_is_reached_exactly(tmp_path: Path) -> None:
-    """In floats, three times 0.1 is more than 0.3."""
-    options = parse({"protection": "rr", "total_eps": 0.3})
+@pytest.mark.parametrize(
+    ("total", "costs", "more"),
+    [
+        (0.3, [0.1, 0.1, 0.1], 1e-6),
+        (0.3, [0.1, 0.2], 1e-16),
+        (0.3, [0.1, 0.1], 0.1000000001),
+        (1661.02, [0.37, 1660.02, 0.63], 1e-7),
+    ],
+)
+def test_a_total_is_reached_exactly(
+    total: float, costs: list[float], more: float, tmp_path: Path
+) -> None:
+    """In floats, three times 0.1 is more than 0.3. The server adds up decimals."""
+    options = parse({"protection": "rr", "total_eps": total})
     limits = total_of(options.position, options.parameters)
     account = OwnLedger(tmp_path / "account")
-    for _ in range(3):
-        account.charge([Spending(PrivacyLoss(0.1))], limits)
+    for cost in costs:
+        account.charge([Spending(PrivacyLoss(cost))], limits)
     with pytest.raises(MessageInvalid, match="one more report would bring"):
-        account.charge([Spending(PrivacyLoss(1e-6))], limits)
+        account.charge([Spending(PrivacyLoss(more))], limits)
 
 
 def test_a_removed_file_can_be_written_again(tmp_path: Path) -> None:

@@ -27,9 +27,6 @@ from fedveil.protections.base import Protection, Spending, State
 
 _PARTS = ("alike", "any")
 _ME = 0
-#: The server compares exact decimal sums with a limit. The sums here are floats, and may exceed
-#: the limit by this factor.
-_ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
@@ -57,7 +54,7 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
     """
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
-    return [] if total is None else [(total * _ROUNDING, 0.0)]
+    return [] if total is None else [(total, 0.0)]
 
 
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
