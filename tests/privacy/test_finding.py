@@ -57,6 +57,10 @@ def test_its_limits_are_those_of_the_sharpest_bound() -> None:
     )
     assert finding(blind).limits == "none of 1 bounds could have refuted its claim"
     assert finding(unknown).limits == ""
+    above = Measured("epsilon at least, d", 6.3, epsilon=6.0)
+    assert finding(blind, above).refutes
+    assert finding(blind, above).limits == "", "d has refuted its claim"
+    assert "the sharpest is epsilon at least, a " in finding(blind, sharp, above).limits
     assert finding(blind, unknown).unseen == [
         "epsilon at least (misses every epsilon where 100 is claimed)"
     ]

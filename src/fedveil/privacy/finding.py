@@ -159,11 +159,12 @@ class Finding:
 
         It says how many bounds could not have refuted their claims, and up to which true epsilon
         the sharpest bound misses a false claim. This is the bound with the least ratio of `unseen`
-        to its claim. Returns "" if no bound has both a finite claim and a known `unseen`.
+        to its claim. Returns "" if no bound has both a finite claim and a known `unseen`, or if
+        a bound refutes its claim and none of these could have.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
-        if not known:
+        if not known or (self.refutes and not seeing):
             return ""
         if not seeing:
             return f"none of {len(known)} bounds could have refuted its claim"
