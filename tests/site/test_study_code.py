@@ -359,12 +359,14 @@ with code_process.running([], {means!r}, 1 << 30, 600.0):
 
 
 @pytest.mark.parametrize("means", ["bubblewrap", "namespaces", None])
-def test_code_ends_with_its_site(means: isolation.Means | None) -> None:
+def test_code_ends_with_its_site(means: isolation.Means | None, tmp_path: Path) -> None:
     if means:
         needs(means)
     mark = f"{time.time_ns()}"
     words = [sys.executable, "-c", HOLDS.format(means=means), mark]
-    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # A killed process leaves its temporary folder.
+    own = {**os.environ, "TMPDIR": str(tmp_path)}
+    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "running\n"
     inner = children(holder.pid)

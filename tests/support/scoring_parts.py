@@ -62,9 +62,14 @@ def job_of(folder: Path, **settings: Any) -> VerticalJob:
     return VerticalJob.model_validate(base | settings)
 
 
+#: The folders of `_trained`. Each is deleted when the process ends.
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
 @functools.cache
 def _trained(eps: float | None, limit: float | None) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="fedveil-scoring-"))
+    _FOLDERS.append(tempfile.TemporaryDirectory(prefix="fedveil-scoring-"))
+    folder = Path(_FOLDERS[-1].name)
     lead, bank = columns_of(ROWS, 0, 3)
     write_table(folder / "lead.csv", lead)
     write_table(folder / "bank.csv", bank)
