@@ -22,6 +22,7 @@ from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.split import Crossing
 
+NONE = intersection._empty(0)
 HUGE = "gift\x1b[2J\n" * 10_000
 CROSSING = Crossing("left", "bank", "lead", ("top",), (2,), "float32", True, None)
 TENSOR = {
@@ -77,7 +78,7 @@ def scorer() -> Any:
         lambda: told(bundle_agreement._due(SimpleNamespace(stopped=None), "bank", "contents"),
                      {"kind": HUGE}),
         lambda: told(
-            intersection._Table(IDS["train"], {"bank": 1}, "train")._answered("bank", 1, 0),
+            intersection._Table(IDS["train"], {"bank": 1}, "train")._answered("bank", 1, 0, NONE),
             {"kind": HUGE},
         ),
         lambda: told(row_alignment.follow(scorer()), {"kind": "begin", "purpose": HUGE}),

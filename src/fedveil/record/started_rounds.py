@@ -74,6 +74,8 @@ class Attempts:
         rounds, of_kind = np.array(rows, np.int64).reshape(-1, 2).T
         fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
+        fields: dict[str, Value] = {"since": self._done, "rounds": rounds, "kinds": of_kind}
+        self._folder.write_atomically(_FILE, sealed(fields | kinds_to_state(kinds)))
 
     def without_record(self, recorded: int) -> bool:
         """Return True if the last started round has no record in the metrics.
