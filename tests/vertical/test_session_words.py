@@ -524,7 +524,6 @@ def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path
         run_here = first._run_for(agreed, records.append, heard.append)
         assert run_here.setting.order_seed == 5
         assert run_here.setting.own_seed == first._own_seed
-        run_here.restore(0)
         run_here.settle()
         run_here.log.say("hello")
         run_here.log.record(epoch=0)

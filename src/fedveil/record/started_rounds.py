@@ -72,8 +72,6 @@ class Attempts:
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
         rounds, of_kind = np.array(rows, np.int64).reshape(-1, 2).T
-        fields = {"since": self._done, "rounds": rounds, "kinds": of_kind}
-        self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
         fields: dict[str, Value] = {"since": self._done, "rounds": rounds, "kinds": of_kind}
         self._folder.write_atomically(_FILE, sealed(fields | kinds_to_state(kinds)))
 
