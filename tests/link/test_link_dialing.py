@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,29 +77,39 @@ def test_why_no_stream_opened_is_kept_or_considered(
     assert (seen, kept) == (considered, absent)
 
 
-def test_a_later_handshake_is_given_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, said = [100.0], list[str]()
-    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    handshakes = listener._Handshakes(said.append)
+@pytest.mark.parametrize(
+    ("succeeded", "reported"),
+    [([], [20, 30, 35]), ([5], [30, 35]), ([5, 12], [35]), ([22], [20, 35]), ([5, 12, 16], [])],
+)
+def test_a_later_handshake_is_given_its_own_time(
+    succeeded: list[float], reported: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handshakes begin at 0, 10 and 15 s, and each success is that of the oldest open one."""
+    now, said, looks = [0.0], list[float](), list[tuple[float, Callable[[], None]]]()
+
+    def timer(seconds: float, look: Callable[[], None]) -> Any:
+        return SimpleNamespace(start=lambda: looks.append((now[0] + seconds, look)))
+
+    def wait_until(time: float) -> None:
+        while looks and looks[0][0] <= time:
+            now[0], look = looks.pop(0)
+            look()
+        now[0] = time
+
+    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda: 1000 + now[0]))
+    locks = SimpleNamespace(Lock=threading.Lock, Timer=timer)
+    monkeypatch.setattr(listener, "threading", locks)
+    handshakes = listener._Handshakes(lambda text: said.append(now[0]))
+    steps = [(time, handshakes.begun) for time in (0, 10, 15)]
+    steps += [(time, handshakes.succeeded) for time in succeeded]
+    for time, step in sorted(steps, key=lambda each: each[0]):
+        wait_until(time)
+        step()
+    wait_until(100)
+    assert said == reported
     handshakes.begun()
-    now[0] = 100 + 0.75 * listener._HANDSHAKE_S
-    handshakes.begun()
-    now[0] = 100 + listener._HANDSHAKE_S
-    handshakes._look()
-    assert len(said) == 1
-    assert handshakes._timer is not None
-    assert handshakes._timer.interval == 0.75 * listener._HANDSHAKE_S
-    handshakes.stop()
-    handshakes.succeeded()
-    now[0] = 200.0
-    handshakes.begun()
-    now[0] = 200 + 0.5 * listener._HANDSHAKE_S
-    handshakes.begun()
-    handshakes.succeeded()  # of the older one
-    now[0] = 200 + listener._HANDSHAKE_S
-    handshakes._look()
-    assert len(said) == 1
-    handshakes.stop()
+    wait_until(200)
+    assert said == [*reported, 120]
 
 
 class Call:

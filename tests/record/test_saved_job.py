@@ -88,6 +88,18 @@ def test_a_run_that_was_killed_before_its_copy_was_written_has_its_job(path: Pat
     assert job_of(path) == Job()
 
 
+def test_a_run_that_was_killed_before_its_imports_were_written_has_no_other_job(path: Path) -> None:
+    (path / "imports.txt").unlink()
+    assert job_of(path) == Job()
+    (path / "job.yaml").write_text(Job(seed=3).to_yaml())
+    with pytest.raises(RunFolderError, match="changed after the run began: seed = 3 where the run"):
+        job_of(path)
+    copy = path / "checkpoint" / "job.yaml"
+    copy.write_text("rounds: many\n")
+    with pytest.raises(RunFolderError, match=f"{copy} is damaged: rounds = 'many'"):
+        job_of(path)
+
+
 def test_a_run_whose_rounds_were_raised_is_resumed_with_all_of_them(path: Path) -> None:
     folder, longer = RunFolder.reopen(path), Job().with_rounds(Job().rounds + 3)
     keep_job(folder, longer, ["parts:data"])

@@ -236,3 +236,21 @@ def test_a_value_in_the_clear_alone_is_in_the_account_and_costs_nothing(tmp_path
     assert (new["job"], new["releases"], new["spent"]) == ("new", "0", "no epsilon")
     with pytest.raises(InvalidValue, match="spending is not empty"):
         account.disclose(release(PrivacyLoss(0.25)))
+
+
+def test_each_run_has_its_own_line_for_each_value_in_the_clear(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    account, other_process = place.open(), place.open()
+    said = [
+        ("one", "the introduction", ("a size",)),
+        ("two", "the introduction", ("a mean",)),
+        ("two", "the hour", ("a time",)),
+    ]
+    for own in (account, other_process):
+        for job, what, clear in said:
+            own.disclose(Release(job, what, "dp_encrypt", (), in_clear=clear))
+    again = place.open()
+    assert [(line.job, line.what, line.in_clear) for line in again.charges] == said
+    assert {job: window.in_clear for job, window in again.windows("run").items()} == {
+        "one": {"a size"}, "two": {"a mean", "a time"},
+    }  # fmt: skip

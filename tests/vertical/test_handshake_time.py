@@ -112,15 +112,10 @@ class Reached(ExchangeError):
     pass
 
 
-@pytest.mark.parametrize("side", ["lead", "bank"])
-def test_a_session_limits_each_handshake(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times 7.5 s, and the ids of two followers: 2 · (8 + 3,000) / 1,000 s."""
-    seen: list[tuple[str, float, bool]] = []
-
-    def driven(exchange: Any, channels: dict[str, Any]) -> None:
-        seen.extend((n, c._limit_s, c._deadline is NO_DEADLINE) for n, c in channels.items())
-        raise Reached("the handshake")
-
+def session_of(
+    side: str, driven: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> None:
+    """Run one side of a session without links, whose handshakes `driven` replaces."""
     link = SimpleNamespace(send=print, begin=lambda: None, close=lambda reason: None)
     monkeypatch.setattr(
         sessions, "Link", lambda peer, **named: SimpleNamespace(peer=peer, **vars(link))
@@ -130,13 +125,53 @@ def test_a_session_limits_each_handshake(side: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sessions, "drive", driven)
     machine: Any = SimpleNamespace(
         **LEADS, party=side, folder=None, job=SimpleNamespace(seed=0), keep_run=print,
-        standing=lambda: Standing(side, {}, {}, IDS, most_ids=3000),
+        standing=lambda: Standing(side, {}, {}, IDS, most_ids=3000), **more,
     )  # fmt: skip
+    (sessions.lead if side == "lead" else sessions.follow)(machine, PLACE)
+
+
+@pytest.mark.parametrize("side", ["lead", "bank"])
+def test_a_session_limits_each_handshake(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times 7.5 s, and the ids of two followers: 2 · (8 + 3,000) / 1,000 s."""
+    seen: list[tuple[str, float, bool]] = []
+
+    def driven(exchange: Any, channels: dict[str, Any]) -> None:
+        seen.extend((n, c._limit_s, c._deadline is NO_DEADLINE) for n, c in channels.items())
+        raise Reached("the handshake")
+
     with pytest.raises(Reached):
-        (sessions.lead if side == "lead" else sessions.follow)(machine, PLACE)
+        session_of(side, driven, monkeypatch)
     limit_s = pytest.approx(36.016)
     both = [("bank", limit_s, False), ("shop", limit_s, False)]
     assert seen == (both if side == "lead" else [("lead", limit_s, True)])
+
+
+@pytest.mark.parametrize(
+    ("side", "limited"), [("lead", [True] * 4), ("bank", [False, True, True, False])]
+)
+def test_a_handshake_in_the_middle_of_a_session_has_all_of_its_time_and_no_more(
+    side: str, limited: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's message has begun it. Only the wait for a new leader has no limit."""
+    deadlines: list[Any] = []
+    begin = {"kind": "begin"}
+    ends = iter([
+        sessions.StartOver(begin), sessions.StartOver(begin),
+        PeerRestarted("it has started again"), Reached("enough"),
+    ])  # fmt: skip
+
+    def driven(exchange: Any, channels: dict[str, Any]) -> Any:
+        deadlines.append(next(iter(channels.values()))._deadline)
+        return SimpleNamespace(purpose="train", notes=(), step=0)
+
+    def play(*given: Any, **named: Any) -> None:
+        raise next(ends)
+
+    with pytest.raises(Reached):
+        session_of(side, driven, monkeypatch, play=play)
+    assert [deadline is not NO_DEADLINE for deadline in deadlines] == limited
+    own = [deadline for deadline in deadlines if deadline is not NO_DEADLINE]
+    assert len(set(map(id, own))) == len(own)
 
 
 class Place:
