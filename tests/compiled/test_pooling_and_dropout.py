@@ -1,4 +1,4 @@
-"""Pooling with unequal borders, and several dropout layers, against torch."""
+"""Pooling after a curve or with unequal borders, and several dropout layers, against torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from native_training import by_loop, compiled, trained_as_torch_trains
 from training_parts import clients, plan, train
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
+
+CURVE_NAMES = ["relu", "tanh", "sigmoid", "gelu", "gelu_tanh"]
 
 
 @pytest.mark.parametrize("border", [(2, 1), (0, 1), (2, 0)])
@@ -38,6 +40,24 @@ def test_a_max_pool_has_its_own_border_on_each_side(
     (client,) = signed(clients(shape, 4, (7,)))
     client = replace(client, x=client.x.round())
     trained_as_torch_trains(model, shape, plan(lr=0.1, batch_size=3), [client])
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d, nn.AvgPool2d])
+@pytest.mark.parametrize("curve", CURVES, ids=CURVE_NAMES)
+def test_a_curve_between_a_convolution_and_a_pool_comes_before_the_pool(
+    curve: Callable[[], nn.Module], pool: type[nn.Module]
+) -> None:
+    """The largest value of a negative window is not the largest after GELU, which falls there."""
+    torch.manual_seed(4)
+    conv, shape = nn.Conv2d(2, 3, (2, 3)), (2, 6, 9)
+    conv.bias.data -= 1.5
+    features = nn.Sequential(conv, curve(), pool((2, 3), (1, 2)), nn.Flatten())
+    width = features(torch.zeros(1, *shape)).shape[1]
+    model = nn.Sequential(*features, nn.Linear(width, 4))
+    cohort = signed(clients(shape, 4, (7,)))
+    pooled = nn.MaxPool2d((2, 3), (1, 2))(conv(cohort[0].x))
+    assert (pooled < 0).float().mean() > 0.5
+    trained_as_torch_trains(model, shape, plan(lr=0.1, batch_size=3), cohort)
 
 
 class Dropped(nn.Module):
@@ -68,7 +88,7 @@ def test_each_value_of_each_dropout_layer_has_its_own_draw_in_every_step() -> No
     np.testing.assert_allclose(found, by_loop(model, chosen, [client])[0], atol=2e-6)
 
 
-@pytest.mark.parametrize("curve", CURVES, ids=["relu", "tanh", "sigmoid", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("curve", CURVES, ids=CURVE_NAMES)
 def test_a_curve_is_differentiated_at_its_own_output_if_a_later_layer_overwrites_it(
     curve: Callable[[], nn.Module],
 ) -> None:

@@ -551,6 +551,19 @@ def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
         VerticalJob.load(None, ["task.tables.ids.case=lower"])
 
 
+@pytest.mark.parametrize(
+    "written", ["\uff11.\uff12\uff13\uff25\uff0b\uff11\uff15", "1.23E\u207a15", "1\uff0e23E+15"]
+)
+def test_a_rounded_id_is_refused_in_the_form_that_the_rules_give_it(written: str) -> None:
+    """Full-width characters and a raised plus sign, which only NFKC turns into a number."""
+    content = f"id;x\nb;1\n{written};2\n"
+    assert table_of(content, "x").ids.tolist() == ["b", written]
+    assert refusal(content, "x", rules={"unicode": "NFKC"}) == (
+        "t.csv, line 3: id = '1.23E+15' is a number that a spreadsheet has rounded; export it as "
+        "text"
+    )
+
+
 def test_refused_ids_are_told_apart_and_nothing_hides_a_long_one() -> None:
     hidden = "\x01" + "5" * 3_000
     content = f"id;x\n;1\n{hidden};2\n;3\na\0;4\n{hidden};5\n7.5E+09;6\n{'z' * 256};7\n"
