@@ -71,18 +71,40 @@ def test_after_an_error() -> None:
     assert torch.get_num_threads() == 2
 
 
+def threads_of(parameters: int, **settings: Any) -> int:
+    """Return the number of threads that train a native model with this number of `parameters`."""
+    digits = {"name": "digits", "split": "iid"}
+    native = fedveil.Job(
+        **{"model": "logistic", "data": digits, "clients": {"number": 7},
+           "protection": "not_encrypt", **settings}
+    )  # fmt: skip
+    data = load_data(native)
+    split = make_partition(native, data)
+    held = ClientsData(data.train.x, data.train.y, split.indices, split.offsets, None)
+    model = np.zeros(parameters, np.float32)
+    return len(make_client_sides(native, ModelShape.of(data), held, model, lambda text: None))
+
+
 @pytest.mark.parametrize(("parameters", "threads"), [(19_999, 1), (20_001, 3)])
 def test_clients_of_a_small_native_model_share_one_thread(
     parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6})
-    settings = fedveil.Job(
-        model="logistic", data={"name": "digits", "split": "iid"}, clients={"number": 7},
-        protection={"name": "not_encrypt"},
-    )  # fmt: skip
-    data = load_data(settings)
-    split = make_partition(settings, data)
-    held = ClientsData(data.train.x, data.train.y, split.indices, split.offsets, None)
-    model = np.zeros(parameters, np.float32)
-    sides = make_client_sides(settings, ModelShape.of(data), held, model, lambda text: None)
-    assert len(sides) == threads
+    assert threads_of(parameters) == threads
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training": {"lr_schedule": "step", "lr_rounds": 2}},
+        {"training": {"lr_schedule": "cosine"}},
+        {"clients": {"number": 7, "own_layers": ["*bias"]}},
+        {"simulation": {"workers": 0}},
+    ],
+)
+def test_threads_train_only_at_one_rate_and_without_states(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread has one trainer for all rounds, with the learning rate of the first round."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6})
+    assert threads_of(20_001, **settings) == 0

@@ -363,10 +363,14 @@ def test_the_evaluation_of_an_app_that_fails_looks_like_any_other() -> None:
     assert set(bad.content["metrics"]) == set(good.content["metrics"]) == {"loss"}
 
 
+@pytest.mark.parametrize(
+    ("reveal", "told"), [("loss", f"the metric loss (reveal)\n{TIMING}"), ("", TIMING)]
+)
 @pytest.mark.parametrize("kind", ["evaluate", "query"])
 def test_what_an_evaluation_tells_is_in_the_clients_own_account_before_its_app_is_asked(
-    kind: str, tmp_path: Path
+    kind: str, reveal: str, told: str, tmp_path: Path
 ) -> None:
+    """A client that reveals no metric still answers later, the longer its app takes."""
     accounts = []
 
     def watching(message: Message, context: Any, call_next: Any) -> Message:
@@ -375,12 +379,11 @@ def test_what_an_evaluation_tells_is_in_the_clients_own_account_before_its_app_i
         accounts.append([state["reports"], state["alike.in_clear"], state["any.in_clear"]])
         return call_next(message, context)
 
-    app = client_app(stay, [ProtectMod(reveal="loss"), watching])
+    app = client_app(stay, [ProtectMod(reveal=reveal), watching])
     grid = FakeGrid([Node(1, app)])
     for _ in range(2):
         (reply,) = grid.send_and_receive([Message(to_records({}), 1, kind)])
         assert set(reply.content) == {"metrics"}
-    told = f"the metric loss (reveal)\n{TIMING}"
     assert accounts == [[0, told, told]] * 2
 
 

@@ -66,6 +66,22 @@ def test_the_pause_between_polls_grows_until_a_reply_comes(monkeypatch: pytest.M
     assert now[0] == pytest.approx(103.97)
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, 0.12])
+def test_replies_are_requested_once_more_when_the_time_is_over(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that arrives in the last pause is received, and one that arrives later is not."""
+    now = [50.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
+    )
+    monkeypatch.setattr(exchanging, "time", clock)
+    late: Any = Script(*[[]] * (2 if timeout_s else 0), [1], [0])
+    messages: Any = [SimpleNamespace(metadata=SimpleNamespace(message_id=n)) for n in range(2)]
+    assert [at for at, _ in exchange(late, messages, timeout_s)] == [1]
+    assert now[0] == pytest.approx(50 + timeout_s)
+
+
 def test_a_reply_that_is_no_report_counts_its_bytes() -> None:
     held = ConfigRecord({"text": "a" * 300})
     reply: Any = SimpleNamespace(content=RecordDict({"other": held, "more": held}))

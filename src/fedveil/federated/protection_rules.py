@@ -10,18 +10,19 @@ from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.settings.rules import Check, Rules
 
-_ON_A_NODE = "deployment.clients_per_node"
+#: The keys that `JobFields.cohort` reads, besides the name of the protection.
+_COHORT = ("clients", "audit.canaries", "deployment.clients_per_node")
 
 
 def add_rules_of_protections(rules: Rules[JobFields]) -> None:
     for position in POSITIONS.values():
-        reads = ("protection.name", f"protection.{position.block}", "clients", _ON_A_NODE)
+        reads = ("protection.name", f"protection.{position.block}", *_COHORT)
         for rule in position.rules:
             rules.rule(*reads)(_of_position(position, rule))
         for rule in position.advice:
             rules.advised(_of_position(position, rule))
-    rules.rule("protection", "clients", _ON_A_NODE)(_own_position_fits)
-    rules.rule("protection", "clients", _ON_A_NODE)(_no_node_unmasks)
+    rules.rule("protection", *_COHORT)(_own_position_fits)
+    rules.rule("protection", *_COHORT)(_no_node_unmasks)
     rules.advised(_own_position_advises)
 
 

@@ -307,7 +307,7 @@ def _cohorts_may_differ(job: JobFields) -> str | None:
     )
 
 
-@RULES.rule("clients", "audit.canaries")
+@RULES.rule("clients", "protection.name", "audit.canaries")
 def _canaries_few(job: JobFields) -> str | None:
     """`audit.canaries` must be at most the number of clients that a round draws.
 
