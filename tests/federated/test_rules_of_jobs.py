@@ -19,10 +19,7 @@ from fedveil.settings.rules import Rules
 from job_checks import attempt, load, problems, vectors
 
 #: Keys that a rule reads and need not name, because it is never broken by their defaults.
-HARMLESS = {
-    "_weighs_equally": ("protection.",),
-    "_keys_of_language_models": ("task.",),
-}
+HARMLESS = {"_weighs_equally": ("protection.",), "_keys_of_language_models": ("task.",)}
 
 
 class Noted:
