@@ -113,7 +113,7 @@ def test_texts_with_equal_hashes_are_left_to_python(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_exponent_of_many_digits_is_left_to_python() -> None:
-    """As a number of 64 bits, this one would be 1."""
+    """The second exponent is 1 if only its last 64 bits are kept."""
     _values, odd, _noted = block_of(["3e1", f"3e{2**64 + 1}", "3e-00001"])._read("numbers", "x")
     assert odd.tolist() == [1, 2]
 

@@ -147,7 +147,7 @@ def test_only_the_first_tokens_are_attacked(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_rare_class_that_is_found_is_read_although_nothing_ranks_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 50 guesses all are right, which 45 examples of the common class alone explain."""
+    """All 50 guesses are right, but guessing the common class alone is right for 45 of them."""
     labels = np.repeat([0, 1], [90, 10])
     for named, is_read in ((labels, True), (np.zeros(100, np.int64), False)):
         monkeypatch.setattr(label_watch, "named", lambda *given, named=named: named)
