@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,17 @@ def pytest_runtest_setup() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.manual_seed(0)  # other devices have none here
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A test's own folder. Modules imported from it are forgotten: the next test has its own."""
+    before = set(sys.modules)
+    yield tmp_path
+    inside = f"{tmp_path}{os.sep}"
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(inside):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +13,7 @@ from fedveil.errors import DataUnavailable, InvalidValue
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_works.py").write_text("three = 3\ndef f(seed, size=1): return seed, size\n")
     (tmp_path / "own_raises.py").write_text("raise KeyError('no\\n key')\n")
     (tmp_path / "own_wrong.py").write_text("x = 1\ndef f(:\n")
@@ -25,9 +24,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    yield
-    for name in ("own_works", "own_raises", "own_lacks", "own_needs", "own_tells"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,13 +45,6 @@ def load():
 """
 #: The line that a refusal tells the user to write.
 LINE = re.compile(r"[Ww]rite `(\w+): ([^`]+)`")
-
-
-@pytest.fixture(autouse=True)
-def own_module() -> Iterator[None]:
-    """Forget the module `model` of a template, for the next one has another."""
-    yield
-    sys.modules.pop("model", None)
 
 
 def found(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:

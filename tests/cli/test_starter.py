@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,6 @@ from fedveil.starter import DEFAULT_JOB, TEMPLATES, text_start
 
 Command = Callable[..., tuple[int, str, str]]
 FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
-
-
-@pytest.fixture(autouse=True)
-def own_modules() -> Iterator[None]:
-    """Each template has a module `model` of its own."""
-    yield
-    for name in ("model", "app"):
-        sys.modules.pop(name, None)
 
 
 def written(command: Command, name: str) -> None:
@@ -70,7 +61,6 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
     written(command, name)
     settings = ("--set", "rounds=2", "--set", "simulation.workers=0", "--out", "run")
     code, _, err = command("run", "mine/job.yaml", *settings)
-    sys.modules.pop("model", None)
     assert code == 0, err
     unprotected, *_ = err.splitlines()
     assert "nothing is protected" in unprotected
