@@ -61,14 +61,16 @@ class LeakageByRound(Experiment):
         return Job.read(found.model_dump(), changes)
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds of all runs."""
-        return _SECONDS[scale]
+        """Estimate the seconds of all runs. Location-30 adds as many as the synthetic rows."""
+        return _SECONDS[scale] * (2 if LOCATION in tasks_of(scale) else 1)
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Train the dense net for each number of rounds, and LeNet for ten."""
         rounds = ROUNDS[scale]
         dense = swept(folder, self.base(scale, _DENSE), _sweeps(rounds), tell)
+        data = "a synthetic Purchase-100"
         if LOCATION in tasks_of(scale):
+            data += " and on the real rows of Location-30"
             real = swept(folder, self.base(scale, LOCATION), _sweeps(rounds, _REAL), tell)
             dense = {**dense, **real}
         first = {
@@ -80,8 +82,7 @@ class LeakageByRound(Experiment):
         leaks = {name: attacked(sweep) for name, sweep in dense.items()}
         ran = (
             f"Epsilon of a bit is {_EPS:g}, the largest of the source. The dense net of scale "
-            f"small trains on a synthetic Purchase-100 for {', '.join(map(str, rounds))} rounds, "
-            f"and on the real rows of Location-30 if their file is on the machine. "
+            f"small trains on {data} for {', '.join(map(str, rounds))} rounds. "
             f"The leakage rate is the balanced accuracy of a membership attack by the loss of the "
             f"model after these rounds; guessing is right half the time. If clients hold two "
             f"labels (`shards`), the dense net has {_SEEDS['shards']} seeds. LeNet trains for "

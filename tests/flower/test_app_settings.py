@@ -166,7 +166,6 @@ def carried(content: RecordDict | None = None, error: Error | None = None) -> ou
 
 
 def test_a_reply_with_one_metric_too_many_is_refused_and_an_error_has_a_reason() -> None:
-    FakeGrid([])
     metrics = MetricRecord({"loss": 1.0, "sick": 4})
     refused = carried(RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
     assert isinstance(refused, outcomes.Refused)

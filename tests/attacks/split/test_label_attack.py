@@ -176,19 +176,18 @@ def test_steps_are_the_runs_own() -> None:
 
 def test_gradients_add_up_and_change_between_the_halves() -> None:
     """Four steps, of which the last two are the later half. Each part is divided by its length."""
-    examples = np.array([3, 5, 8])
-    came = [np.array(two) for two in ([3, 5], [8, 3], [5, 8], [3, 8])]
+    came = [np.array(two) for two in ([0, 1], [2, 0], [1, 2], [0, 2])]
     wide = [[[3.0, 4.0], [0.0, 5.0]], [[0.0, 2.0], [2.0, 0.0]], np.zeros((2, 2)), [[3, 0], [3, 0]]]
     narrow = [[[7.0], [1.0]], [[-3.0], [-3.0]], [[2.0], [-2.0]], [[1.0], [1.0]]]
     looks = [[np.array(a), np.array(b)] for a, b in zip(wide, narrow, strict=True)]
-    added = labels._added(examples, came, looks)
+    added = labels._added(came, looks, 3)
     assert added["sum"] == pytest.approx(
         np.array([[0.6 + 1 + 1, 0.8, 1.4 - 1 + 1], [0, 1, 0.2 + 1], [1, 1, -1 - 1 + 1]])
     )
     early, later = [[0.8, 0.4, 0.2], [0, 1, 0.2], [0, 1, -1]], [[1, 0, 1], [0, 0, 1], [0.5, 0, 0]]
     assert added["change"] == pytest.approx(np.subtract(later, early))
     once = labels._added(
-        np.array([1, 2]), [np.array([1, 2]), np.array([2])], [[np.ones((2, 1))], [-np.ones((1, 1))]]
+        [np.array([0, 1]), np.array([1])], [[np.ones((2, 1))], [-np.ones((1, 1))]], 2
     )
     assert once["change"].tolist() == [[0], [-2]]  # the first is in no later step
 

@@ -95,8 +95,8 @@ class _Begun:
     Each of the `windows` has the directions of the gradients of a few consecutive steps. `norms[i]`
     is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
     the true label of example i. `added` has two summaries of each example's gradients over all
-    steps, by the names that `_added` gives them. `losses[i]` is the loss of example i (see
-    `losses_of_examples`). `losses` is None if the follower received no losses.
+    steps, by the names that `_added` gives them. `losses[i]` is how far the loss of example i lies
+    above the mean loss. `losses` is None if the follower received no losses.
     """
 
     windows: list[Window]
@@ -177,7 +177,7 @@ class _Follower:
             joined = [np.concatenate(look) for look in zip(*looks[within], strict=True)]
             windows.append(Window(places, directions(joined)))
             np.add.at(norms, places, by_norm(joined))
-        added = _added(examples, came, looks)
+        added = _added(found, looks, len(examples))
         told = [loss for loss in losses if loss is not None]
         of_each = losses_of_examples(found, told, len(examples)) if told else None
         return _Begun(windows, norms, self.true[examples], added, of_each)
@@ -243,19 +243,19 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
 
 
 def _added(
-    examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
+    came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]], count: int
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    `came[s]` has the indices of the examples of step s, and `looks[s]` the gradients received in
-    that step. The summary "sum" adds up all steps, so noise that is drawn anew averages out. The
-    summary "change" is the mean over the later half of the steps minus the mean over the earlier
-    half. Constant noise cancels in it.
+    `came[s]` has the indices, below `count`, of the examples of step s, and `looks[s]` the
+    gradients received in that step. The summary "sum" adds up all steps, so noise that is drawn
+    anew averages out. The summary "change" is the mean over the later half of the steps minus the
+    mean over the earlier half. Constant noise cancels in it.
     """
     width = sum(look.shape[1] for look in looks[0])
-    halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
-    for number, (positions, step) in enumerate(zip(came, looks, strict=True)):
-        places, half = np.searchsorted(examples, positions), int(2 * number >= len(came))
+    halves, counts = np.zeros((2, count, width)), np.zeros((2, count, 1))
+    for number, (places, step) in enumerate(zip(came, looks, strict=True)):
+        half = int(2 * number >= len(came))
         lengths = [np.sqrt((look**2).sum(axis=1).mean()) or 1.0 for look in step]
         rows = np.concatenate([k / length for k, length in zip(step, lengths, strict=True)], axis=1)
         halves[half][places] += rows

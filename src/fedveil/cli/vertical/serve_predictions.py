@@ -49,8 +49,8 @@ def serve_predictions(
         typer.Option(
             min=0,
             help="Largest number of unknown ids (not in every party's file) that one HTTP client "
-            "may ask about for this file of rows, also after a restart. All its further requests "
-            "get status 429. "
+            "may ask about, for this file of rows. The count survives a restart. All further "
+            "requests of this client get status 429. "
             "With --insecure, all clients count as one.",
         ),
     ] = 100,
