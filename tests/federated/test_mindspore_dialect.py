@@ -171,8 +171,8 @@ def test_everything_that_cannot_be_taken_over_is_named_at_once_in_their_words():
         "ssl = 1 is not a block of keys",
         "server_mode = 'HYBRID_TRAINING' is not supported: in it the server also trains, on "
         "data of its own; FEDERATED_LEARNING and CLOUD_TRAINING are allowed",
-        "aggregation.aggregation_type = 'FedSGD' is not supported: only FedAvg, FedProx and "
-        "Scaffold are allowed",
+        "aggregation.aggregation_type = 'FedSGD' is not supported: only FedAvg, FedProx, "
+        "Scaffold and FedCM are allowed",
         "compression.upload_compress_type = 'DIFF_SPARSE_QUANT' is not supported: "
         "DIFF_SPARSE_QUANT changes the clients' updates; only NO_COMPRESS is allowed",
         "compression.download_compress_type = 'QUANT' is not supported: QUANT changes the model "
@@ -228,6 +228,16 @@ def test_scaffold_is_read_and_fednova_is_refused():
     assert plain.ignored == ["aggregation.iid_rate"]
     with pytest.raises(JobError, match="sends the clients' numbers of steps unprotected"):
         translate(changed(("aggregation", {"aggregation_type": "FedNova"})))
+
+
+def test_fedcm_is_read_with_the_weight_that_mindspore_fixes():
+    conversion = translate(
+        changed(("aggregation", {"aggregation_type": "FedCM", "iid_rate": 0.01}))
+    )
+    training = conversion.job.training
+    assert (training.algorithm, training.own_direction) == ("fedcm", 0.02)
+    assert conversion.ignored == ["aggregation.iid_rate"]
+    assert any("their FedCM fixes alpha at 0.02" in note for note in conversion.notes)
 
 
 # --- the switch ---------------------------------------------------------------------------------

@@ -166,6 +166,14 @@ class Translation:
             self.ignored.append(self._written[keys.IID_RATE])
         if kind == "SCAFFOLD":
             self._put("training.algorithm", "scaffold", keys.AGGREGATION)
+        elif kind == "FEDCM":
+            self._put("training.algorithm", "fedcm", keys.AGGREGATION)
+            self._put("training.own_direction", keys.FEDCM_ALPHA, keys.AGGREGATION)
+            self.notes.append(
+                f"{self._given(keys.AGGREGATION)}: their FedCM fixes alpha at {keys.FEDCM_ALPHA}, "
+                "so training.own_direction has this value. Their training script computes the "
+                "clients' common direction. fedveil uses the last round's aggregate, like the paper"
+            )
         elif kind == "FEDNOVA":
             self._refuse(
                 keys.AGGREGATION,
@@ -173,7 +181,7 @@ class Translation:
                 "fedveil job has training.algorithm = fednova with training.normal_steps",
             )
         elif kind != "FEDAVG":
-            why = "is not supported: only FedAvg, FedProx and Scaffold are allowed"
+            why = "is not supported: only FedAvg, FedProx, Scaffold and FedCM are allowed"
             self._refuse(keys.AGGREGATION, why)
 
     def _refusals(self) -> None:

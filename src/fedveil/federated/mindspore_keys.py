@@ -24,6 +24,8 @@ SERVERS = "server_num"
 UPLOAD = "compression.upload_compress_type"
 AGGREGATION = "aggregation.aggregation_type"
 IID_RATE = "aggregation.iid_rate"
+#: The weight of a client's own gradient in MindSpore's FedCM. No key of theirs changes it.
+FEDCM_ALPHA = 0.02
 
 #: MindSpore's key -> fedveil's key. The keys that fedveil adds to a block of `encrypt` are allowed
 #: too.
@@ -73,8 +75,9 @@ INTERPRETED = {
     TRAIN_TYPE: f"the newer name of `{TYPE}`",
     **{alias: f"another name of `{key}`" for alias, key in ALIASES.items()},
     AGGREGATION: "`FedAvg`: nothing; `FedProx`: `training.proximal`, from `aggregation.iid_rate`; "
-    "`Scaffold`: `training.algorithm: scaffold`; `FedNova` is refused, since it sends the "
-    "clients' numbers of steps unprotected",
+    "`Scaffold`: `training.algorithm: scaffold`; `FedCM`: `training.algorithm: fedcm` with "
+    f"`training.own_direction: {FEDCM_ALPHA}`, as in MindSpore; `FedNova` is refused, since it "
+    "sends the clients' numbers of steps unprotected",
     IID_RATE: "`training.proximal` under `FedProx`, which needs it; ignored otherwise",
     SERVERS: f"1, as in MindSpore, under {_listed(_ONE_SERVER)}; otherwise ignored, as it changes "
     "nothing",
