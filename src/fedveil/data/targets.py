@@ -25,7 +25,7 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
     if not is_plain(array):
         raise DataInvalid(
             f"data {name}: {part} is not a plain array, but [examples] or more dimensions are "
-            "needed"
+            f"needed{_ANY_SHAPE}"
         )
     return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
 
