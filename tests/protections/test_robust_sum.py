@@ -113,7 +113,7 @@ def test_what_is_no_number_is_refused(value: float) -> None:
 @pytest.mark.parametrize("entry", [-np.inf, -(2.0**41), np.nan, 2.0**41])
 def test_a_refused_report_leaves_the_others_median(entry: float) -> None:
     total = Combining("median").sum(ExactSum(3))
-    for row in ([1, 4, -2.0**40], [3, 8, 6], [4, 5, 9]):
+    for row in ([1, 4, -(2.0**40)], [3, 8, 6], [4, 5, 9]):
         total.add(np.array(row, np.float32))
     with pytest.raises(ValueError, match="not finite or too large"):
         total.add(np.array([0.5, entry, 0.25], np.float32))
