@@ -21,8 +21,8 @@ from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
 from fedveil.protections.catalog import POSITIONS, fault_phases, find
-from fedveil.secagg.phases import PHASES
 from fedveil.rounds.outcomes import Unreached
+from fedveil.secagg.phases import PHASES
 from folders import records_of
 
 COHORT = range(20_000)

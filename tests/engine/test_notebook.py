@@ -114,7 +114,7 @@ def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
 def test_a_run_that_was_not_simulated_here_has_no_plots(run: fedveil.Run) -> None:
     deployed = replace(run, presentation=None)
     assert deployed._repr_html_() is None
-    with pytest.raises(InvalidValue, match="has no plots: start it with fedveil.simulate"):
+    with pytest.raises(InvalidValue, match=r"has no plots: start it with fedveil\.simulate"):
         deployed.plot("loss")
 
 

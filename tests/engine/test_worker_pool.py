@@ -242,7 +242,7 @@ def test_workers_that_started_before_one_failed_are_ended(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pool_module, "_Worker", start)
     data = ClientsData.of_one(0, np.ones((3, 2), np.float32), np.zeros(3, np.int64))
-    with pytest.raises(RunStopped, match="cannot be started: .* temporarily unavailable"):
+    with pytest.raises(RunStopped, match=r"cannot be started: .* temporarily unavailable"):
         WorkerPool(4, 5, data)
     assert ended == [0, 1]
 
