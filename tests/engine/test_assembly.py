@@ -127,6 +127,25 @@ def test_layers_that_stay_with_a_client_are_not_sent_and_need_memory(
             check_weights(own, shape, 30)
 
 
+@pytest.mark.parametrize(("model", "weights"), [("buffered", 5 * 6 + 5), ("lazy", 5 * 4 + 5)])
+def test_a_model_of_untrusted_size_has_at_most_the_weights_that_were_sent(
+    model: str, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lazy layer's weights are not known yet, and are not counted."""
+    monkeypatch.setattr(job_model, "free_bytes", lambda device: None)
+    own = Job(model=f"{__name__}:{model}", clients={"number": 4})
+    shape = ModelShape((parts.FEATURES * 20,), 5)
+    check_weights(own, shape, weights)
+    with pytest.raises(
+        ModelInvalid, match=f"{weights} weights, but the server sends {weights - 1}"
+    ):
+        check_weights(own, shape, weights - 1)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 5))
+
+
 def buffered() -> nn.Module:
     model = nn.Linear(6, 5)
     model.register_buffer("mask", torch.ones(100), persistent=False)
@@ -192,6 +211,22 @@ def test_outputs_have_a_score_for_each_target(
     dataset: Any = SimpleNamespace(targets=targets, classes=classes)
     with nullcontext() if right else pytest.raises(ValueError, match="returns a tensor of shape"):
         _check_outputs(Regression(), dataset, torch.zeros(shape), torch.zeros(wanted))
+
+
+@pytest.mark.parametrize(
+    ("targets", "wanted", "sentence"),
+    [
+        ("tokens", (2, 5), r"shape \(2, 5, 6\) for 2 x 5 tokens of 7 classes"),
+        ("classes", (2, 4), r"shape \(2, 5, 6\) for 2 x 4 examples of 7 classes"),
+        ("bits", (2, 5), r"shape \(2, 5, 6\) instead of \(2, 5\)"),
+    ],
+)
+def test_wrong_outputs_are_named_with_what_they_are_scores_of(
+    targets: str, wanted: Any, sentence: str
+) -> None:
+    dataset: Any = SimpleNamespace(targets=targets, classes=7)
+    with pytest.raises(ValueError, match=sentence):
+        _check_outputs(Regression(), dataset, torch.zeros(2, 5, 6), torch.zeros(wanted))
 
 
 def test_the_seed_decides_the_first_weights_and_whose_examples_are_whose() -> None:

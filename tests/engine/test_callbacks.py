@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedveil
-from fedveil.engine.callbacks import Beginning, Callback
+from fedveil.engine.callbacks import Beginning, Callback, Callbacks
 from fedveil.engine.federation import Run
 from fedveil.errors import InvalidValue, OutputLost, RunStopped
 from fedveil.federated.job import Job
@@ -43,6 +43,13 @@ class Broken(Callback):
 
     def round(self, record: Record) -> str | None:
         return {1: None}[record["round"]]
+
+
+class Unmade(Callback):
+    """Cannot be created."""
+
+    def __init__(self) -> None:
+        raise LookupError("no server")
 
 
 class Stranger:
@@ -161,6 +168,12 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
         "fedveil.engine.callbacks.Callback"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_that_cannot_be_created_is_named_with_its_key() -> None:
+    key = r"record\.callbacks = 'test_callbacks:Unmade': the function raised LookupError: no server"
+    with pytest.raises(InvalidValue, match=key):
+        Callbacks(["test_callbacks:Told", "test_callbacks:Unmade"], [Enough()])
 
 
 def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:

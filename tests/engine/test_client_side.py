@@ -21,11 +21,12 @@ from fedveil.engine.executors.client_side import (
     Made,
     Trained,
 )
-from fedveil.entropy import Seeded
+from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData
+from fedveil.protections.base import JobContext
 from fedveil.rounds.outcomes import Effort, Failed, Withheld
-from round_parts import server_half
+from round_parts import ROUND, server_half
 
 CLIENTS = range(2)
 
@@ -67,6 +68,27 @@ def test_no_two_reports_have_the_same_noise() -> None:
     deviation = np.std(reports)
     for one, other in combinations(reports, 2):
         assert np.std(one - other) > 0.5 * deviation
+
+
+def test_a_client_whose_training_failed_sends_an_update_of_zero_from_its_own_half() -> None:
+    """A half that forgot its first phase would have another secret, and would be rejected."""
+    made: Any = parts.TwoPhases(
+        parts.TwoPhasesSettings(factor=2.0), JobContext("equal", 5, clients_per_round=2, rounds=3)
+    )
+    made.always_reports = True
+    training: Any = SimpleNamespace(examples=lambda client: 4, keeps=False, open=lambda *_: None)
+    weights = np.zeros(5, np.float32)
+    side, server = ClientSide(made, training, weights, Secure()), server_half(made, [3, 8], weights)
+    side.open(ROUND)
+    greeting = side.answer(3, server.opening(), None)
+    assert isinstance(greeting, Made)
+    server.receive(3, greeting.message)
+    told = server.advance()[3]
+    sent = side.answer(3, told, Failed(3, "ValueError: no", effort=Effort(1.25)))
+    assert isinstance(sent, Made)
+    assert sent.message["update"].tolist() == [0] * 5  # type: ignore[union-attr]
+    assert sent.effort.unusable == "ValueError: no"
+    server.receive(3, sent.message)
 
 
 def test_examples_that_nobody_changes_are_read_where_they_lie_together() -> None:

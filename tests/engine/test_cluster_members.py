@@ -138,6 +138,18 @@ def test_a_machine_is_given_up_after_a_minute_of_silence(
     assert events[1:] == (lines if given_up_at else [])
 
 
+def test_a_machine_that_was_given_up_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending a machine takes time, in which its calls have not failed yet."""
+    made, nodes, events = members(monkeypatch, a=0)
+    made.gather()
+    (member,) = made.ready
+    for passed in (0, 61, 61, 500):
+        nodes.now += passed
+        made._feel(member)
+    assert nodes.ended == ["a"]
+    assert events[1:] == ["machine a gives no sign of life: it is given up"]
+
+
 def machines(**cores: int) -> tuple[Any, dict[str, Any]]:
     made: Any = ManyMachines.__new__(ManyMachines)
     of = {name: membership.Member(Place(name, name, n), name, None)  # type: ignore[arg-type]
@@ -165,3 +177,14 @@ def test_only_a_machine_that_lives_is_told_to_forget_a_client_that_moved() -> No
     assert list(made._move({of["c"]: [0, 1, 5, 6]})) == [(of["c"], [0, 1, 6])]
     assert made._leaving == {of["a"]: {0}, of["c"]: {4}}
     assert made._homes == dict.fromkeys((0, 1, 5, 6), of["c"])
+
+
+def test_a_round_remembers_what_was_asked_of_its_clients() -> None:
+    """A machine that takes over a client plays its earlier phases again."""
+    made, _ = machines(a=1, b=4)
+    made._answers = lambda phase, messages, server: iter([(phase, client) for client in messages])
+    keys, vectors = {3: {"n": 1}, 8: {"n": 2}}, {8: {"n": 3}}
+    assert list(made.ask("keys", keys)) == [("keys", 3), ("keys", 8)]
+    assert made._requests == [("keys", keys)]
+    list(made.ask("masked", vectors))
+    assert made._requests == [("keys", keys), ("masked", vectors)]

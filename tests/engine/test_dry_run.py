@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedveil
+from fedveil.engine import dry_run
 from fedveil.engine.simulation import Simulator
 from fedveil.errors import ModelInvalid, with_notes
 from fedveil.record.run_folder import TRACEBACK
@@ -192,3 +193,7 @@ def test_the_trial_is_one_batch(own: Path, monkeypatch: pytest.MonkeyPatch) -> N
     fedveil.simulate(job("parts:picky"), "run")
     assert len(seen) <= 3 + 8
     assert set(seen) == {10}
+
+
+def test_a_language_model_is_named_by_its_folder() -> None:
+    assert dry_run._defined_at("hf:models/small") == "hf:models/small"

@@ -21,6 +21,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
 from fedveil.protections.catalog import POSITIONS, fault_phases, find
+from fedveil.rounds.outcomes import Unreached
 from fedveil.secagg.phases import PHASES
 from folders import records_of
 
@@ -72,6 +73,29 @@ def test_an_executor_beside_faults_or_canaries_shows_its_machines_and_is_closed(
         assert outer.shown() == {"machines": {"a": [3, 0.5, 0.25]}}
         outer.close()
     assert closed == ["closed"] * 2
+
+
+@pytest.mark.parametrize("way", ["ask", "fold"])
+def test_a_silent_client_is_not_reached_and_a_late_one_is_not_heard(way: str) -> None:
+    """Each from its phase on. The other clients get their messages."""
+    executor: Any = SimpleNamespace(
+        beside_server=True,
+        ask=lambda phase, messages: iter([(phase, *messages)]),
+        fold=lambda phase, messages, server: iter([(phase, *messages, server)]),
+    )
+    protection: Any = SimpleNamespace(phases=("keys", "tell", "unmask"))
+    made, server = Faulty(executor, Job(), protection), () if way == "ask" else ("a half",)
+    made._silent, made._late = {4: "tell", 9: "unmask"}, {7: "tell"}
+    messages = {client: {"yours": client} for client in (7, 4, 9, 2)}
+    found = {
+        phase: list(getattr(made, way)(phase, messages, *server))
+        for phase in made._protection.phases
+    }
+    assert found == {
+        "keys": [("keys", 7, 4, 9, 2, *server)],
+        "tell": [Unreached(4), ("tell", 9, 2, *server)],
+        "unmask": [Unreached(4), Unreached(9), ("unmask", 2, *server)],
+    }
 
 
 @pytest.mark.parametrize(

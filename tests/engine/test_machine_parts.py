@@ -29,6 +29,7 @@ from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import Expected, groups, placed
 from fedveil.engine.cluster.ray_cluster import _reason
 from fedveil.engine.cluster.shards import Piece, Shards, pieces
+from fedveil.engine.cluster.start import _leave_proof
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.entropy import Seeded
@@ -236,6 +237,27 @@ def test_sources_differ_by_their_text_and_by_their_place(
         found.append(machine_check._sources.__wrapped__())
     assert len(set(found)) == 3
     assert found[2] == found[3]  # only Python files count
+
+
+def test_only_the_user_may_read_the_proof_of_a_shared_folder(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    proofs = [_leave_proof(tmp_path) for _ in range(2)]
+    assert proofs[0] != proofs[1]
+    assert (tmp_path / machine.PROOF).read_text() == proofs[1]
+    assert (tmp_path / machine.PROOF).stat().st_mode & 0o777 == 0o600
+
+
+def test_sources_are_the_same_in_whatever_order_a_file_system_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.py", "b.py", "z.py"):
+        (tmp_path / name).write_text(f"{name} = 1")
+    monkeypatch.setattr(fedveil, "__file__", str(tmp_path / "__init__.py"))
+    listed, found = sorted(tmp_path.rglob("*.py")), set[str]()
+    for order in (listed, listed[::-1], [listed[1], listed[2], listed[0]]):
+        monkeypatch.setattr(Path, "rglob", lambda folder, pattern, order=order: iter(order))
+        found.add(machine_check._sources.__wrapped__())
+    assert len(found) == 1
 
 
 def members(ready: int, joining: int, lost: int = 0) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -108,6 +109,13 @@ def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
     assert list(run.plot("loss").data[0].y) == [record["loss"] for record in run.metrics]
     with pytest.raises(InvalidValue, match="there is no plot 'speed' of this run: accuracy, loss"):
         run.plot("speed")
+
+
+def test_a_run_that_was_not_simulated_here_has_no_plots(run: fedveil.Run) -> None:
+    deployed = replace(run, presentation=None)
+    assert deployed._repr_html_() is None
+    with pytest.raises(InvalidValue, match=r"has no plots: start it with fedveil\.simulate"):
+        deployed.plot("loss")
 
 
 def test_records_are_a_table_where_pandas_is(

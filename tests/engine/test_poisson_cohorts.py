@@ -200,3 +200,11 @@ def test_all_clients_are_asked_where_each_takes_its_turn_in_secret() -> None:
     assert Cohorts(secret).until(2) == list(range(secret.clients.number or 0))
     central = job(privacy={"randomness": "secure"})
     assert Cohorts(central).until(2) is None
+
+
+def test_the_clients_of_the_first_rounds_are_in_the_order_of_their_numbers() -> None:
+    """A set of a few large numbers has another order."""
+    known = Cohorts(job(number=900, fraction=0.004, privacy={"randomness": "seeded"}))
+    drawn = [known.draw(round) for round in (1, 2, 3)]
+    assert known.until(2) == sorted({*drawn[0], *drawn[1]})
+    assert known.until(3) == sorted({*drawn[0], *drawn[1], *drawn[2]}) != known.until(2)

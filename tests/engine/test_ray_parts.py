@@ -276,6 +276,21 @@ def test_the_running_cluster_is_the_named_one_or_the_last_that_was_started(
     assert _running() == found
 
 
+@pytest.mark.parametrize("known", [None, ""])
+def test_the_running_cluster_is_sought_in_the_folder_for_temporary_files(
+    known: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+        if known is not None:
+            monkeypatch.setenv(name, known)
+    monkeypatch.setattr(ray_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert _running() is None
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.3:6380\n")
+    assert _running() == "10.0.0.3:6380"
+
+
 @pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}", "[{}]:{}"])
 def test_an_address_is_tried_before_ray_waits_for_it(form: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

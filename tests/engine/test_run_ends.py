@@ -107,6 +107,7 @@ def test_a_cut_off_round_that_may_not_be_repeated_is_recorded_with_its_cost(
         assert f"round {refused} would bring" in str(run.stopped)
         assert run.ledger.epsilon("run") == run.metrics[-1]["epsilon_run_every_round"] == 4
         assert [record["reports"] for record in run.metrics] == [8, 0]
+        assert [record["dropped"] for record in run.metrics] == [0, 8]
         assert "interrupted" in run.metrics[-1]["void"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from fedveil.engine.executors.client_side import ClientsData, ClientSide, LocalT
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
-from fedveil.errors import FedveilError, JobError, ModelInvalid, RunFolderError, RunStopped
+from fedveil.errors import (
+    FedveilError,
+    JobError,
+    MissingExtra,
+    ModelInvalid,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import LoopTrainer, TrainingPlan
 from fedveil.learning.weight_layout import Layout
@@ -393,6 +401,15 @@ def test_vmap_and_loop_agree_over_a_run(tmp_path: Path) -> None:
         settings = job(model="parts:plain", training={"engine": engine})
         models.append(Layout(fedveil.simulate(settings, tmp_path / engine).model).vector())
     np.testing.assert_allclose(models[0], models[1], atol=1e-5)
+
+
+def test_a_missing_tensorboard_is_told_before_a_run_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtra, match=r"record\.tensorboard needs the package tensorboard"):
+        fedveil.simulate(job(record={"tensorboard": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:

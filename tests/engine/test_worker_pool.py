@@ -17,6 +17,7 @@ import pytest
 from fedveil.base.message import decode
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors import local
+from fedveil.engine.executors import pool as pool_module
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.pool import InSlot, WorkerPool, _program, _Worker
 from fedveil.engine.executors.shared_block import SharedBlock
@@ -214,6 +215,36 @@ def test_an_error_of_a_worker_is_raised_here() -> None:
         worker.receive()
     worker.connection = connection(("answers", 1, []))
     assert worker.receive() == ("answers", 1, [])
+
+
+def test_an_answer_in_a_slot_keeps_its_bytes_and_its_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, reports = pool(1), np.arange(2 * 7, dtype=np.uint8).reshape(1, 2, 7)
+    made._exchange = SimpleNamespace(array=lambda name: {"slots": reports}[name])
+    monkeypatch.setattr(pool_module, "wait", lambda connections: connections)
+    worker, effort = made._workers[0], Effort(1.5)
+    answers = [InSlot(4, 2, 5, effort=effort), Withheld(9, "no", effort=Effort(0.25))]
+    worker.number, worker.connection = 0, "a pipe"
+    worker.receive = lambda: ("answers", 1, answers)
+    report, withheld = made.ask("report", {4: {"round": 3}, 9: {"round": 4}})
+    assert (report.client, bytes(report.data), report.effort) == (4, bytes([9, 10, 11]), effort)
+    assert withheld is answers[1]
+
+
+def test_workers_that_started_before_one_failed_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def start(number: int, *given: Any) -> Any:
+        if number == 2:
+            raise OSError(11, "Resource temporarily unavailable")
+        return SimpleNamespace(close=lambda: ended.append(number))
+
+    monkeypatch.setattr(pool_module, "_Worker", start)
+    data = ClientsData.of_one(0, np.ones((3, 2), np.float32), np.zeros(3, np.int64))
+    with pytest.raises(RunStopped, match=r"cannot be started: .* temporarily unavailable"):
+        WorkerPool(4, 5, data)
+    assert ended == [0, 1]
 
 
 def started(workers: int, cores: int | None = None) -> Any:

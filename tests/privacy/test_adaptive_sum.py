@@ -57,6 +57,15 @@ def test_deltas_add_up_and_are_held_against_the_stated_one() -> None:
     assert found.figure(7e-7).epsilon == math.inf
 
 
+def test_a_charge_far_below_the_others_still_counts() -> None:
+    """An epsilon of 1e-30 raises the sum to the next number, and a delta of 1e-36 exceeds it."""
+    whole, nearly_nothing = PrivacyLoss(1.0), PrivacyLoss(1e-30)
+    found = total((((whole, 1),), 1), (((nearly_nothing, 1),), 1))
+    assert found.figure(0.0).epsilon == math.nextafter(1.0, math.inf)
+    failing = total((((FAILING, 1),), 1), (((PrivacyLoss(0.25, 1e-36), 1),), 1))
+    assert failing.figure(1e-7).epsilon == math.inf
+
+
 def test_a_copy_goes_on_by_itself_and_a_sum_of_nothing_costs_nothing() -> None:
     first = total((((COIN, 2),), 3))
     second = first.copy()

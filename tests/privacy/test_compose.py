@@ -433,6 +433,22 @@ def test_compiled_and_plain_curves_are_the_same_bytes():
         assert both[0] == both[1]
 
 
+def test_the_plain_path_leaves_out_no_pair():
+    """Each pair alone has a curve of its own, and none is that of another pair."""
+    laws = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.45, 0.5, 0.05]])
+    found = []
+    for pair in itertools.permutations(range(3), 2):
+        one = np.array([pair])
+        expected = pairwise_curve.largest_curve(laws, one, 2.5, 60, 0.0, infinite=False)
+        with pytest.MonkeyPatch.context() as plain:
+            plain.setattr(pairwise_curve, "_raise", pairwise_curve._raise_numpy)
+            plain.setattr(pairwise_curve, "_BATCH", 1)
+            found.append(pairwise_curve.largest_curve(laws, one, 2.5, 60, 0.0, infinite=False))
+        np.testing.assert_allclose(found[-1], expected, rtol=1e-12)
+        assert found[-1][0] > 0
+    assert len({curve.tobytes() for curve in found}) == 6
+
+
 def test_mirrored_pairs_are_left_out_without_loss():
     laws = unary_laws("rr", 0.5, 6)
     laws = (laws + laws[::-1, ::-1]) / 2  # a mirror image to the last bit

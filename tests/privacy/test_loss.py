@@ -66,6 +66,17 @@ def test_a_statement_that_its_distribution_contradicts_is_refused():
     PrivacyLoss(9.0, 0.25, release=failing)
 
 
+def test_a_table_states_the_epsilon_that_is_known_and_the_loss_of_a_part():
+    laws, part = [[0.7, 0.3], [0.3, 0.7]], PrivacyLoss(0.25, per="bit")
+    for known in (math.log(7 / 3), 0.95):
+        loss = PrivacyLoss.from_laws(laws, epsilon=known, per="example", part=part)
+        assert (loss.epsilon, loss.delta, loss.per, loss.part) == (known, 0.0, "example", part)
+    unknown = PrivacyLoss.from_laws([[0.5, 0.4, 0.1], [0.4, 0.6, 0.0]])
+    assert math.log(3 / 2) <= unknown.epsilon < math.log(3 / 2) + 1e-3
+    assert unknown.delta == pytest.approx(0.1)
+    assert unknown.part is None
+
+
 def test_a_distribution_keeps_masses_of_its_own():
     masses = np.array([0.25, 0.75])
     release = LossDistribution(0.5, 0, masses)

@@ -440,6 +440,12 @@ def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
     assert made.signs(3) is None  # an example's bound is of vectors that are not rotated
 
 
+def test_an_update_whose_examples_are_clipped_is_carried_as_it_is() -> None:
+    made = protection(unit="example", sampling_rate=0.2, noise_multiplier=1.5, clip=0.5)
+    update = np.linspace(-3, 2, DIMENSION, dtype=np.float32)
+    assert made.carried(update, {}).tolist() == update.tolist()
+
+
 class Named(Seeded):
     """Notes the names of the streams that are drawn from it."""
 

@@ -58,6 +58,42 @@ def test_a_client_goes_on_from_its_state_until_its_last_answer() -> None:
     assert later.keep() == {}
 
 
+def test_clients_are_asked_in_the_order_of_their_numbers() -> None:
+    """A set holds 9 before 2, and the order of the messages is that of a simulated round."""
+    made = protection()
+    halves = {client: client_half(made, client, MODEL) for client in (9, 2, 3)}
+    assert list(requests(halves, server_half(made, [2, 3, 9], MODEL))) == [2, 3, 9]
+
+
+def test_a_message_of_another_round_or_phase_gets_no_answer_and_changes_nothing() -> None:
+    made = protection()
+    half, server = client_half(made, 3, MODEL), server_half(made, COHORT, MODEL)
+    told = requests({3: half}, server)[3]
+    for field, value in (("round", ROUND - 1), ("round", ROUND + 1), ("phase", "unmask")):
+        with pytest.raises(ClientWithheld, match="does not belong to this round"):
+            half.respond({**told, field: value}, UPDATE)
+    for update in (None, UPDATE[:4], np.zeros((1, 5), np.float32)):
+        with pytest.raises(ClientWithheld, match="no update of the model's length"):
+            half.respond(told, update)
+    assert half.respond(told, UPDATE)["update"].tolist() == UPDATE.tolist()
+
+
+def test_an_answer_of_another_round_is_rejected_and_the_right_one_still_counts() -> None:
+    made = protection()
+    half, server = client_half(made, 8, MODEL), server_half(made, COHORT, MODEL)
+    told = requests({8: half}, server)[8]
+    answer = half.respond(told, UPDATE)
+    for wrong in ({**answer, "round": ROUND - 1}, {**answer, "update": UPDATE[:4]}):
+        with pytest.raises(ReportRejected):
+            server.receive(8, wrong)
+        assert server.reports == 0
+    server.receive(8, answer)
+    assert server.advance() is None
+    assert server.aggregate().update.tolist() == UPDATE.tolist()
+    with pytest.raises(ReportRejected):
+        server.receive(8, answer)
+
+
 def test_only_clients_that_a_phase_asks_may_answer_it() -> None:
     """The server leaves out client 9, whose answer would otherwise be in the sum."""
 

@@ -32,6 +32,8 @@ from fedveil.protections.last_answered import Answered
 from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
+from fedveil.secagg.keys import Identity
+from fedveil.secagg.secret import Secret
 from folders import records_of
 from secagg_parts import shows
 
@@ -217,6 +219,13 @@ def test_the_graph_of_the_settings() -> None:
 
 
 def test_outside_simulation_keys_come_from_the_roster_and_not_from_the_seed() -> None:
+    keys = {client: bytes([client]) * 32 for client in (0, 2)}
+    own = Secret(bytes(range(32)))
+    made = protection(active_security=True, simulated=False, roster=keys, identity=own)
+    assert [made.terms(1).roster(client) for client in range(3)] == [keys[0], None, keys[2]]
+    mine = made.identity(2)
+    assert mine is not None
+    assert mine.public == Identity(own).public
     made = protection(active_security=True, simulated=False)
     assert made.terms(1).roster(0) is None
     with pytest.raises(InvalidValue, match="needs the client's own identity"):

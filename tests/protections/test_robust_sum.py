@@ -110,6 +110,28 @@ def test_what_is_no_number_is_refused(value: float) -> None:
         half.receive(1, {"round": 7, "update": np.array([0, value, 0], np.float32)})
 
 
+@pytest.mark.parametrize("entry", [-np.inf, -(2.0**41), np.nan, 2.0**41])
+def test_a_refused_report_leaves_the_others_median(entry: float) -> None:
+    total = Combining("median").sum(ExactSum(3))
+    for row in ([1, 4, -(2.0**40)], [3, 8, 6], [4, 5, 9]):
+        total.add(np.array(row, np.float32))
+    with pytest.raises(ValueError, match="not finite or too large"):
+        total.add(np.array([0.5, entry, 0.25], np.float32))
+    with pytest.raises(ValueError, match="count equally"):
+        total.add(np.array([0.5, 0.25, 0.125], np.float32), 2)
+    assert (total.value() / 3).tolist() == [3, 5, 6]
+
+
+def test_more_reports_than_are_sorted_at_a_time_are_sorted_entry_by_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(robust_combining, "_ENTRIES", 2)
+    total = Combining("median").sum(ExactSum(2))
+    for row in ([7, 1], [2, 5], [4, 9]):
+        total.add(np.array(row, np.float32))
+    assert (total.value() / 3).tolist() == [4, 5]
+
+
 def test_where_they_count_equally_and_where_they_are_refused() -> None:
     assert Job(server={"aggregation": "median"}).server.weighting == "equal"
     assert Job(server={"aggregation": "norm_bound"}).server.weighting == "by_size"

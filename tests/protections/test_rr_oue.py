@@ -282,6 +282,28 @@ def test_a_report_may_cost_all_that_the_job_allows() -> None:
     assert half.most_of_a_report() == (78.0, 0.0)
 
 
+@pytest.mark.parametrize("settings", [{}, {"total_eps": 50.0}, {"adaptive": True}])
+def test_only_an_adaptive_report_with_a_limit_may_cost_that_limit(settings: Any) -> None:
+    """Six parameters, each with two perturbed bits of half the encoding's epsilon a cell."""
+    fixed = protection(eps=1.5, cells=3, clip=2.0, **settings)
+    (spending,) = fixed.spending(fixed.initial_state())
+    assert fixed.most_of_a_report()[0] == pytest.approx(float(fixed.report_cost(1.5)))
+    assert fixed.most_of_a_report()[0] != 50.0
+    assert spending.loss.epsilon < fixed.most_of_a_report()[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "demanded", "weaker"),
+    [("bits", "sum", True), ("sum", "bits", False), ("bits", "bits", False), ("sum", "sum", False)],
+)
+def test_whole_codes_are_weaker_than_the_sums_that_a_client_demands(
+    asked: Any, demanded: Any, weaker: bool
+) -> None:
+    server, own = UnarySettings(report=asked), UnarySettings(report=demanded)
+    said = "reports are bits instead of sums, which reveal less"
+    assert Unary.weaker(server, own, 7, 5) == (said if weaker else None)
+
+
 def test_no_update_no_report() -> None:
     with pytest.raises(ClientWithheld, match="not the opening of this round"):
         client(protection(), np.zeros(6)).respond({"round": 7, "eps": 4.8}, None)

@@ -401,3 +401,12 @@ def test_clients_are_told_the_phase_that_their_bit_depends_on(phase: str) -> Non
     made.check_state(state)
     with pytest.raises(ValueError, match="fields"):
         made.check_state({**state, "more": 1})
+
+
+def test_a_fixed_magnitude_has_no_state_and_an_estimated_one_needs_it() -> None:
+    small(magnitude="fixed").check_state({})
+    with pytest.raises(ValueError, match="fields"):
+        small(magnitude="fixed").check_state({"estimate": 0.25, "phase": "shrink", "zeros": 2})
+    for wrong in ({}, {"estimate": -0.25, "phase": "shrink", "zeros": 2}):
+        with pytest.raises(ValueError, match=r"fields|initial"):
+            small(magnitude="estimated").check_state(wrong)

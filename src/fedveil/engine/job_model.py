@@ -136,9 +136,9 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
         part = TrainedPart.of(model).module
         own = own_names(part)
         trained = [p for name, p in part.named_parameters() if p.requires_grad and name not in own]
-        due = sum(map(_size, trained))
-        tensors = (*model.parameters(), *model.buffers())
-        kept = sum(_size(t) * t.element_size() for t in tensors) - 4 * due
+        due = sum(t.numel() for t in trained if _known(t))
+        tensors = filter(_known, (*model.parameters(), *model.buffers()))
+        kept = sum(t.numel() * t.element_size() for t in tensors) - 4 * due
     if due > sent:
         raise ModelInvalid(
             f"a model for examples of the server's shape and {shape.classes:,} outputs has at "
@@ -153,9 +153,9 @@ def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
         )
 
 
-def _size(tensor: torch.Tensor) -> int:
-    unknown = isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)
-    return 0 if unknown else tensor.numel()
+def _known(tensor: torch.Tensor) -> bool:
+    """Return True unless `tensor` belongs to a lazy layer, which has no shape and no type yet."""
+    return not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)
 
 
 def text_form(job: Job) -> TextForm | None:
