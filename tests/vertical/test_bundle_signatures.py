@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fedveil.errors import BundleInvalid, ExchangeError
 from fedveil.link.channel import drive_together
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.bundle import Bundle, write_manifest
+from fedveil.vertical.bundle import Bundle, Manifest, write_manifest
 from fedveil.vertical.remote.bundle_agreement import agree
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.signatures import Signatures, Signed, check_signed, sign
@@ -192,6 +194,22 @@ def test_parties_sign_one_manifest_whatever_settings_are_their_own(
     assert len(manifests) == 1
 
 
+def test_parties_sign_one_manifest_whatever_the_order_in_their_job_files(
+    tmp_path: Path, keys: dict[str, Credentials]
+) -> None:
+    sides = {name: run_of(tmp_path, name) for name in PARTIES}
+    parts: dict[str, Any] = {"bank_wide": {"frozen": True}, "bank_deep": {"dtype": "float32"}}
+    for side, order in (("lead", parts), ("bank", dict(reversed(parts.items())))):
+        setting = sides[side].setting
+        setting.job = setting.job.with_(parts=order)
+        assert list(setting.job.agreed()["parts"]) == list(order)
+    drive_together({name: agree(side, RUN, keys[name]) for name, side in sides.items()})
+    (made,) = {(tmp_path / name / "bundle/manifest.json").read_bytes() for name in PARTIES}
+    manifest = Manifest.model_validate_json(made)
+    other = dict(reversed(manifest.contents.items()))
+    assert manifest.model_copy(update={"contents": other}).written() == made
+
+
 def edited(old: bytes, new: bytes):  # type: ignore[no-untyped-def]
     return lambda message: {**message, "manifest": message["manifest"].replace(old, new)}
 
@@ -280,6 +298,17 @@ def test_a_signature_is_for_one_manifest(keys: dict[str, Credentials]) -> None:
     for long in (replace(made, signature=bytes((1 << 12) + 1)), Signed(b"-" * 65537, b"x")):
         with pytest.raises(BundleInvalid, match="of lead is not valid: it is too long"):
             Signatures({"lead": long}).check(b"one", ["lead"], None)
+
+
+def test_a_signature_that_a_key_made_for_another_purpose_is_none_of_a_bundle(
+    keys: dict[str, Credentials],
+) -> None:
+    """The signed bytes begin with their purpose. Bundles on disk depend on it."""
+    key: Any = load_pem_private_key(keys["lead"].key, None)
+    for data, is_valid in ((b"fedveil: model bundle\0one", True), (b"one", False)):
+        made = Signed(keys["lead"].certificate, key.sign(data, ec.ECDSA(SHA256())))
+        with nullcontext() if is_valid else pytest.raises(BundleInvalid, match="another manifest"):
+            check_signed("lead", made, b"one", keys["bank"])
 
 
 def test_a_signature_with_rsa_is_checked_and_a_revoked_signer_refused(tmp_path: Path) -> None:

@@ -84,6 +84,20 @@ def test_batches_change_nothing(mine: int, theirs: int, monkeypatch: pytest.Monk
     assert max(len(batch) for batch in points) <= 4  # type: ignore[arg-type]
 
 
+def test_each_alignment_has_exponents_and_a_name_of_its_own() -> None:
+    """With a known exponent, anyone could compute the point of every id that can be guessed."""
+    points, names = list[bytes](), set[bytes]()
+    for _ in range(2):
+        agreed, said = agree(standing("lead", range(5)), standing("bank", range(2, 9)))
+        for party, kind, field in (("lead", "blinded", "points"), ("bank", "raised", "blinded")):
+            sent: list[Any] = [m[field] for m in said[party] if m["kind"] == kind]
+            points += [row.tobytes() for row in np.concatenate(sent)]
+        (name,) = {agreement.examples.name for agreement in agreed.values()}
+        names.add(name)
+    assert len(points) == len(set(points)) == 2 * (5 + 7 + 2 + 2)
+    assert len(names) == 2
+
+
 @pytest.mark.parametrize("alike", [False, True])
 def test_points_are_found_by_all_of_their_bytes(alike: bool) -> None:
     among = Seeded(5).generator().integers(0, 256, (37, 32), np.uint8)

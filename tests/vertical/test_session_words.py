@@ -513,6 +513,22 @@ def test_links_are_closed_with_the_reason_of_whatever_ended_the_session() -> Non
     assert closed == [("bank", ""), ("shop", "")]
 
 
+def test_a_leader_names_each_new_run_differently_and_a_follower_names_none() -> None:
+    """Folders of two runs with one name would be resumed together."""
+
+    def named(party: str, run: bytes) -> bytes:
+        task = SimpleNamespace(leader="lead")
+        machine: Any = SimpleNamespace(party=party, task=task, _run=run)
+        Machine._name_run(machine)
+        return machine._run  # type: ignore[no-any-return]
+
+    known = bytes(range(16))
+    assert [named(party, known) for party in ("lead", "bank")] == [known] * 2
+    assert named("bank", b"") == b""
+    new = {named("lead", b"") for _ in range(3)}
+    assert (len(new), {len(name) for name in new}) == (3, {16})
+
+
 def test_a_machine_that_is_started_again_knows_its_run_and_its_examples(tmp_path: Path) -> None:
     job, run = VerticalJob(task="vertical_parts:bottoms"), bytes(range(16))
     rows = {"train": np.array([4, 0, 31]), "test": np.array([7, 2])}
