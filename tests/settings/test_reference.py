@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from pydantic import Field
 
+from fedveil.errors import InvalidValue
 from fedveil.settings.reference import page, told_keys
 from fedveil.settings.settings import Block, Settings
 
@@ -43,3 +45,20 @@ def test_a_block_refers_to_one_earlier_block_and_keeps_all_other_rows() -> None:
         "plain.a", "plain.b", "plain.c", "other.d", "both.d", "both.e",
     ]  # fmt: skip
     assert shown.endswith("## Between keys\n\n- A is below B.\n- B is even.\n")
+
+
+@pytest.mark.parametrize(
+    ("part", "near"),
+    [
+        ("sed", " (did you mean seed?)"), ("blok", " (did you mean block?)"),
+        ("block.on", " (did you mean block.one?)"), ("", ""), ("far", ""),
+    ],
+)  # fmt: skip
+def test_a_part_that_no_page_has_is_looked_for_among_keys_and_blocks(part: str, near: str) -> None:
+    page = "| `seed` | text | `1` | first |\n| `block.one` | text | `2` | second |\n"
+    with pytest.raises(InvalidValue) as error:
+        told_keys(page, part)
+    assert str(error.value) == f"no key or block of a job is {part}{near}"
+    assert list(told_keys(page, None)) == ["seed", "block.one"]
+    with pytest.raises(InvalidValue, match=r"^no key or block of a job is None$"):
+        told_keys("no table", None)

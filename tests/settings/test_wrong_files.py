@@ -34,7 +34,7 @@ def sentence(call: Any, *given: Any) -> str:
 
 
 def test_a_file_that_is_not_there_is_looked_for_beside_it(tmp_path: Path) -> None:
-    for name in ("train.yml", "other.yaml", "trian.txt"):
+    for name in ("train.yml", "trains.yaml", "other.yaml", "trian.txt"):
         (tmp_path / name).write_text("{}")
     said = sentence(yaml_file.read, tmp_path / "trian.yaml")
     assert said.endswith(f"No such file or directory (did you mean {tmp_path / 'train.yml'}?)")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, JobError
 from fedveil.settings.allowed import Allowed, allowed, block_of, keys, sentences
 from fedveil.settings.settings import Block, Choice, Settings, Under
 from fedveil.settings.stored import Stored
@@ -129,6 +129,15 @@ class Study(Settings):
             "weights.upp is not a known key (did you mean up?); the keys are up, down",
         ),
         ({"lr": 3}, ("lr",), "lr = 3 is not a known key (did you mean step.lr"),
+        ({"wing:flap": 3}, ("wing:flap",), "wing:flap = 3 is not a known key; the keys are"),
+        ({"wing:3": None}, ("wing:3",), "wing:3 is not a key with a value; a space is missing"),
+        ({"wing": None}, ("wing",), "wing = null is not a known key; the keys are"),
+        ({"noise.wing": 3}, ("noise.wing",), "noise.wing = 3 is not a known key (did you mean"),
+        (
+            {"noise.dp_eps": 4},
+            ("noise.dp_eps",),
+            "noise.dp_eps = 4 is a key of the block noise: write it inside that block",
+        ),
         ({"kind": {"name": None}}, ("kind", "name"), "kind.name = null is not one of few, all"),
     ],
 )
@@ -174,6 +183,16 @@ def test_the_path_of_a_key_begins_with_every_block_around_it() -> None:
         "own.step.lr", "own.titled.name", "own.titled.step.lr", "own.of.NAME.name",
         "own.of.NAME.step.lr",
     ]  # fmt: skip
+
+
+def test_a_block_is_never_changed_in_place() -> None:
+    noise = Noise(dp_eps=5.0)
+    with pytest.raises(JobError, match=r"^dp_eps = 4\.0 cannot be set in place: use job\.with_"):
+        noise.dp_eps = 4.0
+    with pytest.raises(ValidationError, match=r"(?s)Noise.*epsilon.*frozen"):
+        noise.epsilon = 4.0  # type: ignore[attr-defined]
+    assert noise == Noise(dp_eps=5.0)
+    assert not hasattr(noise, "epsilon")
 
 
 def test_only_a_field_for_one_block_is_a_block() -> None:

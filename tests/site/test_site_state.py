@@ -267,7 +267,7 @@ def test_a_site_s_keys_and_accounts_are_in_its_folder(tmp_path: Path, stack: Exi
     seat = site.seat("study", signs=False)
     assert member.client == seat.client == site.policy.servers["study"].client
     for of in (member.keys, member.accounts, seat.state):
-        assert of.path.is_relative_to(site.folder)
+        assert of.path == site.folder / "state"
     assert (member.data, member.seeded, member.owner) == (data_set.reader, False, owner)
     assert (member.identity, member.roster, seat.roster, seat.identity) == (None, None, {}, None)
     with pytest.raises(DeploymentError, match=r"identity\.pem cannot be read"):

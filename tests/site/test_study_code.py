@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -230,10 +231,38 @@ def test_the_files_of_a_module_are_limited_together(
         file.write_bytes(bytes(6))
     monkeypatch.setattr(code_folder, "_MOST_BYTES", 12)
     assert list(code_folder.files_of(tmp_path, files).files) == ["a.py", "b.py"]
+    monkeypatch.setattr(code_folder, "_MOST_FILES", 2)
+    assert len(code_folder.files_of(tmp_path, [tmp_path, *files]).files) == 2
+    monkeypatch.setattr(code_folder, "_MOST_FILES", 1)
+    with pytest.raises(SiteRefused, match="has more than 1 files: remove the others"):
+        code_folder.files_of(tmp_path, files)
     monkeypatch.setattr(code_folder, "_MOST_BYTES", 11)
     with pytest.raises(SiteRefused, match=r"b\.py cannot be read"):
         code_folder.files_of(tmp_path, files)
     assert Module({"a.py": b"xyz"}).digest != Module({"a.pyx": b"yz"}).digest
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_process_leaves_no_pipe_and_no_folder(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site serves for months, and starts a process in each round."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def started(*words: object, **more: object) -> SimpleNamespace:
+        if not starts:
+            raise OSError("no more processes")
+        assert next(tmp_path.glob("*/code/a.py")).read_bytes() == b"x = 3"
+        return SimpleNamespace(pid=1 << 30, wait=lambda: waited.append(1))
+
+    waited: list[int] = []
+    monkeypatch.setattr(code_process.subprocess, "Popen", started)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    running = code_process.running([Module({"a.py": b"x = 3"})], None, 3 << 30, 9.0)
+    with nullcontext() if starts else pytest.raises(OSError, match="no more processes"), running:
+        assert len([*Path("/proc/self/fd").iterdir()]) == before + 2
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert ([*tmp_path.iterdir()], waited) == ([], [1] if starts else [])
 
 
 def test_the_process_is_told_its_pipes_and_its_limits() -> None:

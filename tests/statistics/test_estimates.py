@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.statistics.answering import _CHOSEN, _EXACT, _NORMAL, answer_of, averaged
 from fedveil.statistics.encodings import Scaled
-from fedveil.statistics.estimates import Sums, count, from_ends, mean, ratio
+from fedveil.statistics.estimates import Sums, correlation, count, from_ends, mean, ratio, variance
 from fedveil.statistics.prefixes import Found
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.schedule import Schedule
@@ -47,6 +47,48 @@ def test_a_mean_beyond_its_range_is_at_its_end() -> None:
         found = ratio(sums(total, 61.0, noise=0.25), *mean(column), {}, Z)
         assert found.value == end
         assert -10 <= found.low < found.high <= 30
+
+
+@pytest.mark.parametrize("noise", [0.0, 4.0])
+def test_a_ratio_without_rows_is_its_whole_range(noise: float) -> None:
+    """The sums of a group that nobody is in are exactly 0 under a protection without noise."""
+    x, y = Scaled("x", [-10.0, 30.0]), Scaled("y", [2.0, 3.0])
+    cases = [
+        (mean(x), 2, -10.0, 30.0),
+        (variance(x), 3, 0.0, 400.0),
+        (correlation(), 6, -1.0, 1.0),
+        (from_ends([x], squares=False), 2, -10.0, 30.0),
+        (from_ends([x], squares=True), 3, 0.0, 400.0),
+        (from_ends([x, y], squares=True), 9, -1.0, 1.0),
+    ]
+    for statistic, entries, low, high in cases:
+        found = ratio(sums(*[0.0] * entries, noise=noise), *statistic, {"g": "u"}, Z)
+        assert (found.value, found.low, found.high) == ((low + high) / 2, low, high)
+        assert found.noise == found.sampling == (high - low) / 2
+        assert found.label == {"g": "u"}
+
+
+@pytest.mark.parametrize(("rows", "steady"), [(15.9, False), (16.1, True), (-40.0, False)])
+def test_a_ratio_is_estimated_if_the_noise_is_at_most_a_quarter_of_its_divisor(
+    rows: float, steady: bool
+) -> None:
+    found = ratio(sums(3.0, rows, noise=16.0), *mean(Scaled("x", [-10.0, 30.0])), {}, Z)
+    assert (found.value != 10.0) == steady
+    assert steady or (found.low, found.high) == (-10.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "inside", "low", "high"), [(-90.0, 0.0, 0, 0), (170.0, 120.0, 120, 120)]
+)
+def test_a_count_beyond_all_rows_keeps_its_value_and_an_interval_among_them(
+    value: float, inside: float, low: float, high: float
+) -> None:
+    found = count(value, 4.0, sums(value), {"c": "u"}, Z)
+    assert (found.value, found.low, found.high) == (value, low, high)
+    sampling = (inside * (ROWS - inside / CLIENTS) + (Z * ROWS) ** 2) * CLIENTS / ASKED
+    assert found.sampling**2 == pytest.approx(sampling)
+    alone = count(170.0, 4.0, sums(170.0, rows=None), {}, Z)
+    assert alone.high == pytest.approx(170 + Z * math.sqrt(4 + (170 + Z**2) * CLIENTS / ASKED))
 
 
 def test_columns_of_which_one_has_a_variance_below_zero_have_no_correlation() -> None:

@@ -54,6 +54,27 @@ def test_a_clients_vector_is_as_short_as_the_clip_whatever_its_rows() -> None:
         assert unit == "row" or max(lengths) <= np.sqrt(2) + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("protection", "whom"),
+    [
+        ("central_gaussian", "everyone except the server"),
+        ("distributed_dp", "a server that follows the protocol"),
+        ("dp_encrypt", "everyone, including the server"),
+        ("rr", "everyone, including the server"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("unit", "whose"), [("row", "one row"), ("client", "a client's whole data")]
+)
+def test_a_promise_names_whose_data_it_protects_and_against_whom(
+    protection: str, whom: str, unit: Any, whose: str
+) -> None:
+    data = {"w": np.arange(9) % 7}
+    more = {"epsilon": 8.0, "unit": unit, "client": "w", "rows": 2 if unit == "row" else 1}
+    (line,) = asked({"n": {"ask": "count"}}, data, protection, **more).lines
+    assert line.what == f"{whose}, against {whom}"
+
+
 def test_every_round_of_sums_is_charged_to_the_account_and_a_limit_may_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +262,7 @@ def test_a_sum_that_is_drawn_at_once_costs_and_counts_what_its_reports_would(
         answers = Asking(file, Simulator(file, load(file, data)), tmp_path).run()
         assert [line.epsilon for line in answers.lines] == [60.0, 60.0]
         assert [line.what.partition(" ")[0] for line in answers.lines] == ["one", "a"]
-        assert answers.lines[0].what.startswith("one row, against ")
+        assert answers.lines[0].what == "one row, against everyone, including the server"
         assert answers.lines[1].what.startswith("a row in all trainings and questions")
         assert (tmp_path / fidelity).exists()
         assert answers.reports < 20
