@@ -159,6 +159,17 @@ def test_the_cost_of_an_example_includes_its_label() -> None:
     assert last.epsilon == Limit(split, "lead", 9.0, 0.0, label).figure(3, labelled=True).epsilon
 
 
+def test_an_epsilon_of_many_reports_states_its_delta() -> None:
+    private = Part("left", "bank", ("data.x",), (3,), privacy=EmbeddingPrivacy(0.05))
+    split = SplitModel([private, Part("top", "lead", ("left",), (2,))], leader="lead")
+    releases = Releases(None, Order(0, 4, 3), fresh=False, epochs=900)
+    releases.train[1] = 900
+    for delta, stated in ((0.0, 0.0), (3e-4, 3e-4)):
+        last = figures(split, "bank", releases, delta, None)[-1]
+        assert last.delta == stated
+        assert (last.epsilon < 900 * 3 * 0.025 * 0.9) == (delta > 0)
+
+
 def test_a_held_out_example_pays_for_its_evaluations_and_for_no_label() -> None:
     """It was sent more often than any training example, which pays for a label too."""
     parts = [

@@ -6,6 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -665,6 +666,20 @@ def test_zeros_stand_for_the_examples_alone_whose_values_are_no_numbers() -> Non
     assert EmbeddingDP.unpack(report, (3, 8)).tolist() == [[1.0] * 8, [0.0] * 8, [1.0] * 8]
     assert notes == ["1 of 3 examples are reported as zeros: the output of left for them is NaN"]
     assert np.isnan(values[1, 5]), "the part's own values are unchanged"
+
+
+def test_the_bits_of_a_party_without_given_randomness_are_never_repeated() -> None:
+    """Noise that anyone can draw again protects nothing."""
+    split = split_of("bottoms", SGD, EmbeddingPrivacy(0.7))
+    (crossing,) = [each for each in split.crossings if each.part == "left"]
+    occasion = Occasion("train", 0, 3, 1, np.arange(5, 25))
+
+    def drawn(**given: Any) -> bytes:
+        report = Party("bank", split, **given)._context.report
+        return np.asarray(report(crossing, np.zeros((20, 8), np.float32), occasion)).tobytes()
+
+    assert len({drawn() for _ in range(3)}) == 3
+    assert drawn(entropy=Seeded(5)) == drawn(entropy=Seeded(5)) != drawn(entropy=Seeded(6))
 
 
 @pytest.mark.parametrize(
