@@ -6,6 +6,7 @@ import math
 import os
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,33 @@ def test_a_charge_beyond_a_limit_is_refused_and_changes_nothing(place: Place, pe
     assert account.windows("ever")[""].in_clear == {"a size"}
     account.charge(release(PrivacyLoss(0.2)), limit=limit)
     assert place.open().spent().figure.epsilon <= 1.0
+
+
+def test_values_in_the_clear_are_told_once_for_each_run_in_alphabetical_order(place: Place) -> None:
+    account = place.open()
+    values = ("time", "size", "norm", "mean", "days", "area")
+    for job, said in (("first", values[:4]), ("second", values[3:]), ("first", ("more",))):
+        account.disclose(Release(job, "the introduction", "rr", (), in_clear=said))
+    assert [(one.job, one.in_clear) for one in account.charges] == [
+        ("first", values[:4]), ("second", values[3:]),
+    ]  # fmt: skip
+    assert account.spent().in_clear == ("area", "days", "mean", "norm", "size", "time")
+
+
+@pytest.mark.parametrize(("unit", "mixed"), [("client", True), ("example", False)])
+def test_only_a_limit_for_a_client_is_broken_by_the_mixture_of_units(
+    place: Place, unit: Any, mixed: bool
+) -> None:
+    own = Release("study", "a report", "rr", [(PrivacyLoss(0.7, per="example"), 1)], unit="example")
+    limit = Limits(month=0.5, unit=unit)
+    with pytest.raises(OverSpent, match=r"above the site's limit of 0\.5") as error:
+        place.open().charge(own, limit=limit)
+    assert ("leave no epsilon for a client" in str(error.value)) == mixed
+
+
+def test_a_month_begins_at_midnight_whatever_the_clock_says(place: Place) -> None:
+    place.now = datetime(2026, 3, 9, 14, 25, 36, 470_011, UTC)
+    assert place.open().month() == datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def test_a_new_month_has_a_new_budget_and_a_run_and_all_time_do_not(place: Place) -> None:

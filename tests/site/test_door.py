@@ -34,6 +34,27 @@ OF_EXAMPLES = job(
 )
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_site_that_its_owner_ends_answers_nothing(
+    leaves: bool, tmp_path: Path, stack: ExitStack
+) -> None:
+    house = House(tmp_path / "site", stack, of_job(noised()))
+    error = KeyboardInterrupt() if leaves else SystemExit("no data")
+
+    def read() -> bytes:
+        raise error
+
+    before = len(house.lines())
+    message = training(noised()).message()
+    if leaves:
+        with pytest.raises(KeyboardInterrupt):
+            house.door.answer(read, message, house.context)
+    else:
+        assert house.door.answer(read, message, house.context).has_error()
+        assert house.why().endswith("SystemExit: no data")
+    assert len(house.lines()) == before + (not leaves)
+
+
 def test_a_report_is_charged_at_the_epsilon_that_the_server_asks_for() -> None:
     charged: list[Any] = []
     account: Any = SimpleNamespace(charge=lambda released, limit: charged.append(released))

@@ -43,6 +43,24 @@ def reasons(policy: Policy, asked: Job, folder: Path = Path()) -> list[str]:
     return list(Admission.of(policy, folder).reasons(Order(asked, None)))
 
 
+@pytest.mark.parametrize(("key", "length"), [("data", 64), ("servers", 64), ("code.modules", 64)])
+def test_a_name_has_as_many_letters_as_a_file_may(key: str, length: int) -> None:
+    value: Any = {"data": {"named": "mnist"}, "servers": {"client": 3}}.get(key, "ab" * 32)
+    for name in ("a" * length, "b7"):
+        assert of((key, {name: value}))
+    for name in ("a" * (length + 1), "7b" if key == "code.modules" else "_b", "a.b", ""):
+        with pytest.raises(JobError, match=key.replace(".", r"\.")):
+            of((key, {name: value}))
+
+
+@pytest.mark.parametrize(
+    "jobs", [{"template": "job.yaml"}, {"digests": ["ab" * 32]}, {"signed_by": ["ada"]}]
+)
+def test_a_policy_with_any_kind_of_job_lets_one_run(jobs: dict[str, Any]) -> None:
+    people = {"ada": "cd" * 32}
+    assert of(("jobs", jobs), ("people", people), base={**SOUND, "jobs": {}}).warnings == []
+
+
 def test_the_file_of_a_new_site_has_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(START)
     assert Policy.load(tmp_path / "policy.yaml") == Policy()
