@@ -289,7 +289,6 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
         (
             "return dict(x_train=x, y_train={'a': y, 'b': y}, x_test=x2, "
             "y_test={'a': y2, 'b': y2})",
-            "return dict(x_train=x,y_train={'a': y, 'b': y}, x_test=x2, y_test={'a': y2, 'b': y2})",
             r"y_train is not a plain array, but \[examples\].*own with targets = \"own\"",
         ),
         ("return x, y * 0, x2, y2 * 0", "classes = 1, but at least 2 are needed"),
