@@ -211,6 +211,41 @@ def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.parametrize(("least", "size"), [(1, 2), (3, 3)])
+def test_a_sum_has_as_many_reports_as_the_protection_needs(
+    least: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed: list[int] = []
+
+    def seen(protection: object, weights: object, updates: list[Any], source: Entropy) -> Any:
+        summed.append(len(updates))
+        return SimpleNamespace(masked=True, total="the sum")
+
+    monkeypatch.setattr(class_shares, "seen", seen)
+    target: Any = SimpleNamespace(
+        protection=SimpleNamespace(least_clients=least), weights=np.zeros(2),
+        partition=SimpleNamespace(clients=7), updates=lambda clients: [np.zeros(2) for _ in clients],
+        job=SimpleNamespace(clients_per_round=5),
+    )  # fmt: skip
+    assert [*Observer(target, Seeded(4)).readings([np.ones(2, np.float32)])] == ["the sum"]
+    assert summed[-1] == size
+
+
+def test_the_labels_of_a_layer_without_a_bias_are_counted() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(7, 12), nn.Sigmoid(), nn.Linear(12, 5, bias=False))
+    labels = torch.from_numpy(np.repeat(np.arange(5), COUNTS))
+    x = torch.randn(5, 7)[labels] + 0.3 * torch.randn(31, 7)
+    weights = Layout(model).vector()
+    nn.functional.cross_entropy(model(x), labels).backward()
+    torch.optim.SGD(model.parameters(), 0.35).step()
+    layer = LastLayer.of(model, torch.randn(50, 7))
+    assert layer is not None
+    assert layer.bias is None
+    found = label_counts(Reading.exact(Layout(model).vector() - weights), layer, weights, 31, 0.35)
+    assert (found.shape, found.sum()) == ((5,), 31)
+
+
 def test_a_score_is_a_weighted_projection() -> None:
     """Weights count relative to their mean, which is 2."""
     reading = Reading(np.array([1.0, -2.0, 4.0]), np.array([1.0, 5.0, 0.0]))
@@ -275,6 +310,7 @@ def test_both_questions_are_asked_at_the_effort(monkeypatch: pytest.MonkeyPatch)
     found = attack(target, "standard", Watch())
     assert [figure.name for figure in found.figures] == ["counts, standard", "standard"]
     assert (found.effort, found.epsilon) == ("standard", np.inf)
+    assert found.saw.startswith("one report of each client, or the smallest sum")
 
 
 def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(

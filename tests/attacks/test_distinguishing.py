@@ -295,6 +295,9 @@ def test_a_direction_is_compared_with_updates_of_length_1() -> None:
     reading = Reading(np.array([1.0, 2.0]), np.array([1.0, 0.5]), scaled=False)
     a, b = np.array([3, 4], np.float32), np.array([0, 2], np.float32)
     assert telling(reading, a, b) == pytest.approx(3 / 5 + 4 / 5 - 1)
+    nothing = np.zeros(2, np.float32)
+    assert telling(reading, a, nothing) == pytest.approx(3 / 5 + 4 / 5)
+    assert telling(reading, nothing, b) == pytest.approx(-1)
 
 
 def test_both_sides_of_each_pair_have_noise_of_their_own() -> None:

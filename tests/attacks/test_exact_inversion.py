@@ -95,6 +95,51 @@ def test_one_wrong_example_is_not_settled_for(monkeypatch: pytest.MonkeyPatch) -
     assert recovered(batch, invert(gradient, 1 << 12, np.random.default_rng(1), 3)) == 3
 
 
+def test_the_best_batch_so_far_is_kept_and_one_start_is_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, gradient = batch_and_gradient(3)
+    shares = [np.array([1.0, 1.0, 0.97]), np.array([0.25, 0.5, 0.75])]
+    given = [exact_inversion._Explanation(batch + n, shares[n]) for n in range(2)]
+    monkeypatch.setattr(exact_inversion, "_chosen", lambda *a: given.pop(0))
+    found = invert(gradient, 128, np.random.default_rng(1), 3)
+    assert found is not None
+    assert np.array_equal(found, batch)
+    given = [exact_inversion._Explanation(batch, np.ones(3))]
+    assert invert(gradient, 1, np.random.default_rng(1), 3) is not None
+
+
+def test_each_example_is_explained_by_the_neurons_that_it_activates() -> None:
+    """Its own direction is zero on the others, on whichever side of zero."""
+    batch, gradient = batch_and_gradient(4)
+    factors = exact_inversion._factors(gradient, 4)
+    assert factors is not None
+    derivatives = gradient.of_weights @ np.linalg.pinv(batch)
+    directions = factors.left.T @ derivatives
+    right = exact_inversion._explained(gradient, factors, directions)
+    assert right.shares.tolist() == [1.0] * 4
+    assert right.examples == pytest.approx(batch, abs=1e-9)
+    activated = gradient.weights @ batch.T + gradient.biases[:, None] > 0
+    zeros = exact_inversion._zeros(factors, directions)
+    assert zeros.scores.tolist() == (~activated).sum(axis=0).tolist()
+    wrong = directions @ np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1.0]])
+    mixed = exact_inversion._explained(gradient, factors, wrong)
+    assert mixed.shares.shape == (4,)
+    assert mixed.shares[:2].tolist() == [1.0, 1.0]
+    assert mixed.shares[2:].max() < 1
+
+
+def test_a_model_that_cannot_be_inverted_is_refused_before_clients_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(*arguments: object) -> None:
+        raise AssertionError("clients trained")
+
+    monkeypatch.setattr(exact_inversion, "one_step", trained)
+    with pytest.raises(AttackImpossible, match="does not begin with a dense layer"):
+        attack(Target.of(job(model="lenet")), "quick", Watch())
+
+
 def test_what_explains_too_little_is_not_given() -> None:
     """Enough directions for a batch, and not yet the right ones."""
     _, gradient = batch_and_gradient(11)

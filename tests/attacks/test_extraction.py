@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.extraction import BEGINNING, COPIES, SECRET, Phrases, exposures, planted
 from fedveil.attacks.membership.shadow_runs import Rehearsal
 from fedveil.attacks.target import Target
+from fedveil.base.example_arrays import ragged
 from fedveil.engine.assembly import make_partition
 from fedveil.engine.cohorts import Cohorts
 from fedveil.entropy import Seeded
@@ -128,6 +130,33 @@ def test_a_phrase_of_a_client_that_took_no_part_is_nobodys() -> None:
     assert extraction.had(some, owners, there).copies.tolist() == [0, 0, 4, 1, 0]
     with pytest.raises(AttackImpossible, match=r"2 clients took part .* and no planted phrase was"):
         extraction.had(some, owners, there[1:])
+
+
+def test_a_secret_is_scored_without_dropout() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Embedding(TOKENS, 7), nn.Dropout(0.5), nn.Linear(7, TOKENS)).eval()
+    rows = phrases(5).rows
+    known = extraction.secret_losses(model, rows)
+    assert extraction.secret_losses(model.train(), rows).tolist() == known.tolist()
+    assert not extraction.extracted(model.train(), rows[0])
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "said"),
+    [("classification", np.zeros((3, 40), np.int64), "this job's task is classification"),
+     ("instruction", [np.zeros(40, np.int64), np.zeros(31, np.int64)], "rows of one length"),
+     ("next_token", np.zeros((3, BEGINNING + SECRET - 2), np.int64), "but an example has")],
+)  # fmt: skip
+def test_phrases_are_planted_only_in_long_rows_of_one_length(
+    task: str, rows: Any, said: str
+) -> None:
+    x = rows if isinstance(rows, np.ndarray) else ragged(rows)
+    asked: Any = SimpleNamespace(
+        job=SimpleNamespace(task=task), dataset=SimpleNamespace(train=SimpleNamespace(x=x))
+    )
+    with pytest.raises(AttackImpossible, match=said):
+        extraction._check(asked)
 
 
 def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> None:

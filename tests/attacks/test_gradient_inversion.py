@@ -665,3 +665,11 @@ def test_data_of_one_value_and_of_another_commonest_class_than_0_can_be_attacked
     low, high = found._known([2]).box
     assert low == 0.25 < high < 0.2501
     assert found.scaled(np.array([0.25, 0.3])).tolist() == [0, 1]
+
+
+def test_signed_steps_are_a_share_of_the_box_and_shrink_three_times() -> None:
+    """Against a constant slope each step is as long as the rate: 6, 4, 4 and 1 of four rates."""
+    found = by_signed_adam(lambda point: -point.sum(), torch.zeros(1), 16, (-2.0, 4.0))
+    rate = 0.05 * 6.0
+    assert found.point.item() == pytest.approx(rate * (6 + 0.4 + 0.04 + 0.001), rel=1e-5)
+    assert found.value == pytest.approx(-found.point.item())

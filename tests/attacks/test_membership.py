@@ -217,8 +217,8 @@ def given(truth: list[float] | None = None, margin: list[float] | None = None) -
 
 
 def test_an_example_that_every_reference_holds_is_refused() -> None:
-    held = np.array([[True, False], [True, True]])
-    with pytest.raises(InvalidValue, match="every reference model was trained on example 0: at "):
+    held = np.array([[False, True], [True, True]])
+    with pytest.raises(InvalidValue, match="every reference model was trained on example 1: at "):
         References([given(), given()], held, np.zeros(2, np.int64))
 
 

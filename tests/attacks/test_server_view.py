@@ -11,10 +11,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
+from fedveil.attacks import class_shares, exact_inversion
 from fedveil.attacks import target as target_module
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.gradient import inversion
+from fedveil.attacks.membership import membership
 from fedveil.attacks.membership.client_evidence import views
 from fedveil.attacks.membership.shadow_runs import play_round
 from fedveil.attacks.server_view import seen
+from fedveil.attacks.stealing import stealing
 from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible, RunFolderError
@@ -191,6 +196,25 @@ def test_texts_are_attacked_only_by_attacks_that_read_them() -> None:
         AttackImpossible, match=r"the membership attack is on .* task is regression$"
     ):
         Target.needs_classes(texts, "membership", of_texts=True)
+
+
+class Refusing:
+    """A target of another task. Nothing else may be asked of it."""
+
+    def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
+        raise AttackImpossible(f"{attack}, of texts: {of_texts}")
+
+
+@pytest.mark.parametrize(
+    ("attack", "name"),
+    [(class_shares.attack, "classes, of texts: False"),
+     (exact_inversion.attack, "exact, of texts: False"),
+     (inversion.attack, "gradient, of texts: False"), (stealing.attack, "steal, of texts: False"),
+     (membership.attack, "membership, of texts: True")],
+)  # fmt: skip
+def test_an_attack_on_classes_refuses_other_tasks_before_it_begins(attack: Any, name: str) -> None:
+    with pytest.raises(AttackImpossible, match=f"^{name}$"):
+        attack(Refusing(), "quick", Watch())
 
 
 def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.stealing import stealing
+from fedveil.attacks.stealing import imprint_recovery, stealing
 from fedveil.attacks.stealing.imprint_layer import Cells, Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import _deltas, _places, cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
@@ -18,7 +18,7 @@ from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
-from fedveil.errors import AttackImpossible
+from fedveil.errors import AttackImpossible, InvalidValue
 from fedveil.federated.job import Job
 from fedveil.protections.reading import Reading
 
@@ -91,6 +91,61 @@ def test_an_example_alone_in_its_cell_is_the_quotient(form: Form) -> None:
     empty = np.setdiff1d(np.arange(len(cells)), places)
     assert np.abs(cells.weights[empty]).max() < 1e-5 * np.abs(cells.weights[places]).max()
     assert cells.noise < 1e-7
+
+
+@pytest.mark.parametrize(("form", "kind"), [("relu", "ReLU"), ("window", "Hardtanh")])
+def test_the_sent_model_has_the_activation_of_its_form_and_no_bias_of_its_own(
+    form: Form, kind: str
+) -> None:
+    imprint = Imprint.of(PUBLIC, 3, form=form)
+    assert imprint.directions.tolist() == [[1 / FEATURES] * FEATURES]
+    *_, bound, readout = imprint.model(classes=5, gain=7.0)
+    assert type(bound).__name__ == kind
+    assert readout.bias.tolist() == [0.0] * 5
+    assert readout.weight[:, 0].tolist() == [7.0, -7.0, 7.0, -7.0, 7.0]
+
+
+def test_a_cell_of_the_relu_form_is_known_if_both_of_its_rows_are() -> None:
+    imprint = Imprint.of(PUBLIC, 2, form="relu")
+    known = np.ones((imprint.rows, FEATURES), np.bool_)
+    known[0, 1] = known[2, 4] = known[3, 7] = False
+    told = np.array([True, False, True, True])
+    worth = np.concatenate([known.ravel(), told]).astype(float)
+    cells = imprint.read(Reading(np.arange(float(len(worth))), worth))
+    assert cells.known.tolist() == (known[:-1] & known[1:]).tolist()
+    assert (cells.biases != 0).tolist() == [False, False, True]
+
+
+def test_a_cell_begins_at_its_bound_and_one_cell_is_enough() -> None:
+    imprint = Imprint(np.eye(1), np.arange(4.0)[None])
+    assert imprint.places(np.array([[1.0], [1.999], [2.0]])).ravel().tolist() == [1, 1, 2]
+    assert Imprint.of(PUBLIC, 1).cells == 2
+    with pytest.raises(InvalidValue, match="cells"):
+        Imprint.of(PUBLIC, 0)
+
+
+def test_public_examples_that_are_all_alike_have_cells_too() -> None:
+    imprint = Imprint.of(np.full((9, FEATURES), 0.375), 3)
+    assert (np.diff(imprint.edges) > 0).all()
+    assert not imprint.unreached[imprint.places(np.full((1, FEATURES), 0.375))].any()
+
+
+def test_an_example_is_found_again_only_if_one_is_near_in_every_feature() -> None:
+    found = np.array([[0.0, 0.25], [1.0, 0.5]])
+    for example, again in (([0.95, 0.55], True), ([4.0, 4.0], False), ([-4.0, -4.0], False),
+                           ([1.0, 0.25], False), ([0.05, 0.2], True)):  # fmt: skip
+        assert imprint_recovery._among(np.array(example), found, 0.125) == again
+    assert not imprint_recovery._among(np.zeros(2), np.empty((0, 2)), 0.125)
+
+
+def test_noise_widens_a_cell_by_that_of_its_own_example() -> None:
+    imprint = Imprint(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0, 2.0]]))
+    reach = imprint_recovery._CLEAR * 0.1
+    examples = np.array([[1 + 0.9 * reach, 9.0], [1 + 1.1 * reach, 9.0], [1 - 0.5 * reach, 9.0]])
+    places = np.array([0, 0, 1])
+    inside = imprint_recovery._inside(imprint, examples, places, 0.1)
+    assert inside.tolist() == [True, False, True]
+    assert not imprint_recovery._inside(imprint, examples[:1] - reach, places[:1], -0.1).any()
 
 
 def test_cells_are_equally_likely_by_the_public_examples() -> None:

@@ -131,3 +131,28 @@ def test_a_debugger_turns_compiling_off(
 ) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     assert _can_compile() is compiles
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [({}, False), ({"reorder": True}, {"contract", "reassoc", "nsz"}),
+     ({"numbers": True}, {"nnan", "nsz"}),
+     ({"reorder": True, "numbers": True}, {"contract", "reassoc", "nsz", "nnan"})],
+)  # fmt: skip
+def test_a_loop_may_only_be_changed_as_it_allows(asked: dict[str, bool], allowed: object) -> None:
+    """A loop that promises nothing keeps its order, and its NaN."""
+
+    def total(values: Float32s) -> float:
+        return float(values.sum())
+
+    chosen: Any = compiled(**asked)(total)
+    assert chosen._options == {"nogil": True, "fastmath": allowed}
+
+
+@pytest.mark.parametrize("fallback", [None, max])
+def test_without_numba_a_loop_is_its_fallback_or_itself(
+    fallback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "HAVE_NUMBA", False)
+    assert compiled(fallback)(min) is (fallback or min)

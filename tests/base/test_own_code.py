@@ -133,3 +133,16 @@ def test_only_arguments_that_a_function_has_are_given() -> None:
     assert own_code.called(f, seed=3, folder=None) == (3, 1)
     assert own_code.called(f, seed=3, size=4) == (3, 4)
     assert own_code.called(f, seed=None, folder=5) == (None, 1)
+
+
+@pytest.mark.parametrize(("place", "where"), [(None, ""), ("own.py, line 7", " (own.py, line 7)")])
+def test_an_error_has_a_place_only_if_own_code_raised_it(
+    place: str | None, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_code, "place_of", lambda raised: place)
+    with (
+        pytest.raises(InvalidValue) as refused,
+        own_code.told("model = 'm:f'", InvalidValue, "the net"),
+    ):
+        raise KeyError("no key")
+    assert str(refused.value) == f"model = 'm:f': the net raised KeyError: 'no key'{where}"

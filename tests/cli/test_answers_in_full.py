@@ -105,6 +105,7 @@ def test_trials_are_told_in_full(
         Trial("dp_encrypt", second, Figure(1.93, 1e-6), 40.5, "accuracy", "higher", 0.75, "e", 9),
         Trial("dp_encrypt", third, Figure(1.99, 1e-5), 5.5, "accuracy", "higher", 0.625, "e", 8),
         Trial("rr", None, Figure(1.95, 0.0), None, failure="no learning"),
+        Trial("oue", first, Figure(1.96, 0.0), 2.5, failure="it diverged"),
     ]
     monkeypatch.setattr(trials_cli, "trials", lambda *asked: iter(found))
     monkeypatch.setenv("COLUMNS", "120")
@@ -128,12 +129,34 @@ def test_trials_are_told_in_full(
     assert ["distributed_dp", "1.91 (meaningful)", "50.0%", "3.25"] in rows
     assert ["dp_encrypt", "1.93 (meaningful)", "75.0%", "40"] in rows
     assert ["rr", "-", "no result: no learning", "-"] in rows
+    assert ["oue", "1.96 (meaningful)", "no result: it diverged", "2.50"] in rows
+    assert [BARE, "inf (none)", "87.5%", "-"] in rows
+    assert "no protection learns" not in shown
     assert "best for a whole client: dp_encrypt, accuracy 75.0% in the trial." in shown
     assert f"costs epsilon 1.93 at delta 1e-06 (meaningful), against {second.against}:" in shown
     assert "best for one example: dp_encrypt, accuracy 62.5% in the trial." in shown
     assert [line.strip() for line in shown.splitlines()[-3::2]] == commands
     assert ["protection", "epsilon of a run", "accuracy", "noise / update"] in rows
     assert "short trials, 1 round with the noise of a whole run, on e:" in shown
+
+
+def test_trials_without_any_result_are_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = Figure(math.inf, 1e-5)
+    found = [
+        Trial(name, None, figure, None, failure="the worker went away")
+        for name, figure in ((UNTRAINED, nothing), (BARE, nothing), ("rr", Figure(1.95, 0.0)))
+    ]
+    monkeypatch.setattr(trials_cli, "trials", lambda *asked: iter(found))
+    monkeypatch.setenv("COLUMNS", "120")
+    trials_cli.show_trials(small_job(), 2.125, "fedveil run j.yaml", as_json=False)
+    shown = capsys.readouterr().out
+    rows = [re.split(" {2,}", line.strip()) for line in shown.splitlines()]
+    assert "no trial has a result:" in shown
+    assert ["protection", "epsilon of a run", "result", "noise / update"] in rows
+    assert ["rr", "-", "no result: the worker went away", "-"] in rows
+    assert "at epsilon 2.13, no protection learns from these clients." in shown
 
 
 def test_each_data_set_is_listed_with_its_own_facts(command: Command) -> None:

@@ -138,6 +138,33 @@ def test_an_attack_is_mounted_as_asked(
     assert [target.job.name for target in targets] == ["mine"]
 
 
+@pytest.mark.parametrize("attack", attack_cli.VERTICAL, ids=lambda attack: attack.name)
+def test_a_vertical_run_is_attacked_as_it_was_made(
+    attack: attack_cli.Attack, command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("run").mkdir()
+    calls = watched("fedveil.cli.attack._mount")
+    of_run = "fedveil.attacks.split.split_target.SplitTarget.of_run"
+    monkeypatch.setattr(of_run, lambda run: f"the target in {run}")
+    monkeypatch.setattr(attack_cli, "_folder_of", lambda run, stack: f"the folder {run}")
+    monkeypatch.setattr(attack_cli, "_refuse_other", lambda *asked: None)
+    with pytest.raises(Reached):
+        command("attack", attack.name, "run", "--effort", "standard", "--json")
+    assert calls == [
+        ((attack, ["the target in run"], "standard", "the folder run"), {"json": True})
+    ]
+    code, _, err = command("attack", attack.name, "run", "--set", "epochs=3")
+    assert (code, "a run is attacked as it was made" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["gradient", "membership"])
+def test_an_attack_under_a_protection_that_is_none_makes_no_folder(
+    name: str, command: Command
+) -> None:
+    code, _, err = command("attack", name, "--protection", "magic", "--out", "there")
+    assert (code, "magic" in err, Path("there").exists()) == (2, True, False)
+
+
 @pytest.fixture
 def saved_run(tmp_path: Path) -> Path:
     """A run folder that holds a job and nothing else."""

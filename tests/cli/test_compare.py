@@ -202,7 +202,7 @@ def test_spaces_in_a_sweep_are_not_part_of_its_key_or_values() -> None:
 
 
 def test_without_options_all_protections_meet_at_two_epsilons(
-    job: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fedveil.cli.compare import _levels, _named
 
@@ -218,7 +218,13 @@ def test_without_options_all_protections_meet_at_two_epsilons(
     few = Job.load(job, ["clients.fraction=0.2", "protection=rr"])
     assert _named(few, None) == ["rr"]  # whose own refusal then says what is wrong
     # Two clients a round cannot share secrets: the others are still compared.
-    assert "distributed_dp" not in _named(Job.load(job, ["clients.fraction=0.2"]), None)
+    monkeypatch.undo()
+    capsys.readouterr()
+    able = [name for name in names if name != "distributed_dp"]
+    assert _named(Job.load(job, ["clients.fraction=0.2"]), None) == able
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "without" in line]
+    assert note.startswith("note: without distributed_dp: ")
+    assert "share secrets" in note
 
 
 @pytest.mark.parametrize(

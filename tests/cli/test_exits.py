@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
@@ -19,6 +21,7 @@ import fedveil
 from cold_commands import Case, End, ends
 from fedveil import __main__
 from fedveil.base import plain_text
+from fedveil.cli import exits, layers
 from fedveil.cli import main as cli
 from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
@@ -513,3 +516,40 @@ def test_no_other_console_is_made() -> None:
 def test_names_of_the_users_are_printed_as_they_are(command: Command) -> None:
     assert "data emo:train: " in command("run", "--set", "data.name=emo:train")[2]
     assert ":train:" in command("data", "fetch", ":train:")[2]
+
+
+@pytest.mark.parametrize("name", [None, "a_package_of_the_user.part"])
+def test_an_import_that_no_extra_mends_is_raised(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command and the list of layers import what a user's own module imports too."""
+
+    def broken(*given: object, **named: object) -> None:
+        raise ImportError("cannot import name 'own'", name=name)
+
+    app: Any = broken
+    with pytest.raises(ImportError, match="'own'"):
+        exits._ended(app)
+    monkeypatch.setattr("fedveil.engine.trainer_choice.layer_training", broken)
+    with pytest.raises(ImportError, match="'own'"):
+        layers.remark_layers(Job())
+
+
+def test_a_question_that_is_missing_is_named_with_its_command(command: Command) -> None:
+    code, _, err = command("ask")
+    assert code == Exit.WRONG
+    assert err == ("error: Missing argument 'QUESTION'; `fedveil ask --help` lists what there is\n")
+
+
+def test_a_data_set_is_here_or_not(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [
+        SimpleNamespace(name=name, origin="of tests", shape=(3, 5), classes=classes, how=how,
+                        here=lambda here=here: here)
+        for name, classes, how, here in (("one", 7, "load it", True), ("two", 9, "make it", False))
+    ]  # fmt: skip
+    monkeypatch.setattr("fedveil.data.datasets.available", lambda: known)
+    rows = [line.split() for line in command("data", "list")[1].splitlines()[1:]]
+    assert rows == [
+        ["one", "of", "tests", "3x5", "7", "yes", "load", "it"],
+        ["two", "of", "tests", "3x5", "9", "no", "make", "it"],
+    ]

@@ -28,6 +28,10 @@ def test_a_new_site_is_private_and_refuses_a_study(command: Command, tmp_path: P
         "policy.yaml": 0o600, "identity.pem": 0o600, "account.key": 0o600,
     }  # fmt: skip
     assert Path("north").stat().st_mode & 0o777 == 0o700
+    wrote, public = command("site", "init", "south")[1].splitlines()
+    assert wrote == "wrote south/policy.yaml"
+    assert public.startswith("this site's public key, for the studies' rosters: ")
+    assert len(public.rpartition(" ")[2]) == 64
     assert command("site", "init", "north")[0] == 1
     app, _ = app_of(tmp_path / "app", study())
     code, out, err = command("site", "check", "north", str(app))
@@ -52,6 +56,8 @@ def test_a_job_is_accepted_by_its_digest_or_a_signature(command: Command, tmp_pa
     assert command("site", "check", "north", str(app))[0] == 1
     code, out, _ = command("site", "sign", str(app), "--key", "ada.pem", "--json")
     assert (code, json.loads(out)) == (0, {"wrote": str(app / "signature.yaml")})
+    again = command("site", "sign", str(app), "--key", "ada.pem")
+    assert again[:2] == (0, f"wrote {app / 'signature.yaml'}\n")
     assert command("site", "check", "north", str(app))[0] == 0
 
 
@@ -111,7 +117,8 @@ def test_a_job_of_nvflare_that_the_filter_refuses_is_not_accepted(command: Comma
     Path("job", "custom").mkdir()
     jobs = {"digests": [config_digest(Path("job", "config"))]}
     write_policy(Path("north"), policy_of(jobs=jobs))
-    assert command("site", "check", "north", "job")[0] == 0
+    code, out, _ = command("site", "check", "north", "job")
+    assert (code, out.splitlines()[1:]) == (0, ["north accepts job"])
     for code_file in ("net.py", "net.so", "package/__init__.py"):
         path = Path("job", "custom", code_file)
         path.parent.mkdir(exist_ok=True)

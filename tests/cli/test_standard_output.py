@@ -88,6 +88,22 @@ def test_a_job_is_printed_exactly_or_not_at_all(
         assert raw.getvalue() == b""
 
 
+def test_a_policy_is_printed_exactly_or_not_at_all(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("flwr")
+    assert command("site", "init", "north")[0] == Exit.DONE
+    policy = tmp_path / "north" / "policy.yaml"
+    policy.write_text("name: north\nservers: {study: {roster: cœur.yaml}}\n", "utf-8")
+    assert command("site", "show", "north")[0] == Exit.DONE
+    printing(monkeypatch, out := in_ascii())
+    code, _, err = command("site", "show", "north")
+    assert (code, "standard output cannot show '\\u0153'" in err) == (Exit.FAILED, True)
+    raw = out.buffer
+    assert isinstance(raw, io.BytesIO)
+    assert raw.getvalue() == b""
+
+
 def test_a_watched_run_is_not_blamed_for_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

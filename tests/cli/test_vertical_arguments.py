@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.cli.vertical import new_rows, serve_predictions
+from fedveil.cli.vertical import machines, new_rows, one_process, serve_predictions
 from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
 from fedveil.errors import InvalidValue
 from fedveil.link.streams import Address
@@ -81,7 +81,7 @@ SECURE = (HERE, (Path("keys"), "lead", ["lead", "bank", "shop"]), 9)
 
 def test_a_leader_trains_and_resumes_as_asked(
     command: Command, watched: Watched, made: list[tuple[Any, ...]],
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     leader = ("vertical", "leader", "--listen", "127.0.0.1:7")
     with pytest.raises(Reached):
@@ -93,6 +93,18 @@ def test_a_leader_trains_and_resumes_as_asked(
     (name, _, meeting) = watched.calls.pop()
     assert (name, met(meeting)) == ("lead", SECURE)
     assert capsys.readouterr().out == "note: lead\n"
+    monkeypatch.setattr("fedveil.vertical.log_lines.line", lambda record: f"round {record}")
+    with pytest.raises(Reached):
+        command(*leader, "--insecure", "--set", "epochs=3", "--out", "there")
+    made.pop()
+    meeting = watched.calls.pop()[2]
+    capsys.readouterr()
+    meeting.report("the link broke")
+    meeting.progress(4)
+    meeting.listening("127.0.0.1:7")
+    said = capsys.readouterr()
+    assert said.out == "round 4\nlead listens on 127.0.0.1:7\n"
+    assert said.err == "the link broke\n"
     with pytest.raises(Reached):
         command(*leader, "--insecure", "--resume", "run")
     assert made.pop() == (Path("run"), "lead")
@@ -155,6 +167,67 @@ def test_certificates_are_valid_for_as_long_as_asked(command: Command, watched: 
         with pytest.raises(Reached):
             command(*asked, *more)
         assert watched.calls.pop()[1:] == (Path("there"), ["bank", "lead"], days)
+
+
+def test_each_certificate_is_given_to_its_party_alone(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote = [Path("there", party) for party in ("bank", "lead")]
+    monkeypatch.setattr("fedveil.link.tls.write_certificates", lambda *asked, days: wrote)
+    asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
+    assert command(*asked)[1].splitlines() == [
+        "wrote there/bank: give this folder only to bank",
+        "wrote there/lead: give this folder only to lead",
+        "there/authority.key stays here: anyone who has it can impersonate any party",
+    ]
+
+
+def test_a_party_that_has_trained_keeps_the_page_of_its_own_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        "fedveil.pages.run_folder_page.keep_page", lambda *given: kept.append(given)
+    )
+    monkeypatch.setattr(machines, "ended", lambda folder: f"the end of {folder}")
+    log = SimpleNamespace(event="an event")
+    session: Any = SimpleNamespace(folder="bank's", run=SimpleNamespace(log=log))
+    machine: Any = SimpleNamespace(root="the root")
+    assert machines._ended(machine, session) == "the end of bank's"
+    assert kept == [("the root", "an event")]
+
+
+def test_a_simulated_run_shows_each_step_and_the_end(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(job: Any, out: Path, *, progress: Any, say: Any) -> Any:
+        progress(f"{job.epochs} at {out}")
+        say("a remark")
+        return SimpleNamespace(folder="there")
+
+    monkeypatch.setattr("fedveil.vertical.train", train)
+    monkeypatch.setattr("fedveil.vertical.log_lines.line", lambda record: f"step {record}")
+    monkeypatch.setattr(one_process, "ended", lambda folder: None)
+    code, out, err = command("vertical", "run", "--set", "epochs=3", "--out", "there")
+    assert (code, out, err) == (0, "step 3 at there\n", "a remark\n")
+
+
+def test_the_keys_of_a_vertical_job_are_explained(command: Command) -> None:
+    code, out, _ = command("vertical", "keys", "epochs")
+    assert code == 0
+    assert out.startswith("epochs: ")
+
+
+def test_a_leaders_text_is_printed_behind_its_prompt(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(text="thére".encode(), stopped="", sent=7)
+    run = SimpleNamespace(setting=SimpleNamespace(split="the split"))
+    session = SimpleNamespace(result=found, run=run)
+    monkeypatch.setattr("fedveil.cli.vertical.generate.look", lambda *asked: session)
+    monkeypatch.setattr("fedveil.language.text_account.figures", lambda split, sent: [split, sent])
+    asked = ("vertical", "generate", "run", "--prompt", "Hi ", "--listen", "localhost:7")
+    assert command(*asked, "--insecure")[1] == "Hi thére\nthe split\n7\n"
 
 
 def scorer(name: str) -> Any:
@@ -233,6 +306,9 @@ def test_each_party_opens_its_own_bundle_and_file(monkeypatch: pytest.MonkeyPatc
         assert file == {"lead": "l.csv", "bank": "k.csv"}[party]
         assert own == (Path("keys"), party, SPLIT.parties)
         assert most == 33
+    with ExitStack() as stack:
+        bare = opened(Path("run"), ["lead=l.csv", "bank=k.csv"], stack, None, 33)
+    assert [made[3] for made in bare.values()] == [None, None]  # type: ignore[index]
 
 
 def test_a_party_listens_or_connects_by_its_role(monkeypatch: pytest.MonkeyPatch) -> None:

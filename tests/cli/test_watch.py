@@ -144,6 +144,10 @@ def test_a_run_is_as_quiet_as_the_file_that_was_written_last(tmp_path: Path) -> 
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (now - age, now - age))
     assert 50 <= _quiet_s(run) < 900
+    (tmp_path / "events.log").unlink()
+    assert 900 <= _quiet_s(run) < 1800
+    (tmp_path / "metrics.jsonl").unlink()
+    assert _quiet_s(run) > 1e9  # neither was ever written
 
 
 def test_an_ended_run_is_left_after_a_while_if_its_process_lives(

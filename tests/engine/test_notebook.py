@@ -105,6 +105,7 @@ def test_a_run_shows_itself(run: fedveil.Run) -> None:
 
 def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
     drawn = run.plot()
+    assert drawn.layout.title.text == "Accuracy"
     assert list(drawn.data[0].y) == [record["accuracy"] for record in run.metrics]
     assert list(run.plot("loss").data[0].y) == [record["loss"] for record in run.metrics]
     with pytest.raises(InvalidValue, match="there is no plot 'speed' of this run: accuracy, loss"):

@@ -251,11 +251,15 @@ def test_a_checkout_has_its_own_experiments_in_any_other(
 def test_another_package_of_that_name_is_not_taken_for_the_experiments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    assert checkout.module().__name__ == "experiments"
     other = ModuleType("experiments")
     other.__file__ = str(tmp_path / "experiments.py")
     Path(other.__file__).touch()
     monkeypatch.setitem(sys.modules, "experiments", other)
     with pytest.raises(ExperimentsMissing, match=r"experiments\.py hides fedveil's experiments in"):
+        checkout.module("catalog")
+    other.__file__, other.__path__ = None, [str(tmp_path / "mine")]  # a folder without __init__.py
+    with pytest.raises(ExperimentsMissing, match=f"^{tmp_path}/mine hides fedveil's experiments"):
         checkout.module("catalog")
 
 

@@ -55,6 +55,8 @@ def test_a_runs_page_and_the_page_of_several_use_the_same_table(make: Any) -> No
     }
     plots = [*make(runs), *make({"folder-signds": runs["folder-signds"]})]
     assert plots
+    if make is curves.upload:
+        assert [plot.y.zero for plot in plots] == [True, True]
     for plot in plots:
         for curve, look in zip(plot.curves, looks(plot.curves), strict=True):
             assert look.colour == PROTECTIONS[curve.name.removeprefix("folder-")]

@@ -387,6 +387,9 @@ def test_a_bound_has_its_own_claim_cases_and_limit(unseen: float, said: str) -> 
     (line,) = _bounds([Finding("audit", "quick", "rr", [other, bound], epsilon=1.7)]).lines
     assert "0.31 of 0.9 claimed, from 77 cases" in line
     assert said in line
+    unknown = replace(bound, value=math.nan)
+    (line,) = _bounds([Finding("audit", "quick", "rr", [unknown], epsilon=1.7)]).lines
+    assert "unknown of 0.9 claimed" in line
 
 
 def test_parties_that_ended_differently_are_named_in_order(runs: dict[str, Path]) -> None:

@@ -17,9 +17,12 @@ from fedveil.pages.dossier.account import Account
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.releases import _law_of
 from fedveil.pages.dossier.statements import Statement, _attacks, _channels, _open, _randomness
+from fedveil.privacy.compose import compose
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.privacy.loss_distribution import LossDistribution
+from fedveil.privacy.sampled_gaussian import SampledGaussian
 
 KEYS = ("unit", "not_covered", "epsilon", "trust", "composition", "mechanism", "randomness",
         "side_channels")  # fmt: skip
@@ -155,6 +158,18 @@ def test_epsilons_are_added_or_composed() -> None:
     assert recompute.composed(few["releases"], 1e-15, 1.0)[0] > 0.74451
 
 
+def test_releases_of_a_sampled_batch_are_composed_for_a_replaced_member() -> None:
+    """They share the grid of other releases."""
+    rounds, rate, multiplier, delta = 9, 0.25, 1.75, 1e-5
+    loss = PrivacyLoss.of_release(SampledGaussian(multiplier / 2, rate))
+    alone = release("sampled gaussian", rounds, multiplier=multiplier, rate=rate)
+    epsilon, error = recompute.composed([alone], delta, 2.25)
+    assert (epsilon, error) == (pytest.approx(compose([(loss, rounds)], delta), rel=2e-3), 0.0)
+    noise = release("gaussian", 5, ratio=40.0)
+    together, _ = recompute.composed([alone, noise], delta, 2.25)
+    assert epsilon < together < epsilon + epsilon_for(40.0 / math.sqrt(5), delta)
+
+
 def test_losses_between_two_points_count_as_the_larger() -> None:
     stated = release("stated", 3, 0.7) | {"delta": 1e-3}
     part, exact = recompute.table(stated, 0.4)
@@ -239,6 +254,8 @@ def test_a_record_that_lacks_something_is_one_sentence(
     assert said.out == ""
     assert said.err.startswith(f"{record} cannot be read: ")
     assert why in said.err
+    assert ("it has no" in said.err) == why.startswith("it has no")
+    assert ("it has no" in said.err) == why.startswith("it has no")
 
 
 def test_the_script_rounds_no_epsilon_down() -> None:

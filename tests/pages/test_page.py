@@ -76,6 +76,23 @@ def test_a_figure_has_gaps_spreads_and_marks_where_the_curves_have() -> None:
     assert (layout["showlegend"], figure(SMALL)["layout"]["showlegend"]) == (True, False)
 
 
+def test_an_axis_is_linear_unless_it_is_logarithmic_and_a_gap_decides_no_tick() -> None:
+    layout = figure(SMALL)["layout"]
+    assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("linear", "linear")
+    assert not layout["xaxis"]["zeroline"]
+    gap = Plot("g", "Gaps", Axis("round"), Axis("steps"), [Curve("own", [3, 7], [2, math.inf])])
+    assert figure(gap)["layout"]["yaxis"]["dtick"] == 1
+    assert figure(RICH)["layout"]["height"] == 320 + 22  # 24 letters, and 6 beside each name
+    assert figure(SMALL)["layout"]["height"] == 320  # one curve needs no legend
+    long = [Curve("n" * 33, [1], [1]), Curve("m" * 36, [1], [2])]
+    wide = figure(Plot("w", "Wide", Axis("round"), Axis("steps"), long))["layout"]
+    assert wide["height"] == 320 + 22 * 3
+
+
+def test_a_script_of_a_page_closes_no_element() -> None:
+    assert page_file._closed("a</script><!--b") == "a<\\/script><\\!--b"
+
+
 def test_names_are_no_markup_of_plotly_s() -> None:
     curve = Curve("<a href='https://example.org'>here</a>", [1], [1])
     drawn = figure(Plot("a", "A", Axis("<b>x</b>"), Axis("y"), [curve]))

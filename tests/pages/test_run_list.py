@@ -145,11 +145,13 @@ def test_damaged_folders_are_on_the_page_without_runs_beside_them(tmp_path: Path
         RunList(tmp_path, [], [DamagedRun(tmp_path, "cut", "line 3")]), tmp_path / "page.html"
     )
     assert [section.title for section in page.sections] == ["Runs", "Folders that cannot be read"]
+    assert page.sections[0].parts == ["There are no runs here."]
 
 
 def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Command) -> None:
     code, out, err = command("runs", made)
     assert code == Exit.DONE, err
+    assert "93.8%" in out
     damaged = {
         line.partition(" cannot be read: ")[::2] for line in out.splitlines() if "cannot" in line
     }
@@ -196,7 +198,9 @@ def test_a_vertical_run_and_one_that_never_ended(tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "killed")
     for events in (tmp_path / "killed").glob("*/events.log"):
         events.write_text("2026-03-04T10:20:30 began: fedveil\n")
-    whole, killed = (line for line in run_list(tmp_path, "name").runs[::-1])
+    listed = run_list(tmp_path, "name")
+    assert listed.damaged == []  # a party's folder is no run of its own
+    whole, killed = (line for line in listed.runs[::-1])
     lines = (line for of in run.figures.values() for line in of)
     worst = max(
         (line for line in lines if not influenced_part(line.what)), key=attrgetter("epsilon")
@@ -260,6 +264,12 @@ def test_a_folder_s_name_is_no_markup_and_no_other_address(tmp_path: Path) -> No
     html = run_list_page(RunList(tmp_path, [run], []), tmp_path / "list.html").html()
     assert html.count("<script") == 2
     assert 'href="javascript%3A%27%22%3E%3Cscript%3E/report.html"' in html
+    odd = tmp_path / os.fsdecode(b"run\xff")
+    odd.mkdir()
+    (odd / "report.html").touch()
+    run = ListedRun(odd, "run", "rr", "finished")
+    html = run_list_page(RunList(tmp_path, [run], []), tmp_path / "list.html").html()
+    assert 'href="run%FF/report.html"' in html
 
 
 def test_a_job_that_was_never_run_is_no_run(tmp_path: Path) -> None:
@@ -301,7 +311,9 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
 
 def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", small_job(), {".": []})
-    assert run_list(tmp_path).runs[0].state == "interrupted"
+    (folder / "events.log").write_text("2026-03-04T10:20:30 began: fedveil\n")
+    (begun,) = run_list(tmp_path).runs
+    assert (begun.state, begun.began) == ("interrupted", datetime(2026, 3, 4, 10, 20, 30))
     opened = RunFolder.reopen(folder)
     assert run_list(tmp_path).runs[0].state == "running"
     add_finding(opened, Finding("x", "quick", "rr", [Measured("mse", 0.5)]))

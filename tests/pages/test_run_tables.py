@@ -245,6 +245,26 @@ def test_the_best_run_is_the_one_whose_card_names_it(tmp_path: Path) -> None:
     assert named["Best model"].value == "two and same"  # the third has none
 
 
+def test_whom_an_own_protection_holds_against_is_not_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.pages.runs_page.attackers", lambda job: "")
+    folders = []
+    for name, epsilon in (("one", 2.5), ("two", 1.5)):
+        (record,) = federated_records(1, 100 + 100 * len(folders))
+        record["epsilon_run_every_round"] = epsilon
+        folders.append(written(tmp_path / name, small_job(), {".": [record]}))
+    least = cards(page_of_several(folders))["Smallest epsilon"]
+    assert (least.value, least.text.rpartition(" takes ")[2]) == ("two", "part in every round")
+
+
+def test_an_adapter_without_targets_leaves_them_to_peft(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *federated_records(4, 11))
+    run.job["adapter"] = {"kind": "lora", "rank": 4, "alpha": 0.5, "targets": []}
+    shown = dict(table(run_page(run), "Settings"))
+    assert shown["adapter"] == "lora, rank 4, alpha 0.5, of peft's choice"
+
+
 def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Path) -> None:
     folders = []
     for name, value in (("one", 31.5), ("two", 7.25)):

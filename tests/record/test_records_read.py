@@ -21,7 +21,7 @@ from fedveil.record.finding_lines import (
     raise_if_refuted,
     read_findings,
 )
-from fedveil.record.metric_names import best, deciding, digits, in_words, is_share
+from fedveil.record.metric_names import as_asked, best, deciding, digits, in_words, is_share
 from fedveil.record.recorder import read_whole_lines, revived, strict
 from fedveil.record.run_folder import RunFolder
 
@@ -117,9 +117,11 @@ def test_metrics_are_compared_and_shown_by_their_kind() -> None:
     assert math.isnan(best([math.nan], "lower"))
     shown = {("rmse", -250.0): "-250.0", ("mae", 99.5): "99.5", ("loss", 3e9): "3e+09",
              ("balanced_accuracy", 0.125): "12.5%", ("accuracy", 55.0): "55.0",
-             ("accuracy", -0.25): "-0.250",
+             ("accuracy", -0.25): "-0.250", ("r2", -3e9): "-3e+09", ("loss", 1e9): "1e+09",
              ("accuracy", 1.0): "100.0%", ("auc", 0.5): "0.500"}  # fmt: skip
     assert {key: digits(*key) for key in shown} == shown
     assert [is_share(name) for name in ("top accuracy", "accuracy_loss")] == [True, False]
+    asked = {("top_accuracy", 0.8125): "81.25%", ("loss", 0.0625): "0.0625", ("mae", 40.0): "40"}
+    assert {key: as_asked(*key) for key in asked} == asked
     assert deciding({"measures": {}}) == ("loss", "lower")
     assert in_words({"accuracy": 0.0, "steps": 7, "auc": 0.93}) == "accuracy 0.0%, auc 0.930"

@@ -63,6 +63,9 @@ def test_a_discarded_folder_is_gone_unless_it_holds_more(
     (full.path / "traceback.txt").unlink()
     RunFolder.create(full.path).discard()
     assert not Path("runs").exists()
+    Path("runs").mkdir()  # this one is the user's own
+    RunFolder.create(tmp_path / "elsewhere").discard()
+    assert (Path("runs").exists(), Path("elsewhere").exists()) == (True, False)
 
 
 def test_only_a_runs_folder_is_reopened(tmp_path: Path) -> None:

@@ -54,10 +54,17 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_trained(tmp_path: 
             call(deep)
 
 
+def in_another_order() -> str:
+    """Return a job with every key, as a run writes it, but with its second line before the first."""
+    first, second, *rest = Job(rounds=3).to_yaml().splitlines(keepends=True)
+    return "".join([second, first, *rest])
+
+
 @pytest.mark.parametrize(
     ("text", "attacked", "why"),
     [
         ("rounds: 3\n", False, "holds a job file, and no run that could be resumed"),
+        (in_another_order(), False, "holds a job file, and no run that could be resumed"),
         (Job(rounds=3).to_yaml(), True, "holds what attacks found of a job, and no run"),
         (Job(rounds=3).to_yaml(), False, None),  # a run that was killed when it had just begun
     ],

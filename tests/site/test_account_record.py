@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -196,8 +197,12 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     run = CliRunner(env={"COLUMNS": "120"})  # so that no cell is wrapped
     shown = run.invoke(cli, ["site", "account", str(site), "heart"]).stdout
     assert "heart: 1 release\n  this month  epsilon 0.75 at delta 0" in shown
-    for part in ("at least 1.25 left", "01234567", "a report"):
+    for part in ("at least 1.25 left", "01234567", "a report", "month (UTC)"):
         assert part in shown
+    brief = run.invoke(cli, ["site", "account", str(site)]).stdout
+    assert "heart: 1 release\n" in brief
+    assert "lung: 0 releases\n" in brief
+    assert "month (UTC)" not in brief
     both = run.invoke(cli, ["site", "account", str(site), "--json"])
     told = json.loads(both.stdout)
     assert {name: one["lines"] for name, one in told.items()} == {"heart": 1, "lung": 0}
@@ -205,6 +210,13 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     out = tmp_path / "out"
     wrote = run.invoke(cli, ["site", "account", str(site), "heart", "--out", str(out)])
     assert (wrote.exit_code, (out / "dossier.html").exists()) == (0, True)
+    files = sorted(str(path) for path in out.iterdir())
+    assert sorted(re.findall(r"^wrote (.*)$", wrote.stdout, re.MULTILINE)) == files
+    only = run.invoke(cli, ["site", "account", str(site), "heart", "--json", "--out", str(out)])
+    assert {name: sorted(one["wrote"]) for name, one in json.loads(only.stdout).items()} == {
+        "heart": files
+    }
+    assert [one["wrote"] for one in told.values()] == [[], []]
     for words, said in ((["hart"], "did you mean heart"), (["--out", "x"], "name the data set")):
         failed = run.invoke(cli, ["site", "account", str(site), *words])
         assert said in str(failed.exception)

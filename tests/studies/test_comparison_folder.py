@@ -26,7 +26,7 @@ from fedveil.errors import (
     RunFolderError,
     RunStopped,
 )
-from fedveil.pages.read_run import read_run
+from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import ADVICE
@@ -377,3 +377,35 @@ def test_every_end_of_a_run_is_that_of_its_cell_alone(
         comparison = Comparison(small_job(), Asked(protections=["rr"]))
         folder = ComparisonFolder.open(tmp_path / "c", comparison, stack)
         assert folder.run(cell, lambda record: None) == Result(cell, None, "it diverged")
+
+
+def test_a_weighting_that_the_job_sets_is_that_of_the_resumed_comparison(tmp_path: Path) -> None:
+    job, asked = small_job(server={"weighting": "by_size"}), Asked(protections=["not_encrypt"])
+    with ExitStack() as stack:
+        folder = ComparisonFolder.open(tmp_path / "c", Comparison(job, asked), stack)
+        (cell,) = folder.cells(lambda text: None)
+    with ExitStack() as stack:
+        again = ComparisonFolder.reopen(tmp_path / "c", stack)
+        assert again.comparison.job == job
+        assert again.cells(lambda text: None) == [cell]
+        assert again.write("own.md", b"a text") == tmp_path / "c" / "own.md"
+    assert (tmp_path / "c" / "own.md").read_bytes() == b"a text"
+
+
+@pytest.mark.parametrize(
+    ("attack", "seed", "has_run"),
+    [(None, 7, True), ("membership", 8, True), ("membership", 7, False)],
+)
+def test_only_a_run_of_the_first_seed_is_attacked_and_only_if_asked(
+    attack: Any, seed: int, has_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attacked(*arguments: object) -> None:
+        raise AssertionError("it was attacked")
+
+    monkeypatch.setattr(comparison_folder.RunFolder, "reopen", attacked)
+    run = ReadRun(tmp_path / "run", {}, [], (), []) if has_run else None
+    result = Result(Cell(Setting("rr"), seed, small_job()), run)
+    with ExitStack() as stack:
+        asked = Asked(protections=["rr"], seeds=2, attack=attack)
+        folder = ComparisonFolder.open(tmp_path / "c", Comparison(small_job(), asked), stack)
+        assert folder.attacked(result, lambda *step: None) is result

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_comparison_choice import line
 
 from browser import needs_browser, show
 from comparing_parts import compared, small_job
-from fedveil.pages.page import Code, Fold, Page
+from fedveil.pages.page import Code, Fact, Fold, Page
 from fedveil.studies.comparison import Asked, Comparison, Goal
 from fedveil.studies.comparison_page import markdown, page
 from fedveil.studies.comparison_table import lines
@@ -45,6 +46,25 @@ def test_the_text_names_the_files_of_its_plots(made: Page) -> None:
     assert "| epsilon of the whole run |" in text
     assert "](report-accuracy.svg)" in text
     assert "](report-accuracy-epsilon.svg)" in text
+
+
+def test_the_card_and_a_warning_are_on_the_page_and_in_its_text() -> None:
+    """Two of the settings have an epsilon of their own, and the third was asked for one."""
+    found = [line("rr", None, 0.5, spent=9.0), line("oue", None, 0.25, spent=3.5),
+             line("dp_encrypt", 2.0, 0.75)]  # fmt: skip
+    asked = Asked(protections=["rr", "oue", "dp_encrypt"])
+    shown = page(Comparison(small_job(), asked), found, None)
+    _, warning, card = shown.lead
+    assert str(warning).startswith("The promises are unequal")
+    assert isinstance(card, Fact)
+    assert card.value == "dp_encrypt at epsilon 2"
+    text = markdown(shown)
+    assert f"\n**Which to take: dp_encrypt at epsilon 2.** {card.text}\n" in text
+    assert [section.title for section in shown.sections] == [
+        "Plots", "Side by side", "To repeat it",
+    ]  # fmt: skip
+    empty = page(Comparison(small_job(), asked), [], None)
+    assert "Plots" not in [section.title for section in empty.sections]
 
 
 def test_what_is_not_alike_stands_on_the_page() -> None:

@@ -289,3 +289,23 @@ def test_an_epsilon_of_one_example_says_so_and_the_first_run_names_the_metrics()
     quality, privacy = tables([one, other])
     assert [row[-1] for row in privacy.rows] == ["1.01 (strong) for one example", "1.01 (strong)"]
     assert quality.columns[1:4] == ["accuracy", "loss", "AUC"]
+
+
+def test_each_curve_has_the_look_of_its_protection_and_is_dashed_only_without_an_epsilon() -> None:
+    """The second run of a line lacks a metric that the first one names."""
+    noised = [
+        Line(Setting("rr", epsilon=e), [run(record(1, a, epsilon_run_every_round=e))], ())
+        for e, a in ((3.0, 0.25), (7.0, 0.75))
+    ]
+    bare = Line(Setting("not_encrypt"), [run(record(1, 0.5, epsilon_run_every_round=math.inf))], ())
+    by_round, over = plots([*noised, bare])
+    looks = [(curve.name, curve.protection, [*curve.low]) for curve in by_round.curves]
+    assert looks == [("rr, epsilon 3", "rr", []), ("rr, epsilon 7", "rr", []),
+                     ("not_encrypt", "not_encrypt", [])]  # fmt: skip
+    curve, level = over.curves
+    assert (curve.protection, curve.marks, curve.dashed) == ("rr", True, False)
+    assert (level.protection, level.marks, level.dashed) == ("not_encrypt", False, True)
+    assert (over.note, [*plots(noised)][1].note) == ("Dashed: without a finite epsilon.", "")
+    lacking = {key: value for key, value in record(1, 0.5).items() if key != "auc"}
+    quality, _ = tables([line(run(record(1, 0.5, auc=0.75)), run(lacking))])
+    assert row(quality)["AUC"] == "0.750"

@@ -141,7 +141,10 @@ def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
     assert [one[1] for one in every[2:]].count("example") == (1 if unit == "client" else 2)
     for _, _, candidate, (figure, noise) in every[2:]:
         assert (figure, noise) == (candidate.figure, candidate.noise(240))
-    assert told[1] == "trial of distributed_dp at epsilon 3"
+    assert told[:2] == ["trial without protection", "trial of distributed_dp at epsilon 3"]
+    nothing = Figure(math.inf, 1e-5)
+    assert [one[2:] for one in every[:2]] == [(None, (nothing, None))] * 2
+    assert {one.figure for one in yielded if isinstance(one, Trial)} <= {nothing}
 
 
 @pytest.mark.parametrize("kind", [RunFailed, RunStopped, ModelInvalid])

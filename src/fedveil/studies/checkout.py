@@ -33,8 +33,9 @@ def module(name: str = "") -> ModuleType:
         sys.path.insert(0, str(root))  # worker processes search there too
     package = import_module(PACKAGE)
     if package.__file__ is None or not _init(root).samefile(package.__file__):
+        found = package.__file__ or ", ".join(package.__path__)  # a folder without __init__.py
         raise ExperimentsMissing(
-            f"{package.__file__} hides fedveil's experiments in {root / PACKAGE}: rename it, or "
+            f"{found} hides fedveil's experiments in {root / PACKAGE}: rename it, or "
             f"run this command elsewhere"
         )
     return import_module(f"{PACKAGE}.{name}") if name else package

@@ -595,3 +595,17 @@ def test_each_method_is_given_what_its_attacker_knows(monkeypatch: pytest.Monkey
             asked["known bottom"][-1]["steps"],
         )
         assert found == (examples, starts, steps)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "reports", "lie"),
+    [(None, 1, None), (EmbeddingPrivacy(eps=None), 1, 0.0),
+     (EmbeddingPrivacy(eps=2.5), 5, 1 / (1 + math.exp(1.25))),
+     (EmbeddingPrivacy(eps=2.5, reuse=True), 1, 1 / (1 + math.exp(1.25)))],
+)  # fmt: skip
+def test_reports_are_numbers_bits_or_bits_that_may_be_flipped(
+    privacy: EmbeddingPrivacy | None, reports: int, lie: float | None
+) -> None:
+    sent = torch.arange(5.0).reshape(5, 1, 1)
+    found = Evidence.of(sent, privacy)
+    assert (found.mean.item(), found.reports, found.lie) == (2.0, reports, lie)

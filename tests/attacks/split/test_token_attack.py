@@ -52,17 +52,42 @@ def test_gradients_are_read_by_the_table_that_an_attacker_has(
         "next tokens, from gradients": ("gradients", "hidden", "known", 6),
         "next tokens, own copy": ("gradients", "hidden", "own", 6),
     }
+    cut.target.trained = False
+    assert list(tokens._from_gradients(cut, read)) == ["next tokens, from gradients"]
+    read.returned = None
+    assert tokens._from_gradients(cut, read) == {}
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+def test_the_nearest_word_is_that_of_the_bits_or_of_the_numbers() -> None:
+    """A value of zero is sent as 0."""
+    word, position = np.array([[0.0, 4.0], [1.0, 0.5], [-3.0, 0.0]]), np.array([[0.0, 0.0]])
+    numbers: Any = SimpleNamespace(bits=False, target=target_with(None), part="part")
+    bits: Any = SimpleNamespace(bits=True, target=target_with(0.75), part="part")
+    sent = np.array([[[0.0, 0.9]], [[0.9, 0.9]], [[0.1, 0.2]]])
+    assert tokens._Cut.nearest(numbers, sent, word, position).ravel().tolist() == [1, 1, 1]
+    assert tokens._Cut.nearest(bits, sent, word, position).ravel().tolist() == [0, 1, 2]
+    eps: Any = tokens._Cut.eps
+    assert (eps.fget(numbers), eps.fget(bits)) == (None, 0.75)
+
+
+def target_with(eps: float | None) -> Any:
+    privacy = None if eps is None else SimpleNamespace(eps=eps)
+    return SimpleNamespace(crossing=lambda part: SimpleNamespace(privacy=privacy))
+
+
+@pytest.mark.parametrize("reuse", [False, True, None])
 def test_vectors_are_read_with_what_each_attacker_knows(
-    monkeypatch: pytest.MonkeyPatch, reuse: bool
+    monkeypatch: pytest.MonkeyPatch, reuse: bool | None
 ) -> None:
-    """Own tables are from before the training, so half of their spread may be wrong."""
+    """Own tables are from before the training, so half of their spread may be wrong.
+
+    Without a protection, every report is sent anew.
+    """
     monkeypatch.setattr(tokens, "likeliest", lambda *given: given)
     monkeypatch.setattr(tokens.Habits, "of", lambda aside, words: ("habits", aside, words))
     own = np.array([1.0, 5.0]), np.array([2.0])
-    crossing = SimpleNamespace(privacy=SimpleNamespace(reuse=reuse))
+    privacy = None if reuse is None else SimpleNamespace(reuse=reuse)
+    crossing = SimpleNamespace(privacy=privacy)
     cut: Any = SimpleNamespace(
         word="word", position="position", fresh=own, aside="aside", shape=(7, 3), part="part",
         likelihood=lambda *given: given, nearest=lambda *given: given, by_text=lambda *given: given,

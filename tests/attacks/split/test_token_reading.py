@@ -24,6 +24,7 @@ from fedveil.attacks.split.token_reading import (
 )
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
+from fedveil.errors import InvalidValue
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.intervals import share
 
@@ -115,6 +116,26 @@ def test_ceilings_of_small_cases() -> None:
     # Without noise it is missed where another word has the same code.
     assert ceiling(3, 2, None) == pytest.approx(1 - 1 / 16, abs=1e-12)
     assert ceiling(128, 40_000, None) == pytest.approx(1, abs=1e-7)
+
+
+def test_gradients_are_read_however_large_the_scores_are() -> None:
+    """The scores of the second position are 3,000 below those of the first."""
+    word = np.array([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0]])
+    hidden = np.array([[500.0, -500.0], [-500.0, -500.0]])
+    chosen = np.array([0, 2])
+    true = np.array([1, 2])
+    expected = np.array([word[0], (word[0] + word[1]) / 2])
+    gradients = (expected - word[true]) / 7
+    assert chosen.tolist() != true.tolist()
+    assert from_gradients(gradients, hidden, word, 7).tolist() == true.tolist()
+
+
+def test_a_vocabulary_has_a_word_and_a_value_of_zero_is_no_one() -> None:
+    assert ceiling(5, 1, 2.5) == pytest.approx(1, abs=1e-12)
+    with pytest.raises(InvalidValue, match="words"):
+        ceiling(5, 0, 2.5)
+    told = chance_of_one(np.array([-0.5, 0.0, 0.25]), 3.0)
+    assert told.tolist() == pytest.approx([lie(3.0), lie(3.0), 1 - lie(3.0)])
 
 
 def test_how_often_a_bit_lies() -> None:
