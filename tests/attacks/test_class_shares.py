@@ -224,7 +224,8 @@ def test_a_sum_has_as_many_reports_as_the_protection_needs(
     monkeypatch.setattr(class_shares, "seen", seen)
     target: Any = SimpleNamespace(
         protection=SimpleNamespace(least_clients=least), weights=np.zeros(2),
-        partition=SimpleNamespace(clients=7), updates=lambda clients: [np.zeros(2) for _ in clients],
+        partition=SimpleNamespace(clients=7),
+        updates=lambda clients: [np.zeros(2) for _ in clients],
         job=SimpleNamespace(clients_per_round=5),
     )  # fmt: skip
     assert [*Observer(target, Seeded(4)).readings([np.ones(2, np.float32)])] == ["the sum"]

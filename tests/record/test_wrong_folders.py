@@ -55,7 +55,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_trained(tmp_path: 
 
 
 def in_another_order() -> str:
-    """Return a job with every key, as a run writes it, but with its second line before the first."""
+    """Return a job with every key, as a run writes it, but with its first two lines swapped."""
     first, second, *rest = Job(rounds=3).to_yaml().splitlines(keepends=True)
     return "".join([second, first, *rest])
 
