@@ -255,7 +255,6 @@ def test_a_record_that_lacks_something_is_one_sentence(
     assert said.err.startswith(f"{record} cannot be read: ")
     assert why in said.err
     assert ("it has no" in said.err) == why.startswith("it has no")
-    assert ("it has no" in said.err) == why.startswith("it has no")
 
 
 def test_the_script_rounds_no_epsilon_down() -> None:
