@@ -15,7 +15,7 @@ CHECK = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] 
 of them. Name yours, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# The suite without the longest tests, of which `.ci/run` runs a sixth every day.
+# The suite without the longest tests, of which `.ci/run` runs an eighth every day.
 SHORT := -m 'not slow and not long'
 
 .PHONY: run test long core lint docs wheel lock sbom mindspore language clean

@@ -43,7 +43,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `-m long --turn 8/6` run a sixth of the long tests."""
+    """Let `-m long --turn 10/8` run an eighth of the long tests."""
     parser.addoption("--turn", metavar="N/PARTS", help="mark one part of the long tests alone")
 
 

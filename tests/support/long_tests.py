@@ -18,7 +18,7 @@ LIST = Path(__file__).parents[1] / "long_tests.txt"
 
 
 def listed(turn: str | None = None) -> list[str]:
-    """The listed tests. Of a turn "8/6": every sixth of them, from the third on."""
+    """The listed tests. Of a turn "10/8": every eighth of them, from the third on."""
     tests = LIST.read_text().splitlines()
     if turn is None:
         return tests
