@@ -107,9 +107,10 @@ class Classes:
     def of(cls, target: Target, most: int) -> Classes:
         """Choose, at random, up to `most` classes that the attack looks for.
 
-        Each simulated client has as many examples as the job's median client. Raises
-        `AttackImpossible` if no class has enough examples for such clients in both the training and
-        the test data.
+        Each simulated client has as many examples as the job's median client. The attacked clients
+        get training examples, and the attacker's own clients get test examples. Raises
+        `AttackImpossible` if no class has enough examples in both, or if the median client has less
+        than two.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))

@@ -247,8 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose a column of `directions` for each example of the batch, and compute the examples.
 
-    The columns are linearly independent, and exchanged while this increases `_Explanation.share`.
-    The result has no examples if too few columns are independent.
+    The columns are linearly independent, and exchanged if this increases `_Explanation.share`. The
+    result has no examples if too few columns are independent.
     """
     rank = len(directions)
     chosen: list[int] = []
