@@ -45,12 +45,13 @@ class Observer:
     def readings(
         self, updates: Sequence[Float32s], clients: Sequence[int] | None = None
     ) -> Iterator[Reading]:
-        """Yield the attacker's estimate of each update, from the report of this update if possible.
+        """Yield the attacker's estimate of each of the `updates`, in this order.
 
-        If single reports reveal nothing, the estimate comes from a sum: the report of this update
-        plus reports of some of the job's own clients. If the updates are from the job's own
-        clients, `clients` has their numbers, so that no sum has two reports of a client. Raises
-        `AttackImpossible` if the job has too few clients for a sum.
+        The estimate comes from a report of the update. If single reports reveal nothing, it comes
+        from a sum of reports: of this update, and of updates of the job's clients. If `updates[i]`
+        is itself the update of the job's client `clients[i]`, pass `clients`, so that no sum has
+        two reports of one client. Raises `AttackImpossible` if the job has too few clients for a
+        sum.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -104,10 +105,12 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose up to `most` classes to attack, and prepare the simulated clients.
+        """Choose, at random, up to `most` classes that the attack looks for.
 
-        The attacked clients get training examples. The attacker's own clients, which it knows, get
-        test examples. Raises `AttackImpossible` if no class has enough examples.
+        Each simulated client has as many examples as the job's median client. The attacked clients
+        get training examples, and the attacker's own clients get test examples. Raises
+        `AttackImpossible` if no class has enough examples in both, or if the median client has less
+        than two.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))

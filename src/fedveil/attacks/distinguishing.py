@@ -157,10 +157,11 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield lower bounds on epsilon, and the share of right guesses.
+        """Yield the metrics of this result.
 
-        Also yields the distance of the first bound to the claimed epsilon, and the largest bound
-        that this number of trials can show.
+        They are a lower bound on epsilon, also the bound `curve` if there is one, the claimed
+        epsilon minus the first bound, the largest bound that this number of trials can show, and
+        the share of right guesses.
         """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
@@ -176,12 +177,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that gives the cost of weaker and stronger variants of `protection`.
+    """Return a function that maps a factor to the privacy cost of a variant of `protection`.
 
-    A variant differs in the one parameter that decides the cost, such as an epsilon. The function
-    maps a factor to the charges of `rounds` reports: pairs of a privacy loss and its number of
-    releases. Factor 1 is `protection` itself, and a larger factor costs more. `curve_bound` needs
-    this function. Returns None if there is no such parameter, or if the cost of a round depends on
+    The factor scales the one parameter that decides the cost, such as an epsilon. Factor 1 is
+    `protection` itself, and a larger factor costs more. The cost is that of `rounds` reports, as a
+    list of charges: pairs of a privacy loss and its number of releases. `curve_bound` needs this
+    function. Returns None if there is no such parameter, or if the cost of a round depends on
     earlier rounds.
     """
     key = protection.cost_key(protection.settings)
@@ -316,7 +317,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def real_pair(target: Target) -> Pair:
     """Return the updates of the job's first two clients.
 
-    Raises `AttackImpossible` if there is only one, or if the job's epsilon covers single examples.
+    Raises `AttackImpossible` if the job has only one client. Also raises it if the job's epsilon is
+    for single examples, because such an epsilon is no claim about a client's whole update.
     """
     target.needs_client_unit("tells whole updates of clients apart")
     if target.partition.clients < 2:

@@ -59,7 +59,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and the gradients of both up to a common factor."""
+    """A dense layer's parameters, and their gradients `of_...` up to a common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -71,8 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction is a vector q. It counts as zero on neuron i if entry i of |`left` @ q| is below
-    `zero`.
+    A direction is a vector q. It is zero on neuron i if entry i of |`left` @ q| is below `zero`.
     """
 
     left: Float64s
@@ -92,8 +91,8 @@ class _Found:
 class _Explanation:
     """Candidate examples [examples, features], each computed for one direction (see `_Factors`).
 
-    A right example activates exactly the neurons on which its direction is not zero. `shares[i]` is
-    the share of neurons for which this is true of example i and its direction.
+    A correct candidate activates a neuron exactly if its direction is not zero on this neuron.
+    `shares[i]` is the share of neurons for which this is true of candidate i.
     """
 
     examples: Float64s
@@ -158,8 +157,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
     """Search for new directions that are zero on many neurons, from `number` random starts.
 
-    A direction is a vector q. It is zero on neuron i if entry i of `factors.left` @ q is almost 0.
-    The columns of `known` are the directions found before. Returns directions as columns.
+    `_Factors` defines directions. The columns of `known` are those found before. Returns columns.
     """
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
@@ -188,9 +186,9 @@ def _starts(
 ) -> Float64s:
     """Draw `number` random unit vectors, as rows, from which to search for further directions.
 
-    `rows` are rows of `_Factors.left`, scaled to norm 1, and `lengths` their norms before that. The
-    columns of `known` are the directions found before. Each vector is orthogonal to a random choice
-    of these directions and rows. Rows with small norms are chosen more often.
+    `rows` are rows of `_Factors.left` scaled to norm 1, `lengths` their norms before that, and the
+    columns of `known` the directions found before. From normal noise, the components along some
+    random known directions are removed, then those along some random rows, mostly of small norm.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
@@ -211,10 +209,11 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Replace each direction by those that are closest to zero on the same neurons, with scores.
+    """Fit new directions to the neurons on which each old one is zero. Returns them with scores.
 
-    The score is the number of neurons on which a new direction is zero (see `_Factors`). It is
-    halved if a second direction is zero on all neurons on which the old one was, or on all but one.
+    `directions` has the old ones as columns. A new one is the unit vector with the least sum of
+    squares over these neurons. If several are zero on all of them, each is returned. A score is the
+    number of neurons on which a new one is zero, halved if several fit these, or all but one.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -246,9 +245,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose the columns of `directions` whose examples activate the right neurons most often.
+    """Choose a column of `directions` for each example of the batch, and compute the examples.
 
-    Returns these examples, or none if too few columns are linearly independent.
+    The columns are linearly independent, and exchanged if this increases `_Explanation.share`. The
+    result has no examples if too few columns are independent.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -331,7 +331,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Return the number of `originals` that a recovered example matches to within `EXACT`."""
+    """Return the number of `originals` with an example at a mean squared error below `EXACT`."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)

@@ -108,9 +108,9 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
     """Copy the phrases, and set `copies` to 0 for each phrase whose client took part in no round.
 
-    `owners[i]` is the client that has phrase i in its texts, or -1 if no client has it. `clients`
-    are the clients that took part. `COPIES` lists the numbers of copies that the attack tests.
-    Raises `AttackImpossible` if no phrase is left for one of these numbers.
+    `owners[i]` is the client whose texts contain phrase i, or -1 if there is none. `clients` are
+    the clients that took part. Raises `AttackImpossible` if, for a number of copies in `COPIES`, no
+    phrase with this number is left.
     """
     copies = np.where(np.isin(owners, clients.astype(np.int64)), phrases.copies, 0)
     if not set(COPIES) <= set(copies.tolist()):
@@ -122,11 +122,12 @@ def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
 
 
 def planted(target: Target, phrases: Phrases, entropy: Entropy) -> tuple[Dataset, Int64s]:
-    """Return the data in which copies of phrases replace examples, and the client of each phrase.
+    """Replace some training examples with copies of phrases. Returns the data and the owners.
 
-    All copies of a phrase go to one client. The client of a phrase without copies is -1. Clients
-    that the job's seed draws in some round get phrases first. Raises `AttackImpossible` if there
-    are too few clients with enough examples.
+    `owners[i]`, the second result, is the client that has all copies of phrase i, or -1 if the
+    phrase has no copies. A client gets at most one phrase. Clients that the job draws for some
+    round get phrases before other clients. Raises `AttackImpossible` if there are too few clients
+    with enough examples.
     """
     # The run splits the examples among clients again. The split is not `target.partition` if the
     # target's data lack some of the job's examples, such as those that clients hold out.

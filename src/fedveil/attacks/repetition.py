@@ -49,7 +49,10 @@ class Averaged:
 
     @property
     def estimate(self) -> Float64s:
-        """Return the average so far. An entry that no report covers is 0."""
+        """Return the average of the estimates so far, or their sum if one has only a direction.
+
+        An entry about which no report said anything is 0.
+        """
         if not self.scaled:
             return self._sum.copy()
         return np.divide(

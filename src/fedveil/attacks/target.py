@@ -108,12 +108,12 @@ def claim_of(ledger: Ledger, job: Job) -> Figure | None:
 
 
 def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
-    """Return the clients of a run that took part before its model was saved.
+    """Return the clients that took part in a run before its model was saved.
 
-    `charged` are the clients that took part in any round. `kept_round` is the round of the saved
-    model if the job keeps the best model, otherwise None. Clients that took part only in later
-    rounds are left out. If clients are drawn in secret, nobody knows in which rounds a client took
-    part, and the result is `charged`.
+    `charged` are the clients that took part in any round. If the job keeps the best model,
+    `kept_round` is the round of this model, and clients that took part only in later rounds are
+    left out. If `kept_round` is None, the result is `charged`. It is also `charged` if clients are
+    drawn in secret, because nobody then knows in which rounds a client took part.
     """
     drawn = None if kept_round is None else Cohorts(job).until(kept_round)
     return charged if drawn is None else np.intersect1d(charged, np.array(drawn, np.uint64))
@@ -123,7 +123,11 @@ def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
 class Target:
     """A job, its data, each client's examples, and a model with the clients' starting weights.
 
-    `trained` is True if these weights are a run's result, False if they are initial.
+    `partition` has the indices of each client's training examples. `trained` is True if the weights
+    are a run's result, False if they are initial. After a run, `took_part` has the numbers of the
+    clients that took part, `played` is the number of rounds, and `claim` is the ledger's guarantee
+    if the run is adaptive (`claim_of`). Each of these three is None if it is not known or does not
+    apply.
 
         >>> from fedveil import Job
         >>> from fedveil.attacks.target import Target
@@ -137,11 +141,8 @@ class Target:
     partition: Partition
     model: nn.Module
     trained: bool = False
-    #: The numbers of the clients that took part in the run, or None if they are not known.
     took_part: Clients | None = None
-    #: The number of rounds of the run, or None if it is not known.
     played: int | None = None
-    #: The ledger's guarantee if the run is adaptive (`claim_of`), otherwise None.
     claim: Figure | None = None
 
     @classmethod
@@ -175,7 +176,8 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        If `of_texts` is True, the tasks of a language model are allowed too.
+        If `of_texts` is True, a job whose task is one of `LANGUAGE_TASKS` is allowed too. `attack`
+        is the attack's name for the error.
         """
         shape = self.dataset.example_shape
         tasks = ("classification", *(LANGUAGE_TASKS if of_texts else ()))

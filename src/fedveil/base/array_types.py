@@ -62,7 +62,7 @@ def without_na(cells: Array, missing: object) -> Array:
 
 
 def row_values(rows: Uint8s) -> npt.NDArray[np.bytes_]:
-    """Return each row's bytes as one value, so that NumPy can sort and compare rows."""
+    """Return each row as one NumPy bytes value, so that rows can be sorted and compared."""
     return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").reshape(-1)
 
 

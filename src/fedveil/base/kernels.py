@@ -46,7 +46,11 @@ def compiled(
 
 
 class _Kernel:
-    """A loop that is compiled at its first call, since numba is slow to import."""
+    """A function that numba compiles at its first call, because numba itself is slow to import.
+
+    `loop` is the Python function, and `fallback` its NumPy version, if there is one. `free` has the
+    names of numba's fast-math options.
+    """
 
     def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
@@ -72,11 +76,12 @@ class _Kernel:
 
 
 def tolerate_damage(cache: Any) -> None:
-    """Change numba's `cache` of one loop so that a failure to load or save code is harmless.
+    """Patch numba's `cache` of one loop, so that a failure to load or save code is harmless.
 
     Code that cannot be loaded is compiled again. Code that cannot be saved stays only in memory.
-    The cause may be a full or unreadable disk, or a damaged file. A file can also hold code for the
-    wrong argument types, if several processes filled an empty cache at the same time.
+    Possible causes are a full or unreadable disk, and a damaged file. Another is that several
+    processes filled an empty cache at the same time: then a file can hold code for the wrong
+    argument types.
     """
     load, save = cache.load_overload, cache.save_overload
 
@@ -111,13 +116,13 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Prepare the Python function `loop` for compilation, rename it and return it.
+    """Prepare the Python function `loop` for compilation by numba, and return it.
 
-    `loop` may call other functions that have a compiled version. In the loop's module, the names of
-    these functions then refer to the compiled versions. The new name of `loop` ends with a hash of
-    the processor and of all files in the loop's folder. Without this hash, processors that share
-    numba's cache would overwrite each other's code. The cache would also notice no change in
-    another file than the loop's own.
+    If `loop` calls functions that have a compiled version, their names in its module are bound to
+    these versions. `loop` gets a new name, by which numba's cache finds it. The name ends with a
+    hash of the processor and of the times and sizes of all files in the loop's folder. Without the
+    hash, processors that share the cache would overwrite each other's code. A change in another
+    file of the folder would also go unnoticed.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

@@ -74,18 +74,18 @@ def load(
 def called(function: Callable[..., T], **offered: object) -> T:
     """Call `function` with those `offered` arguments that its signature names. Returns the result.
 
-    A parameter such as `**more` receives none of the others.
+    The other arguments are dropped, even if the signature has a parameter such as `**more`.
     """
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in offered.items() if key in wanted})
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the objects that a job names in the running script or notebook, for another process.
+    """Pickle those functions in `names` that the running script or notebook defines.
 
-    `names` are the functions in the job. Functions of the script, such as `__main__:data`, are
-    pickled by value, with everything that they use from the script. Returns b"" if the job names
-    no function of the script.
+    Another process can then restore them with `unpack`. `names` are the functions that a job names.
+    Those of the script, such as `__main__:data`, are pickled by value, with everything that they
+    use from the script. Returns b"" if there are none.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:
@@ -127,17 +127,18 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
 def interrupts(error: BaseException) -> bool:
     """Return True for a KeyboardInterrupt or a GeneratorExit, which must be raised again.
 
-    Any other exception may be an error of a user's code, even if it is no `Exception`: the
-    SystemExit of a call of `sys.exit`, or a panic of a library written in Rust.
+    Any other exception may come from a user's code, even if it is not an `Exception`. Examples are
+    the SystemExit that `sys.exit` raises, and a panic of a library written in Rust.
     """
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 @contextmanager
 def as_exceptions() -> Iterator[None]:
-    """Convert an error in a `with` block that is no `Exception` into a RuntimeError.
+    """Convert an error in a `with` block that is not an `Exception`, such as SystemExit.
 
-    A KeyboardInterrupt and a GeneratorExit pass unchanged.
+    It becomes a RuntimeError that has the type and text of the error. Instances of `Exception` pass
+    unchanged, and so do a KeyboardInterrupt and a GeneratorExit.
     """
     try:
         yield

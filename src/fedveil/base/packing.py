@@ -152,7 +152,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Set `out` to the packed numbers plus `lowest`. Returns the largest packed number.
+    """Set `out` to the packed numbers, each plus `lowest`. Returns the largest number as packed.
 
     A packed number has `width` bits. `padded` has the bytes of the numbers, followed by at least 8
     further bytes.
@@ -173,10 +173,11 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return a 64-bit number whose lowest bit is bit `bit` of byte `byte` of `padded`.
+    """Return the 64-bit number that begins at bit `bit` of byte `byte` of `padded`.
 
-    The lowest bit of a byte is bit 0. A `bit` above 7 is in a later byte. The low 57 bits of the
-    result are always bits of `padded`. Higher ones may be 0 instead.
+    This bit is the lowest of the number. Bit 0 is the lowest bit of a byte, and bit 8 is the lowest
+    of the next byte. The low 57 bits of the result are always bits of `padded`. Higher ones may be
+    0 instead.
     """
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)

@@ -18,7 +18,10 @@ to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console that prints control characters as plain text. rich's own styles still work."""
+    """A rich console that shows control characters in its text as visible escape sequences.
+
+    The styles of rich still work.
+    """
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(escaped(text), **how)

@@ -14,9 +14,10 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say` after every `every_s` seconds in which a slow step prints nothing.
+    """Calls `say` each time that a slow step has printed nothing for another `every_s` seconds.
 
-    `say` gets the number of seconds since the last output. Put the step into a `with` block.
+    `say` gets the number of seconds since the last output, and runs in a thread. Put the step into
+    a `with` block, and call `heard` after each line that it prints.
     """
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:

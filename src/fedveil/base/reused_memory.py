@@ -25,7 +25,10 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep the memory of freed large arrays for new ones, until a matching `stop_reusing` call."""
+    """Let `empty` and `zeros` reuse the memory of large arrays that are no longer used.
+
+    Every call needs a matching call of `stop_reusing`. The last such call frees the unused memory.
+    """
     global _users
     with _lock:
         _users += 1

@@ -71,12 +71,12 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class Attack:
-    """A command of `fedveil attack`: its `name`, its `help` text, and what it runs.
+    """A command of `fedveil attack`: its `name`, its `help` text, and the function that it runs.
 
-    `home` is a module in `fedveil.attacks`. Its function `attack(target, effort, watch)` attacks
-    `target`, a job or a finished run, and reports progress and pictures to `watch`. `trains` is
-    True if the attack needs a trained model. A model is then trained, unless `target` is a run.
-    `needs` is a sentence about the jobs that can be attacked, or "" if the built-in job is one.
+    The function is `attack(target, effort, watch)` of the module `home` in `fedveil.attacks`. It
+    attacks `target`, a job or a finished run, and reports progress and pictures to `watch`. If
+    `trains` is True, a job is first trained. `needs` is a sentence that says which jobs can be
+    attacked, or "" if the built-in job can.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Attack:
         return ATTACKED_JOBS.get(self.name)
 
     def described(self, options: str) -> str:
-        """Return the help of the command. `options` says how its options treat a finished run."""
+        """Return the command's help. Its last paragraph is `options`, about finished runs."""
         return "\n\n".join(filter(None, (self.help, self.needs, options)))
 
     def mount(self, target: Any, effort: Effort, watch: Watch) -> Finding:
@@ -295,10 +295,10 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that writes the job to the output folder, and returns this folder.
+    """Return a function that returns the output folder for an attack on a job.
 
-    The output folder is `out`, which is created now. If `out` is None, it is a new folder, which is
-    created when the function is first called. The folder is closed when `stack` closes.
+    The folder is `out`, created now, or a new folder if `out` is None, created by the function's
+    first call. This call also writes the job file to it. `stack` closes the folder.
     """
     from fedveil.record.run_folder import JOB, RunFolder
 
@@ -321,7 +321,7 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
 def _mount(
     attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
 ) -> None:
-    """Run the attack on each target in turn, and save each finding immediately.
+    """Run the attack on each of the `targets`, and save each finding at once in `folder()`.
 
     Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
     """

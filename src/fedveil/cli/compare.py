@@ -234,12 +234,12 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons at which to compare protections, or [] to keep the job's settings.
+    """Return the epsilons at which to compare protections, or [] to keep the job's own settings.
 
     `text` is the value of `--epsilons`: a list of epsilons, "own" to keep the settings, or None if
-    the option is not given. `fixed` has the keys of the job that `--set` and `--sweep` change. If
-    `text` is None, the settings are kept if one of these keys decides a protection's epsilon, such
-    as a noise multiplier. Otherwise the default, `EPSILONS`, is returned.
+    the option is not given. Without the option, the result is `EPSILONS`, unless `--set` or
+    `--sweep` changes a key that decides a protection's epsilon, such as a noise multiplier. Then it
+    is []. `fixed` has the keys that these two options change.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

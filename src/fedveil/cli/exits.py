@@ -58,7 +58,10 @@ class Exit(enum.IntEnum):
 
 
 class Commands(TyperGroup):
-    """A group of commands, each of which handles Ctrl-C in the same way."""
+    """A group of commands that Ctrl-C ends with exit code 130, without a traceback.
+
+    The error for an unknown command suggests a known one with a similar name.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -125,11 +128,12 @@ def _ended(app: typer.Typer) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
-    """Print that the command was interrupted and how to resume it. Returns the exit code.
+    """Print that Ctrl-C ended the command, and the notes of `end`. Returns the exit code.
 
-    If Ctrl-C interrupts code that runs in `exec`, CPython sets a flag: at exit, it ends the process
-    by the signal, although the exception was caught. (Creating a dataclass, for example, uses
-    `exec`.) This function calls `exec` once more, which resets the flag.
+    The notes say how to resume. This function also calls `exec`, for this reason: if Ctrl-C
+    interrupts code that runs in `exec`, as in the creation of a dataclass, CPython sets a flag. At
+    exit, the flag ends the process by the signal, although the exception was caught. The next call
+    of `exec` resets the flag.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
@@ -172,7 +176,10 @@ def _usage(error: Any) -> int:
 
 
 def _refuse_parted(words: Sequence[str]) -> None:
-    """Raise JobError for `JOB --set KEY VALUE`, which must be written `--set KEY=VALUE`."""
+    """Raise JobError if `words` contain `--set KEY VALUE`, which must be written `--set KEY=VALUE`.
+
+    `words` are the arguments of the command line.
+    """
     for option, key, value in zip(words, words[1:], words[2:], strict=False):
         if option == "--set" and "=" not in key and not value.startswith("-"):
             parted = f"{plain(key)} {plain(value)}"
@@ -198,9 +205,10 @@ def _swapped(context: Any, group: TyperGroup, first: str) -> str:
 
 
 def _settings(context: Any, option: str) -> Iterator[str]:
-    """Yield `--set` options to suggest in place of the unknown option `option`.
+    """Yield `--set` options that the user may have meant by the unknown option `option`.
 
-    There is one for each key of a job with this name, such as `--set rounds=VALUE` for `--rounds`.
+    For example, `--rounds` may be meant as `--set rounds=VALUE`. There is one suggestion for each
+    key of a job that matches the name. Yields none if the command has no option `--set`.
     """
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return

@@ -56,11 +56,12 @@ def load(
     *,
     runs: bool = False,
 ) -> Job:
-    """Load the job file `path`, or else `default`, and print the job's warnings.
+    """Load the job from the file `path` and the `overrides`, and print the job's warnings.
 
-    A MindSpore Federated file is translated, with printed notes. If the job is vertical, an error
-    is raised, which ends with the advice `other` and the path. If `runs` is True, a note is printed
-    for a job without protection.
+    If `path` is None, loads `default`, or the built-in job if that is None too. A MindSpore
+    Federated file is translated, and notes on the translation are printed. Raises JobError if the
+    job is vertical. The message ends with the advice `other` and the path. If `runs` is True, a
+    note is printed if the job has no protection, unless an override chose that.
     """
     from fedveil.federated.job import Job
 

@@ -85,7 +85,7 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Declare the options that `fedveil` takes before a command. Their callbacks do the work."""
 
 
 @app.command()

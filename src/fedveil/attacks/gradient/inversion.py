@@ -71,11 +71,11 @@ class View:
 
 
 class Sight:
-    """A job before its first round, as the attacker sees it: weights, and typical data.
+    """The attacker's view of a job before its first round: initial weights, and typical data.
 
-    `allowed` limits the examples and the local steps of a client to attack. Raises
-    `AttackImpossible` if no client is within these limits, or if the attack cannot reproduce the
-    job's training steps.
+    The attacker tries to reconstruct only the examples of clients within the limits `allowed`,
+    which has the largest numbers of examples and of local steps. Raises `AttackImpossible` if
+    `target` has no such client, or if the attack cannot reproduce the job's training steps.
     """
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
@@ -119,11 +119,11 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Simulate rounds without end, and yield one view of each report.
+        """Simulate rounds without end, and yield the attacker's views of them.
 
-        If any report of a round reveals nothing, yields one view of the round's aggregate instead.
-        Leaves out reports of clients outside the limits (`Bounds`), and aggregates of such clients
-        alone.
+        A round gives one view of each report or, if any of its reports reveals nothing, one view of
+        its aggregate. Reports of clients outside the limits (`Bounds`) are left out. So is an
+        aggregate if all its clients are outside the limits.
         """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():

@@ -15,21 +15,24 @@ def label_counts(
 ) -> Int64s:
     """Estimate the number of a client's `count` examples with each label. Returns counts by class.
 
+    `reading` is the attacker's estimate of the client's update, `layer` the model's last layer, and
+    `weights` the client's starting weights. All steps together move a class's bias by `scale` times
+    its mean error. So `scale` is the number of steps times the learning rate, and larger under
+    momentum.
+
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). Let e be the classes' mean errors, that is, the gradient of the last layer's
-    biases. The gradient of class c's weights, divided by e_c, is about the mean input that the
-    layer gets from examples of class c. P_c is the layer's softmax for this input. The counts n
+    learning" (iLRG). The mean error e_c of class c is the gradient of its bias in the last layer.
+    The gradient of its weights, divided by e_c, is about the layer's mean input for examples of
+    class c. P_c is the layer's softmax for this input, and e is the vector of all e_c. The counts n
     solve
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 
-    by least squares, with no count below 0. A class whose error is not negative may be absent. Then
-    `layer.guesses`, the mean softmax of typical examples, replaces P_c.
+    by least squares, with no count below 0. If e_c is not negative, class c may be absent, and P_c
+    is `layer.guesses`, the mean softmax of typical examples.
 
     The equations are those of one step. Over many steps the softmax changes, so the counts are less
-    exact. `reading` is the attacker's estimate of the update. `weights` are the client's starting
-    weights. `scale` is the number of steps times the learning rate, and larger under momentum. All
-    steps together move a bias by `scale` times the class's mean error.
+    exact.
     """
     from scipy.optimize import nnls  # a third of a second to import
 
@@ -44,12 +47,13 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Estimate the mean softmax of the examples with each label. Row c is for label c.
+    """Estimate the mean softmax of the examples of each class, [classes, classes].
 
-    The result is [classes, classes]. Row c is the softmax for an estimate of the layer's mean input
-    (see `label_counts`), or `layer.guesses` if `error[c]` is not negative. `weights` are the
-    client's starting weights, as one vector. `error` is the result of `error_of`, so the division
-    by it cancels the common factor.
+    Row c is the last layer's softmax for its mean input, estimated over the examples of class c.
+    The estimate is the gradient of the class's weights divided by `error[c]`. `error` is the result
+    of `error_of`. It has the same unknown factor as the gradient in `reading`, so the quotient is
+    free of this factor. If `error[c]` is not negative, row c is `layer.guesses`. `weights` are the
+    client's starting weights, as one vector.
     """
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)

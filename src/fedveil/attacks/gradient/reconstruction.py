@@ -86,14 +86,17 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct the examples behind an observed update.
 
-    `reading` is the attacker's estimate of the update. Each of the `searches` minimises a function
-    that is small if the examples' update is close to this estimate. A search starts from examples
-    drawn with `draw`. The searches run in order. If one finds a value below its `explains`, no
-    further search runs. The last search that ran gives the result. If no search ran, or `reading`
-    reveals nothing, the result is `known.prior` for each example. Searches by squared distance are
-    skipped if `reading.scaled` is False: the estimate then has only the update's direction, not its
-    length. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
-    "joint" to search for labels and examples together first (Zhu et al.).
+    `reading` is the attacker's estimate of the update, and `known` has its other knowledge. The
+    `searches` run in order. Each starts from examples drawn with `draw`, and minimises the distance
+    of the examples' update from the estimate (see `Search`). If the value it reaches is below its
+    `explains`, no further search runs. The result is that of the last search that ran.
+
+    If `reading.scaled` is False, the estimate has the update's direction but not its length, and
+    searches by squared distance are skipped. If no search ran, or if `reading` reveals nothing, the
+    result has `known.prior` for each example.
+
+    `labels` are the examples' labels. If None, they come from `recovered_labels`. If "joint",
+    labels and examples are first searched for together (Zhu et al. 2019).
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)

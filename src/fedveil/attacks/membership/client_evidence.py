@@ -17,8 +17,9 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `clients` has that one client, or all clients of the cohort. `reading` is the estimate: `share`
-    times the sum of the updates that these clients sent, plus noise.
+    `clients` are that one client, or all clients of the cohort. The estimate, `reading`, is `share`
+    times the sum of these clients' updates, plus noise. So `share` is 1 for one client, and for a
+    mean one over the expected number of updates.
     """
 
     reading: Reading
@@ -27,10 +28,11 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return one view for each report or, if single reports reveal nothing, one for their mean.
+    """Return the server's views of a round: one of each report, or a single one of their mean.
 
-    `seen` is what the server saw of a round, and `cohort` are the round's clients. Each of them
-    adds its update to its report with probability `turn_rate`.
+    The mean is used if single reports reveal nothing. `seen` is what the server saw of the round,
+    and `cohort` are the round's clients. `turn_rate` is the probability that a client's report
+    contains its update, and not zeros in its place.
     """
     if seen.masked:
         summed = [cohort[i] for i in seen.asked]
@@ -42,11 +44,14 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
     """Return each candidate's log-likelihood ratio for being one of the view's clients.
 
-    Row i of `candidates` is the update that candidate i would have sent. A client adds its update
-    to its report with probability `turn_rate`. To test a candidate, the view's estimate is
-    projected on a difference: the candidate's update minus the mean update of all other
-    candidates. This projection is assumed normal. If the estimate has only a direction and no size,
-    the result is the projection, divided by its standard deviation over the candidates.
+    `candidates[i]` is the update that candidate i would have sent. `turn_rate` is the probability
+    that a client's report contains its update, and not zeros in its place.
+
+    To test a candidate, the view's estimate is projected on the difference between the candidate's
+    update and the mean update of all other candidates. The likelihoods are those of this
+    projection, which is assumed normal. If the estimate has a direction but no length, the
+    likelihoods are unknown, and the result is the projection divided by its standard deviation over
+    the candidates.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -73,9 +78,10 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 class Evidence:
     """Collects, over the rounds of a run, the evidence that known candidates took part.
 
-    A candidate is a client whose examples the attacker knows. Each client of the run may be any
-    candidate. For each such pair, the log-likelihood ratios of all rounds are summed. `clients` is
-    the number of clients, and `candidates` the number of candidates.
+    A candidate is a client whose examples the attacker knows. If it took part, it may be any of the
+    run's clients. So each pair of a client and a candidate has a log-likelihood ratio for being the
+    same, summed over the rounds. `clients` is the number of clients, and `candidates` the number of
+    candidates.
     """
 
     def __init__(self, clients: int, candidates: int) -> None:

@@ -94,7 +94,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def _of_pieces(target: Target) -> str:
-    """Return a note if a text may have pieces that are members and pieces that are not, else ""."""
+    """Return a note that a text may be split into members and non-members, or "" if it cannot be.
+
+    The note says that this can lower the scores. It applies if the attack runs a job that predicts
+    next tokens, because it then trains on a random half of the pieces of all texts.
+    """
     if target.trained or target.job.task != "next_token":
         return ""
     return (
@@ -107,11 +111,12 @@ def _of_pieces(target: Target) -> str:
 class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
-    `pool` has all examples to test. `members` marks the examples of the pool that `model` was
-    trained on. `target` is the attacked job, with the weights at the start of the attacked round.
-    `given` marks the examples that the job's clients hold, even if a client took part in no round.
-    `other` is the job that trained the first reference model. `other_given` marks the examples that
-    the clients of `other` hold.
+    `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
+    is the attacked job, with the weights at the start of the attacked round. `given` marks the
+    pool's examples that this job's clients hold. Some of them are not members, if their client took
+    part in no round. `other` is the job that trained the first reference model, and `other_given`
+    marks the examples that its clients hold. On a round of `other`, the attacker chooses the
+    thresholds for attacking reports.
     """
 
     pool: Pool
@@ -158,7 +163,10 @@ class Case:
 
     @property
     def asked(self) -> str:
-        """Return a text that says how many members there are, and whose examples they are."""
+        """Return a sentence that says how many members there are, and from how many clients.
+
+        An example is "the members are the 80 examples of 3 of 4 clients that took part".
+        """
         every, some = self.target.partition.clients, self.target.took_part
         clients = (
             quantity(every, "client") if some is None else f"{len(some):,} of {every:,} clients"
@@ -179,7 +187,11 @@ class Case:
         return found
 
     def _quality(self, given: Answers) -> list[Measured]:
-        """Return the accuracy on members and on others, or median losses if targets are tokens."""
+        """Return two metrics: the model's accuracy on members, and on others.
+
+        `given` are the attacked model's outputs for the pool. If targets are tokens, the metrics
+        are median losses instead.
+        """
         sides = (("members", self.members), ("others", ~self.members))
         if self.pool.of_tokens:
             return [median(f"median loss on {name}", -given.truth[side]) for name, side in sides]
@@ -210,9 +222,10 @@ class Case:
 
 
 def _trained_on(target: Target, given: Bools, clients: Clients | None) -> Bools:
-    """Return a mask of the pool's examples that `clients` of the target's job hold.
+    """Return a mask of the pool that marks the examples that `clients` hold.
 
-    `given` marks the examples of all clients of the job. If `clients` is None, all clients count.
+    The training examples of `target` are the pool's examples that `given` marks, in the same order.
+    `clients` are numbers of the target's clients, or None for all of them.
     """
     mask = np.zeros_like(given)
     mask[np.flatnonzero(given)[target.rows_of(clients)]] = True

@@ -44,13 +44,16 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Array, y: Array) -> Float64s:
-        """Return how fast the loss of each example falls along the update that `reading` estimates.
+        """Return how fast each example's loss falls if the weights move along the estimated update.
 
-        The examples are the rows of `x` and `y`. The direction is the estimated update, with its
-        entries weighted by their reliability, scaled to norm 1. The result is the inner product of
-        the direction and the example's negative gradient. It is 0 for all examples if the report
-        reveals nothing. If torch has no forward derivative of the loss, as in a model's own
-        autograd function without `jvp`, each example has its own backward pass.
+        `reading` is the attacker's estimate of an update, and the examples are the rows of `x` and
+        `y`. The direction is the estimate, with its entries weighted by their reliability, scaled
+        to norm 1. The result is the inner product of the direction and the example's negative
+        gradient. It is 0 for all examples if the report reveals nothing.
+
+        Forward-mode derivatives give the results of a whole batch at once. If torch has none for
+        this model, as for an autograd function without `jvp`, each example has its own backward
+        pass.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -168,11 +171,12 @@ class Round:
     summed: bool = False
 
     def scores(self, score: Scorer, x: Array, y: Array) -> tuple[Float64s, Float64s]:
-        """Return the scores of the examples that clients trained on, and the scores of `strangers`.
+        """Return the scores of the members (rows `held`), and the scores of the `strangers`.
 
-        Examples are rows of `x` and `y`. Each is tested against the report of one client. `score`
-        computes its score from that client's estimated update. Its mean score under the estimates
-        of all other clients' updates is then subtracted.
+        Examples are rows of `x` and `y`. `score` computes an example's score from an estimated
+        update. The result for an example is its score under the estimate of the client against
+        which it is tested, minus its mean score under the estimates of the other clients' updates,
+        if there are any.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

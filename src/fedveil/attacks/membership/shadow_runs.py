@@ -31,9 +31,10 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples from which training sets are chosen, and each example's owner if known.
+    """Examples from which training sets are chosen.
 
-    `y` has the examples' targets: a class for each, or the tokens of each text.
+    `x` has the examples' inputs, and `y` their targets: a class for each, or the tokens of each
+    text. `owners` has each example's owner, or is None if the data names no owners.
     """
 
     x: Array
@@ -128,12 +129,12 @@ def rehearse(target: Target) -> Rehearsal:
 def play_round(
     target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
 ) -> Round:
-    """Simulate one round of the job. Returns the attacker's estimates, and examples to test.
+    """Simulate one round of the job. Returns the attacker's estimates, and the examples to test.
 
-    At most `most` clients take part, unless the protection needs more. All examples are rows of
-    one pool: the target's training example i is the pool's row `rows[i]`, and `strangers` are rows
-    that no client trains on. Each client's report is tested on the client's own examples and on
-    some of the strangers.
+    All examples are given as rows of one pool: `rows[i]` is the row of the target's training
+    example i, and `strangers` are rows that no client trains on. A client's report is tested on the
+    client's own examples, and on at most as many of the strangers. At most `most` clients take
+    part, unless the protection needs more.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

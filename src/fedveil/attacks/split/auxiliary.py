@@ -115,8 +115,9 @@ def _trained(
     """Train a dense network to predict the error of `linear`, a map from reports to examples.
 
     `inputs`, [n, features], are the public examples, and `seen`, [n, values], the expected values
-    of their reports. The learning rate falls from `lr` to 0 in `steps` steps. `tell` is called with
-    the steps done and their total.
+    of their reports. New reports are drawn in each step as in `evidence` (`_drawn`). The learning
+    rate falls from `lr` to 0 in `steps` steps. `tell` is called with the steps done and their
+    total. Returns the network.
     """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)

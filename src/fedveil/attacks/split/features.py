@@ -90,7 +90,11 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """The attacks on `part`, a part of a split model, with the data and reports that they need."""
+    """Attack on the inputs of `part`: the examples to reconstruct, the reports, and the methods.
+
+    `target` has the part's split model and data. `effort` sets the number of examples to
+    reconstruct, and how long each method searches.
+    """
 
     target: SplitTarget
     part: Part
@@ -113,7 +117,11 @@ class Aim:
 
     @property
     def reports(self) -> int:
-        """The number of reports of each example that the attack averages."""
+        """The largest number of reports of each example that the attacker has.
+
+        It is `AVERAGED` if every report has new noise. Otherwise it is 1, because all reports of an
+        example are equal.
+        """
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1

@@ -92,11 +92,12 @@ def _protection(privacy: PrivacySettings) -> str:
 class _Begun:
     """A follower's view of a run's first steps: what it received for each example.
 
-    Each of the `windows` has the directions of the gradients of a few consecutive steps. `norms[i]`
-    is the score of example i in the norm attack (`by_norm`), summed over the steps. `true[i]` is
-    the true label of example i. `added` has two summaries of each example's gradients over all
-    steps, by the names that `_added` gives them. `losses[i]` is how far the loss of example i lies
-    above the mean loss. `losses` is None if the follower received no losses.
+    `windows` has the directions of the gradients. Each window covers a few consecutive steps.
+    `norms[i]` is the score of example i in the norm attack (`by_norm`), summed over the steps.
+    `true[i]` is the true label of example i. `added` has two arrays that summarise each example's
+    gradients over all steps, "sum" and "change" (see `_added`), or none for a single step.
+    `losses[i]` estimates how far the loss of example i lies above the mean loss. `losses` is None
+    if the follower received no losses, or for a single step.
     """
 
     windows: list[Window]
@@ -188,10 +189,12 @@ class _Follower:
         return f"{losses}gradients of {', '.join(self.parts) or 'nothing'} at {self.party}"
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess each example's class from gradient directions and the labels at indices `known`.
+        """Guess each example's class from the directions of its gradients in `run`.
 
-        `run` has the gradients of the run's first steps. Under LabelDP, the examples are clustered,
-        and the known labels only name the clusters.
+        The attacker knows the labels at the indices `known`. Without LabelDP, an example gets the
+        class whose gradients are nearest to its own. The known examples give the first estimate of
+        each class's gradients. Under LabelDP, the examples are clustered, and the known labels only
+        name the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)

@@ -16,9 +16,10 @@ _ITERATIONS = 60
 def losses_of_examples(came: Sequence[Int64s], losses: Sequence[float], count: int) -> Float64s:
     """Estimate how far the loss of each of `count` examples lies above the mean loss.
 
-    `came[s]` has the places of the examples of step s, and `losses[s]` is the step's mean loss. The
-    estimate is a least-squares solution: the mean over a step's examples is that step's loss above
-    the mean loss of the steps around it, so the fall of the loss during training does not count.
+    `came[s]` has the indices of the examples of step s, and `losses[s]` is their mean loss. The
+    mean loss of the neighbouring steps is first subtracted from it, because losses fall during
+    training. Then the estimates are fitted by least squares: the mean estimate over the examples of
+    a step should be equal to this difference.
     """
     sizes = np.array([len(places) for places in came])
     around = max(round(count / sizes.mean()), 1)  # as many steps as see every example once
@@ -30,9 +31,10 @@ def losses_of_examples(came: Sequence[Int64s], losses: Sequence[float], count: i
 
 @dataclass(frozen=True)
 class _Means:
-    """The linear map from a value per example to the mean of each step's examples.
+    """The linear map from one value per example to one mean per step, over the step's examples.
 
-    `places` has the examples of all steps, one step after the other, and `sizes` their numbers.
+    `places` has the indices of the examples of all steps, one step after the other. `sizes[s]` is
+    the number of examples of step s, and `count` the number of different examples.
     """
 
     places: Int64s
@@ -50,7 +52,11 @@ class _Means:
         return sums
 
     def solved(self, means: Float64s) -> Float64s:
-        """Return the values whose `means` these are, by conjugate gradients (CGLS) from zero."""
+        """Return the values, one per example, whose means of steps are closest to `means`.
+
+        Solves the least-squares problem by at most `_ITERATIONS` steps of conjugate gradients
+        (CGLS) from zero.
+        """
         values, left = np.zeros(self.count), means
         direction = residual = self.transposed(left)
         for _ in range(_ITERATIONS):

@@ -107,7 +107,10 @@ class SplitTarget:
         return cls(job, task, split, rows, told)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
-        """Copy the target, with `privacy` as the privacy block of its job."""
+        """Copy the target, and replace the privacy settings of its job with `privacy`.
+
+        The weights stay the same. If `privacy` has LabelDP, the training labels are drawn anew.
+        """
         job = self.job.model_copy(update={"privacy": privacy})
         split = make_split(job, self.task)
         split.joined().load_state_dict(self.split.joined().state_dict())

@@ -113,12 +113,12 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A language model that is cut after its embedding layer and before its last layer.
+    """A language model whose first and last layers are the leader's, and the middle a follower's.
 
     `part` names the leader's embedding layer, and `party` the follower that receives its output.
-    `back` names the part of the model whose output the follower returns to the leader. If there is
-    none, `back` is the string "nothing". `column` names the column of tokens. `embedding` has the
-    leader's word and position vectors. `aside` are the tokens of held-out text.
+    `back` names the part whose output the follower returns to the leader, or is "nothing" if there
+    is none. `column` names the leader's column of tokens. `embedding` is the embedding layer with
+    its word and position vectors. `aside` are the tokens of the test texts.
     """
 
     target: SplitTarget
@@ -185,8 +185,8 @@ class _Cut:
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
         """Return, for each vector in `sent`, the word whose vector is nearest.
 
-        A word's vector at a place of the text is its row of `word` plus the place's row of
-        `position`. `sent` is [texts, length, values], and the result [texts, length].
+        At position p, the vector of word w is `word[w] + position[p]`, or its bits if the leader
+        sends bits. `sent` is [texts, length, values], and the result [texts, length].
         """
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):

@@ -1,16 +1,17 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022). A statistic of an example is a number, such as its mean. The
-range of each statistic is divided into cells. A row of the layer responds to the examples x in its
-cell. The gradient of the row's weights is the sum of delta * x over these x, where delta is the
-loss's derivative. The gradient of its bias is the sum of delta. If a cell holds a single example,
-the quotient of both sums is this example.
+Source: Fowl et al. 2022, "Robbing the Fed". A statistic is a number computed from an example, such
+as its mean. The range of each statistic is divided into cells, and each cell has a neuron, that is,
+a row of the layer's weights. The neuron is active for the examples x in its cell. The gradient of
+its weights is the sum of delta * x over these x, where delta is the loss's derivative at the
+neuron. The gradient of its bias is the sum of delta. If the cell holds a single example, the first
+sum divided by the second is this example.
 
-In the form `relu`, a row responds to all examples whose statistic is above its threshold, and a
-cell's sums are the difference of two rows' sums. Clients must make a single local step. In the form
-`window`, a row responds only between two bounds. A client's first step on an example in the row's
-cell moves the row so far that it responds to no example any more. So the row does not change in the
-client's further steps.
+In the form `window`, a neuron is active only between the two bounds of its cell. A client's first
+step on an example in the cell moves the neuron so far that it is active for no example any more. So
+the client's further steps do not change the neuron. In the form `relu`, a neuron is active for all
+examples whose statistic is above a threshold, and a cell's sums are the differences of two neurons'
+sums. Then clients must make a single local step.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Imprint:
     Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
     `edges` has the ascending bounds of that statistic's cells.
 
-    The last cell of each statistic lies between its two largest bounds, far above every public
-    example from which the imprint was made (`of`). The attack assumes that no client's example
-    falls into it. So its gradient shows only the noise in a report.
+    The last cell of each statistic, between its two largest bounds, measures the noise. It lies far
+    above every public example from which the imprint was made (`of`), so the attack assumes that no
+    client's example falls into it. Its gradient then consists only of the noise in a report.
     """
 
     directions: Float64s
@@ -132,7 +133,8 @@ class Imprint:
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
         """Return the layer's weights [rows, features] and biases [rows].
 
-        The layer's activations are at most about `whisper`.
+        For examples within the bounds, a row's output after the activation function is at most
+        `whisper`, up to rounding.
         """
         if self.form == "window":
             width = np.diff(self.edges)

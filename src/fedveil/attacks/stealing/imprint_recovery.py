@@ -32,11 +32,10 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return a number of cells per statistic that reveals more than half of the examples.
+    """Return a number of cells per statistic that reveals more than half of `examples` examples.
 
-    A statistic of an example is a number, such as its mean, and a cell is an interval of such
-    numbers. An `Imprint` sorts the examples into cells, separately by each of its `statistics`
-    statistics.
+    An `Imprint` sorts the examples by each of its `statistics` statistics. A statistic is a number
+    computed from an example, such as its mean, and a cell is an interval of such numbers.
     """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
@@ -142,11 +141,12 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Return a mask of the examples i that can lie in cell `cells[i]`, given their noise.
+    """Return a mask: True for each i for which `examples[i]` can lie in cell `cells[i]`.
 
-    `noise` is the standard deviation of the noise in each entry of the examples. The larger it is,
-    the farther outside its cell an example may appear. A negative `noise` has the opposite effect:
-    the mask has only the examples so far inside their cell that the noise cannot have moved them.
+    `noise` is the standard deviation of the noise in each entry of the examples. Because noise can
+    move an example out of its cell, an example slightly outside the cell counts too. If `noise` is
+    negative, the mask is strict: True only for examples so far inside the cell that noise of this
+    size cannot have moved them into it.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

@@ -39,9 +39,10 @@ _SHOWN = 10
 class Loot:
     """Result of an attack that steals examples. Examples are rows with values in [0, 1].
 
-    `originals` are the clients' examples, and `offered` are the attacker's candidates for them. The
-    baseline is an attacker who offers the `public` examples, at most as many as `originals`. `saw`
-    says what the attacker received, such as a report or a sum.
+    `originals` are the clients' examples, and `offered` are the attacker's candidates for them.
+    `public` are public examples, at most as many as `originals`. As a baseline, they are counted as
+    candidates too, in place of `offered`. `saw` says what the attacker received, such as a report
+    or a sum.
     """
 
     originals: Float64s
