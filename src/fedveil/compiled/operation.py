@@ -56,8 +56,8 @@ class Value:
     """The layout of a layer's input or output in the float memory, for a batch of examples.
 
     `shape` is the shape of an example: channels, rows and columns. `place` is the position of the
-    batch's first value. `gradient` is the position of this value's gradient, or -1 if the memory
-    has no gradients of these values.
+    batch's first entry, and `gradient` that of the entry's gradient. `gradient` is -1 if no
+    gradients are stored.
     """
 
     shape: Shape
