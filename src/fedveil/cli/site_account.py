@@ -1,4 +1,4 @@
-"""`fedveil site account`: shows the epsilon spent on a data set, by which jobs, and the rest."""
+"""`fedveil site account`: the epsilon spent on a data set, by which jobs, and what is left."""
 
 from __future__ import annotations
 
