@@ -166,11 +166,11 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the values of the table columns that only this kind of operation has.
+        """Reserve working memory in `memory`, for intermediate results of up to `batch` examples.
 
-        The method reserves working memory for intermediate results of up to `batch` examples in
-        `memory`. `changed` is True if a later operation works in place and so overwrites the
-        layer's input.
+        Returns the values of the table columns that only this kind of operation has, such as the
+        positions of this memory. `changed` is True if a later operation works in place and so
+        overwrites the layer's input.
         """
         return {}
 
