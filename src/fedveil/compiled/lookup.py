@@ -16,10 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to the token's output or, if `back`, add gradients back.
+    """Copy each token's row of the weight to its output. If `back` is True, run the backward pass.
 
-    The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. If
-    `back` is True, these are the positions of their gradients: each token's output gradient is
+    The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. In
+    the backward pass, these are the positions of their gradients: each token's output gradient is
     added to the gradient of the token's row. `op` is the layer's row of the operation table.
     """
     for n in range(op[f.COUNT]):
