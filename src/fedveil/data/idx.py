@@ -48,8 +48,8 @@ class IdxFile:
 class IdxSet:
     """The published files of the data set `name`.
 
-    `mirrors` are the URLs of folders, each of which has all these files. In `files`, the training
-    part precedes the test part. In each part, images precede labels.
+    `mirrors` are the URLs of folders with these files, in the order in which they are tried. In
+    `files`, the training part precedes the test part. In each part, images precede labels.
     """
 
     name: str
