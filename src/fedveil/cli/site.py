@@ -1,4 +1,4 @@
-"""`fedveil site`: what may leave a site, decided by its owner and enforced there."""
+"""`fedveil site`: controls what may leave a site (an organisation on whose data others train)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedveil site account`: how much epsilon a data set has spent, on what, and how much is left."""
+"""`fedveil site account`: the epsilon spent on a data set, by which jobs, and what is left."""
 
 from __future__ import annotations
 

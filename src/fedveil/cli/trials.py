@@ -64,7 +64,7 @@ def _table(found: list[Trial]) -> Table:
 
 
 def _epsilon(trial: Trial) -> str:
-    """Format the epsilon of a whole run, or "-" if the job rules out the protection."""
+    """Return the epsilon of a whole run as text, or "-" if the job rules out the protection."""
     ruled_out = trial.candidate is None and trial.failure
     return "-" if ruled_out else told(*trial.figure)
 
@@ -74,7 +74,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Format the norm of the noise divided by the norm of the mean update, or "-" if unknown."""
+    """Return, as text, the noise's norm divided by that of the mean update, or "-" if unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

@@ -69,10 +69,10 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run that `read` returns whenever it has new records or log lines, until its end.
+    """Yield each new state of a run: whenever `read()` finds new records or log lines.
 
-    Raises `RunFolderError` if nothing is new for `patience_s` seconds and no process is writing.
-    `wait(seconds)` waits between two calls of `read`.
+    Ends when the run has ended. Raises `RunFolderError` if nothing is new for `patience_s` seconds
+    and no process is writing to `folder`. `wait(seconds)` waits between two calls of `read`.
     """
     held, looks = None, _LAST_LOOKS
     while True:

@@ -64,9 +64,10 @@ class _Chain:
         self.value = operation.y
 
     def end(self, scores_of: Sequence[str]) -> None:
-        """Raise `NotServedError` unless the form of the last layer's output is in `scores_of`.
+        """Raise `NotServedError` unless the model's scores have a form that the loss supports.
 
-        `scores_of` has the forms that the loss supports, such as `ROW`.
+        The scores are the output of the last layer. `scores_of` has the supported forms, such as
+        `ROW`.
         """
         asked = " or ".join(scores_of)
         fits = self.value.form in scores_of
@@ -96,11 +97,11 @@ def refusals(
 ) -> list[Sequence[str] | None]:
     """Return, for each part of a model, the reasons why native code cannot train it.
 
-    A part is a layer, or a module whose own forward pass calls the layers inside it. Its list of
-    reasons is empty if native code could train it. The list is replaced by None if this is unknown,
-    because the shape of the part's input is unknown. `shapes` maps a part's module to this shape,
-    for one example. It is not needed for a part whose input shape follows from the part before it.
-    `scores_of` has the forms that the loss supports for the model's scores, such as `ROW`.
+    A part is a layer, or a module whose own forward pass calls the layers inside it. Its entry is
+    an empty list if native code can train it, and None if the shape of its input is unknown, so
+    that nobody can tell. `shapes` maps a module to the shape of its input, for one example. A part
+    may be missing there if its input shape follows from the part before it. `scores_of` has the
+    forms that the loss supports for the model's scores, such as `ROW`.
     """
     found, chain = list[Sequence[str] | None](), None
     for number, part in enumerate(parts):
@@ -122,12 +123,12 @@ def refusals(
 
 
 def _begun(shape: Sequence[int], *, first: bool, alone: bool) -> _Chain:
-    """Return a chain without layers. The input of its first layer will have the shape `shape`.
+    """Return an empty chain, whose first layer will get inputs of the shape `shape`.
 
-    `first` is True if this layer is the first of the model. `alone` is True if a module's own
-    forward pass calls the layer, so that the layers before it are unknown. If both are False, the
-    chain refuses `nn.Embedding`, which native code supports only as a model's first layer. Raises
-    `NotServedError` if native code does not support the shape.
+    `first` is True if this layer is the model's first. `alone` is True if a module's own forward
+    pass calls it, so that nobody knows which layers run before it. If both are False, other layers
+    run before it, and the chain refuses `nn.Embedding`: native code supports it only as a model's
+    first layer. Raises `NotServedError` if native code does not support the shape.
     """
     if not first:
         need(len(shape) in (1, 2, 3), "its input is neither a row nor tokens nor an image")
@@ -143,15 +144,16 @@ def _entry(shape: Sequence[int]) -> Value:
 
 
 def _works(layer: nn.Module) -> bool:
-    """Return False for a layer that changes nothing."""
+    """Return False if `layer` returns its input unchanged: nn.Identity, or dropout with p = 0."""
     return not (isinstance(layer, nn.Identity) or (isinstance(layer, nn.Dropout) and layer.p == 0))
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return `layers` without those that do nothing, and with each max-pooling moved into `Pooled`.
+    """Return `layers` without those that change nothing, and with max-poolings merged.
 
-    A `Pooled` has a convolution and the max-pooling after it. An activation between them is then
-    applied after the pooling, which gives the same result if the activation is monotone.
+    A max-pooling that follows a convolution is merged with it into one `Pooled` layer. A
+    non-decreasing activation (`RISING`) between the two is moved behind the pooling, which gives
+    the same result.
     """
     found = list[nn.Module]()
     for layer in filter(_works, layers):

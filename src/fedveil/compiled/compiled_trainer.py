@@ -90,7 +90,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code, or with torch if native code cannot read a client's data."""
+    """Trains clients in native code. A client that native code cannot train is trained by torch."""
 
     chunk = least = 1
     native, own_step = True, False

@@ -44,10 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of matrix products for a batch, each product's number of rows, and strides.
+    """Return how a batch is divided into matrix products: their number, their rows, two strides.
 
-    The first stride is the distance between two rows of the layer's input, the second that of its
-    output. `op` is the layer's row of the operation table.
+    Each product has this number of rows. The strides are the distances between two rows of the
+    layer's input and of its output, in floats. `op` is the layer's row of the operation table.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:

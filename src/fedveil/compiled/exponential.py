@@ -33,10 +33,10 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, for an integer n in -126..127. `shifted` is the type of n + _SHIFT.
+    """Return the signature and the code generator of a numba intrinsic that computes 2^n.
 
-    numba passes `typing`, its context, which is not used. The argument of the generated code is the
-    float n + _SHIFT.
+    The intrinsic gets the float n + _SHIFT, for an integer n in -126..127. numba passes `typing`
+    (its context) and `shifted` (the argument's type), which are not used.
     """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:

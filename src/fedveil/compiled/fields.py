@@ -43,8 +43,8 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return the numbers of the table columns that only one kind of operation has.
+    """Return `count` numbers of table columns, from `first` on, for one kind of operation.
 
-    There are `count` such columns, and `first` is the number of the first one.
+    Different kinds of operations use the same numbers for different columns.
     """
     return range(first, first + count)

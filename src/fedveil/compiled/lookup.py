@@ -16,11 +16,11 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to the token's output, or add gradients to these rows.
+    """Copy each token's row of the weight to its output. If `back` is True, run the backward pass.
 
-    The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. If
-    `back` is True, both positions are those of gradients, and each token's output gradient is added
-    to the gradient of its row. `op` is the layer's row of the operation table.
+    The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. In
+    the backward pass, these are the positions of their gradients: each token's output gradient is
+    added to the gradient of the token's row. `op` is the layer's row of the operation table.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

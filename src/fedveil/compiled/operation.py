@@ -56,8 +56,8 @@ class Value:
     """The layout of a layer's input or output in the float memory, for a batch of examples.
 
     `shape` is the shape of an example: channels, rows and columns. `place` is the position of the
-    batch's first value. `gradient` is the position of this value's gradient, or -1 if the memory
-    has no gradients of these values.
+    batch's first entry, and `gradient` that of the entry's gradient. `gradient` is -1 if no
+    gradients are stored.
     """
 
     shape: Shape
@@ -166,11 +166,11 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the values of the table columns that only this kind of operation has.
+        """Reserve working memory in `memory`, for intermediate results of up to `batch` examples.
 
-        The method reserves working memory for intermediate results of up to `batch` examples in
-        `memory`. `changed` is True if a later operation works in place and so overwrites the
-        layer's input.
+        Returns the values of the table columns that only this kind of operation has, such as the
+        positions of this memory. `changed` is True if a later operation works in place and so
+        overwrites the layer's input.
         """
         return {}
 

@@ -75,11 +75,12 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the gradient of each output of a max-pooling to the gradient of the largest input.
+    """Run the backward pass of `largest`: add each output's gradient to that of its largest input.
 
-    An output is the largest input of its window. Writes nothing if no operation needs the input's
-    gradient. `op`, the layer's row of the operation table, says where the values are in the float
-    memory `m`. `w` is the integer memory. `setting` and `draws` are not used.
+    The largest input is the one in the output's window that was copied to the output. Writes
+    nothing if no operation needs the input's gradient. `op`, the layer's row of the operation
+    table, says where the values are in the float memory `m`. `w` is the integer memory. `setting`
+    and `draws` are not used.
     """
     if op[f.DX] < 0:
         return

@@ -29,9 +29,10 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders to search for a data set's files, in order. Each is called `subfolder`.
+    """Yield the folders to search for a data set's files: `subfolder` in each place, in order.
 
-    Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
+    The places are the folder that FEDVEIL_DATA names, if any, and then the user's cache. Raises
+    `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
     """
     configured = os.environ.get(VARIABLE, "")
     if configured:

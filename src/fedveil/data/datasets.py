@@ -150,9 +150,9 @@ def load(
     `targets` is the kind of target that an example has, such as a class or the next tokens. If
     `apart` is True, the training records of a user's data are read one by one if possible, so that
     an invalid record has no effect on the others. If `writers` is True (only for MNIST), each
-    example belongs to the person who wrote it. `folder` is the folder of `image_folder` or
-    `text_folder`, and `texts` says how to read texts. Never uses the network. Raises
-    `DataUnavailable` or `DataInvalid`.
+    example belongs to the person who wrote it. `folder` is the user's folder, which the data sets
+    "image_folder" and "text_folder" need. `texts` says how "text_folder" reads its texts. Never
+    uses the network. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -179,10 +179,12 @@ def load(
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Download and verify the files of `name` in the user's cache. Returns their folder.
+    """Download the missing files of the data set `name` to the user's cache. Returns their folder.
 
-    `progress` is called with the bytes received and the bytes of all files. A damaged file is
-    replaced only if it was downloaded to the cache.
+    Also verifies the files that are already on this machine. A damaged one is downloaded again if
+    an earlier download put it into the cache, and otherwise raises `DataInvalid`. `progress` is
+    called with the bytes received and the bytes of all files. Raises `DataUnavailable` if the data
+    set has no download, or if the download fails.
     """
     entry = _entry(name)
     if not entry.downloads:

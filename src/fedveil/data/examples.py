@@ -132,11 +132,12 @@ def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets
 
 
 def _learnt(examples: Examples, y: Any, targets: Targets, classes: int | None) -> list[Array]:
-    """Return the arrays from which `outputs` computes the number of model outputs.
+    """Return the arrays from which `outputs` derives the number of model outputs.
 
-    These are the targets. The inputs are added if they have the same tokens as the targets. This is
-    certain if the targets were made from the inputs, so that `y`, the user's targets, is None. It
-    is assumed if the targets are tokens, the inputs are integers, and `classes` is None.
+    These are the targets. The inputs are added if they have tokens of the same vocabulary as the
+    targets. They do if the targets were made from the inputs, which is the case if `y`, the user's
+    targets, is None. They are assumed to if the targets are tokens, the inputs are integers, and
+    `classes` is None.
     """
     x = examples.x
     undeclared = targets == "tokens" and classes is None and (is_plain(x) or is_ragged(x.dtype))
@@ -165,7 +166,11 @@ def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the owners' numbers, one for each of `count` examples, or raise `DataInvalid`."""
+    """Number the owners 0..k-1 in sorted order, and return the number of each example's owner.
+
+    Raises `DataInvalid` unless `owners` has `count` entries, one for each example, which are all
+    integers or all strings. `name` is the data set's name, for the error message.
+    """
     try:
         codes = owner_codes(owners)
     except ValueError as error:

@@ -28,7 +28,10 @@ _TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: its name, its content's shape and MD5, and its download size in bytes."""
+    """A published file: its name, its content's shape and MD5, and its download size in bytes.
+
+    `number_bytes` is the size of each number in the content.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,9 +46,10 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class IdxSet:
-    """Published files of the data set `name`, and the URLs of the folders (mirrors) with them.
+    """The published files of the data set `name`.
 
-    In `files`, the training part precedes the test part. In each part, images precede labels.
+    `mirrors` are the URLs of folders with these files, in the order in which they are tried. In
+    `files`, the training part precedes the test part. In each part, images precede labels.
     """
 
     name: str
@@ -73,7 +77,11 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return at most `longest` + 1 bytes of a file's decompressed content."""
+    """Return at most `longest` + 1 bytes of the content of a file, decompressed if it is gzip.
+
+    The additional byte shows that the content is longer than `longest`. Raises `DataInvalid` for a
+    damaged gzip file.
+    """
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
             stream.seek(0)
@@ -87,7 +95,10 @@ def _content(path: Path, longest: int) -> bytes:
 
 
 def parse_idx(content: bytes, origin: str) -> Array:
-    """Return the array of integers in IDX `content`. Errors name it `origin`."""
+    """Return the array of integers in `content`, the bytes of an IDX file.
+
+    Raises `DataInvalid`, which names the file `origin`, if the bytes are not IDX.
+    """
     number = _TYPES.get(content[2]) if len(content) >= 4 and content[:2] == bytes(2) else None
     if number is None:
         raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes or of 4-byte numbers")

@@ -17,7 +17,8 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
     If `uneven` is True, a list of arrays of different lengths becomes a structured array too.
-    Errors call the value `part` of the data set `name`.
+    Raises `DataInvalid` if `value` cannot be converted. `name` (the data set) and `part` (such as
+    "x_train") are for error messages.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -34,10 +35,10 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _of_pandas(array: Array) -> Array:
-    """Convert an array of Python objects to an array of numbers, or return it unchanged.
+    """Convert an array of Python objects to an array of numbers, with NaN for pandas' NA.
 
-    NumPy makes an array of objects from a pandas column of pandas' own type. NA becomes NaN. The
-    array is unchanged if an object is no number.
+    NumPy makes such an array from a pandas column whose type exists only in pandas. Returns `array`
+    unchanged if some objects are not numbers.
     """
     numbers = np.array(without_na(array, np.nan).tolist())
     return numbers if numbers.dtype.kind in "fiub" else array
@@ -81,7 +82,8 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
 
     `alone` is False if `array` is one of several inputs of the examples. In this case, integers
     become int64, and `array` may have one dimension: one number for each example. Raises
-    `DataInvalid`, which calls the array `part` of the data set `name`.
+    `DataInvalid` for an invalid array. `name` (the data set) and `part` (such as "x_train") are for
+    error messages.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -150,9 +150,9 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Return the examples `rows` as numbers for training, and a mask of the valid examples.
 
-    Integers of at most 16 bits are not converted. All other numbers become int64 if `form.whole` is
-    True, and float32 otherwise. An example is invalid if int64 cannot represent it exactly, or if
-    it is not finite as float32.
+    Integers of at most 16 bits are returned unchanged, and are all valid. Other numbers are
+    converted to int64 if `form.whole` is True, and to float32 otherwise. An example is invalid if
+    int64 cannot represent all its numbers exactly, or if float32 makes one of them infinite or NaN.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -188,9 +188,11 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return the records in `value` as one array, and a mask of the valid records.
 
-    A record must have one of `shapes`, and is reshaped to the first of them. If `any_shape` is
-    True, the records of an array of numbers may have any shape, and keep it. If `value` is not an
-    array of numbers, each record is converted separately, so that none of them affects another.
+    A valid record has one of `shapes`, and is reshaped to the first of them. If `any_shape` is True
+    and `value` is an array of numbers, the records may have any shape, and keep it. If `value` is
+    not an array of numbers, each record is converted separately, so that an invalid one affects no
+    other. Raises `DataInvalid` if `value` cannot be divided into such records. `name` (the data
+    set) and `part` (such as "x_train") are for error messages.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

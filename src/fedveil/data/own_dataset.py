@@ -75,9 +75,10 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def _check_targets(name: str, public: Dataset) -> None:
-    """Raise `DataInvalid` if the test examples form an ordinary array, but their targets do not.
+    """Raise `DataInvalid` if the test examples are one ordinary array, but their targets are not.
 
-    Targets form no ordinary array if each has several arrays, or if their lengths differ.
+    `public` is the data set of the test part. Targets are no ordinary array if each of them has
+    several arrays, or if their lengths differ.
     """
     if is_plain(public.test.x) and not is_plain(public.test.y):
         raise DataInvalid(
@@ -247,8 +248,8 @@ def _pair(
     """Return x and y from `value`, which is a pair (x, y) or a map-style Dataset.
 
     If `targets` is "tokens", `value` may also be only x. Then y is None. If `alone` is True, an
-    unusable item of a Dataset raises no error: None replaces its x and its y. Errors call `value`
-    the `part` (such as "test") of the data set `name`.
+    unusable item of a Dataset raises no error: None replaces its x and its y. `name` (the data set)
+    and `part` (such as "test") are for error messages.
     """
     if targets == "tokens" and (_are_sequences(value) or hasattr(value, "__array__")):
         return value, None
@@ -327,8 +328,9 @@ def _as_one(value: Any) -> Any:
 def _together(name: str, part: str, items: list[Array]) -> Any:
     """Combine `items`, the x or the y of all items of a Dataset, into one array.
 
-    Returns a list if the shapes differ, and a mapping if the items have several inputs. Errors name
-    the `part` and the data set `name`.
+    Returns `items` unchanged if their shapes differ, and a mapping of input names to arrays if the
+    items have several inputs. `name` (the data set) and `part` (such as "test") are for error
+    messages.
     """
     if not any(item.dtype.names for item in items):
         return items if len({item.shape for item in items}) > 1 else np.array(items)

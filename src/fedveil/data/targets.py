@@ -13,9 +13,10 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Return `value` as an array of targets of `kind`. Raises `DataInvalid` if it is invalid.
+    """Return a user's targets `value` as an array, after checking that they are targets of `kind`.
 
-    The error calls the value `part` of the data set `name`.
+    Raises `DataInvalid` if they are not. `name` (the data set) and `part` (such as "y_train") are
+    for error messages.
     """
     array = inputs.as_array(name, part, value)
     if kind == "own":
@@ -62,9 +63,9 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def check_derivable(kind: Targets, name: str, part: str) -> None:
-    """Raise `DataInvalid` unless targets of `kind` can be derived from the examples alone.
+    """Raise `DataInvalid` unless `kind` is "tokens": only these targets follow from the examples.
 
-    The error calls the targets `part` of the data set `name`.
+    `name` (the data set) and `part` (such as "y_train") are for the error message.
     """
     if kind != "tokens":
         raise DataInvalid(
@@ -74,11 +75,11 @@ def check_derivable(kind: Targets, name: str, part: str) -> None:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return inputs and targets that predict the next token of each example in `x`.
+    """Split each example in `x`, a sequence of tokens, into inputs and next-token targets.
 
-    The inputs are an example's tokens without the last one, the targets its tokens without the
-    first one. Raises `DataInvalid` if an example has fewer than two tokens. The error calls `x` the
-    `part` of the data set `name`.
+    Returns the inputs, which are all tokens but the last, and the targets, which are all tokens but
+    the first. Raises `DataInvalid` if an example has fewer than two tokens. `name` (the data set)
+    and `part` (such as "x_train") are for error messages.
     """
     _tokens(name, part, x, ignored=False)
     if is_plain(x):
@@ -100,9 +101,10 @@ def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
 def _tokens(name: str, part: str, array: Array, *, ignored: bool = True) -> Array:
     """Check that `array` has only tokens (whole numbers from 0), and return it.
 
-    An ordinary array becomes int64. A structured array, whose examples differ in length, stays
-    unchanged. If `ignored` is True, `IGNORED` may replace a token, to exclude the token from the
-    loss. Errors call the array `part` of the data set `name`.
+    An ordinary array becomes int64. A structured array, whose examples differ in length, is
+    returned unchanged. If `ignored` is True, `IGNORED` may stand in place of a token, to exclude it
+    from the loss. Raises `DataInvalid` for an invalid array. `name` (the data set) and `part` (such
+    as "x_train") are for error messages.
     """
     whole = is_plain(array) or is_ragged(array.dtype)
     tokens = values(array) if whole else array

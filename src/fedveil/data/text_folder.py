@@ -47,9 +47,11 @@ Maker = Callable[[Line], list[Example]]
 
 @dataclass(frozen=True)
 class TextForm:
-    """Settings for converting texts into examples: task, number of tokens, and tokeniser.
+    """Settings for converting texts into examples.
 
-    `by_client` is True if every line must name its client.
+    `model` has the tokeniser, and `length` is the number of tokens of an example. `task` is the
+    job's task, which determines the fields of a line. `by_client` is True if every line must name
+    its client.
     """
 
     model: ModelFolder
@@ -100,10 +102,10 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
     names a client, the examples have no owners. If only some lines do, raises `DataInvalid`, which
     names the file `path`.
 
-    If `apart` is True, no error is raised, so that one line cannot invalidate the others. The
-    examples then have owners only if `form.by_client` is True. In this case, an example without a
-    client has no effect. It is assigned to the client of the example before it. At the start, it
-    is assigned to the first client that a line names.
+    If `apart` is True, a line must not affect other lines, so no such error is raised. If
+    `form.by_client` is False, the examples then have no owners. If it is True, an example whose
+    line names no client is not used. It is assigned to the client of the example before it or, at
+    the start, to the first client that a line names.
     """
     if not any(owners) or (apart and not form.by_client):
         return None

@@ -256,10 +256,11 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the object that defines the state of the job's clients.
+    """Return the `Way` of the job's algorithm, which defines the state of the job's clients.
 
-    The state is a vector that a client saves from one round to the next, such as a control variate
-    or the weights of its own layers.
+    The state is a vector that a client saves from one round to the next: a control variate
+    (SCAFFOLD), the scaled sum of its updates (FedDyn), or the weights of its own layers. `model` is
+    the job's model.
     """
     own = own_names(model)
     layout = Layout(whole(model))

@@ -29,7 +29,8 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     Then yields the run's cost under other assumptions (`other_accounts`), and an infinite cost for
     each unprotected value. Under `privacy.unit: example`, the costs of bits and parameters are
     omitted. `parameters` is the number of the model's parameters. If it is None, the model is built
-    to count them, and `ModelInvalid` is raised if noise or canaries would break one of its buffers.
+    to count them. Then `ModelInvalid` is raised if the protection's noise, or the canaries of an
+    audit, would change one of its buffers, such as the running mean of BatchNorm.
     """
     layout, protection = _made(job, parameters)
     if layout is not None:
@@ -42,9 +43,10 @@ def solve_job(
 ) -> tuple[Solved, Iterator[Line]]:
     """Find the setting, such as the noise, with which a run costs at most epsilon `target`.
 
-    Also returns the costs of that run, as `project_job` does. `parameters` is the number of the
-    model's parameters. If it is None, the model is built to count them, and `ModelInvalid` is
-    raised if noise or canaries would break one of its buffers.
+    Returns the setting, and the costs of the run as in `project_job`. `parameters` is the number of
+    the model's parameters. If it is None, the model is built to count them. Then `ModelInvalid` is
+    raised if the protection's noise, or the canaries of an audit, would change one of its buffers,
+    such as the running mean of BatchNorm.
     """
     layout, protection = _made(job, parameters)
     solved = solve(job, protection, target)
@@ -98,14 +100,14 @@ def admit(
     *,
     begun: bool,
 ) -> None:
-    """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
+    """Charge round `number` to the data set's account, or raise an error that must stop the run.
 
     The account is the file `privacy.account`, which records the privacy costs of several runs on
-    the same data. Without this key, no account is charged. `spending` is the cost of one report,
-    and `cohort` are the round's clients. A round that is repeated after an interruption is charged
-    again. `begun` is True if the run has charged a round before, also if that round is now
-    repeated. Raises `LimitReached` if the run or the account would exceed its limit, and
-    `RunStopped` if the account of earlier rounds is missing.
+    the same data. Without this key, only the job's limit is checked. `spending` is the cost of one
+    report, and `cohort` are the round's clients. `begun` is True if the run has charged a round
+    before, even if it was this one. Raises `LimitReached` if the run or the account would exceed
+    `privacy.max_epsilon`, and `RunStopped` if `begun` is True but the account is missing. A round
+    that is repeated after an interruption is charged again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

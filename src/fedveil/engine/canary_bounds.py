@@ -41,8 +41,9 @@ class Canvass:
 
     A canary's coin is a secret bit that decides the sign of its updates. A release is a report or,
     if the server sees no reports, a sum. If one client is replaced, a release moves by at most
-    `moved`. `gaussian` is True if the protection claims Gaussian noise. `measured` is True if it
-    also claims equal standard deviations in all rounds: the noise then gives further bounds.
+    `moved`. `gaussian` is True if the protection claims Gaussian noise. `measured` is True if the
+    protection also claims equal standard deviations in all rounds. The measured noise then gives
+    further bounds.
     """
 
     included: Bools
@@ -131,13 +132,13 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return the lower bound on epsilon, called `name`, that follows from `distance`.
+        """Return the metric `name`: the lower bound on epsilon that follows from `distance`.
 
         Replacing one client moves the releases of a run by at least `distance` standard deviations
-        of the noise. `distance` was found from `cases` measurements. If it is a mean from which the
-        mean's uncertainty was subtracted, `uncertain` is this uncertainty. Otherwise `uncertain` is
-        0. `claim` determines `Measured.unseen`: the largest true epsilon that this bound would
-        probably not detect.
+        of the noise. `distance` was found from `cases` measurements. If it is their mean minus the
+        mean's uncertainty, `uncertain` is this uncertainty, and otherwise 0. `claim` is the claimed
+        epsilon. It determines `Measured.unseen`, the largest true epsilon that this bound would
+        probably not detect (NaN if the bound refutes the claim).
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -37,7 +37,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """Stores the canaries' reports, to pair each report with the one made `lag` rounds later.
+    """Stores each canary's report, to pair it with the canary's report `lag` rounds later.
 
     Every report is in at most one pair.
     """
@@ -194,7 +194,10 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End a round. `turn` (1 or -1) is the factor of all canaries' updates in this round."""
+        """Add a round's evidence to the scores and the measured noise, after its last report.
+
+        `turn` (1 or -1) is the factor of all canaries' updates in this round.
+        """
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)

@@ -1,8 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
-A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So if a client uses the same noise in two rounds, the noise cancels in the
-difference of the sums as released, but not after the rotations are undone.
+A protection may rotate the sum differently in every round (`Protection.domain`), and adds noise
+after the rotation. If a client uses the same noise in two rounds, the noise cancels in the
+difference of the two sums as released. It does not cancel if the rotations are undone first.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Divide `difference` by `step` * c, and add its squared length to `noise`.
+        """Add the squared length of `difference`, divided by `step` * c, to the measured `noise`.
 
-        `difference` is the difference of two rounds' sums. A client that reverses its updates
-        moves one sum by c, and can move `difference` by `step` * c. If `step` is almost 0, nothing
-        is added.
+        `difference` is the difference of two rounds' sums. c is the distance by which a client
+        moves one sum if it reverses its updates. It can then move `difference` by `step` * c. If
+        `step` is almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -51,7 +51,10 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
 
 
 def ended(folder: Path) -> dict[str, object]:
-    """Print a run's results, privacy costs, files and next step. Returns them for `--json`."""
+    """Print a run's results, privacy costs and files, and the commands to use next.
+
+    `folder` is the run's folder. Returns the data that `--json` prints.
+    """
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import of_run, summary
 

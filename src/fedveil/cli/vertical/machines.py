@@ -118,7 +118,7 @@ def follower(
 
 
 def _ended(machine: Machine, session: Session) -> object:
-    """Write the page of this party's run, and print how the run ended."""
+    """Write the HTML page of this party's run and print its results. Returns them for `--json`."""
     from fedveil.pages.run_folder_page import keep_page
 
     keep_page(machine.root, session.run.log.event)
@@ -176,7 +176,11 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Load the job that the options name, or return None to use the job of the run in `old`."""
+    """Load the job of the command's options, or return None to use the job of the run in `old`.
+
+    `old` is the run folder that --resume or --serve names. If it is None, `job` and `overrides`
+    determine the job. Otherwise raises `JobError` if `job`, `overrides` or `out` is given.
+    """
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

@@ -104,10 +104,13 @@ def predict_new(
     patience: float,
     most_ids: int | None,
 ) -> object:
-    """Score new rows as the leader (`listen`), a follower (`connect`) or all parties (neither).
+    """Score the new rows in the files `data` with the model bundles in `path`.
 
-    Prints the results, and returns them for `--json`: the numbers of rows, and each party's privacy
-    costs and drift (how much its new rows differ from its training rows).
+    Given the address `listen`, this process is the leader, and given `connect`, a follower of the
+    leader there. Given neither, all parties are in this process. All but a follower write the
+    scores to the file `out`. Prints the results, and returns them for `--json`: the numbers of
+    rows, and each party's privacy costs and drift (how much its new rows differ from its training
+    rows).
     """
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow

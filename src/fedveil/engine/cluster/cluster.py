@@ -65,7 +65,8 @@ class Cluster(ABC):
     def start(self, place: Place, setup: Any, name: str) -> Remote:
         """Start a machine. Its first call waits until the machine's resources are free.
 
-        `setup` is a `PackedSetup` from `share`. `name` is the machine's name in messages.
+        `setup` is the handle that `share` returned for a `PackedSetup`. `name` is the machine's
+        name in messages.
         """
 
     @abstractmethod

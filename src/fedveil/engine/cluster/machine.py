@@ -104,7 +104,7 @@ class Work:
 class Played:
     """A machine's answers to one `Work`.
 
-    - `half`: contains the sum of the reports, or is None unless `Work.fold`.
+    - `half`: a `ServerRound` that contains the sum of the reports, or None if `Work.fold` is False.
     - `clients`: the clients whose reports are in the sum, apart from those in `others`.
     - `columns`: row i has four numbers about clients[i]: the report's size in bytes, and the
       seconds of training, protection and aggregation.

@@ -86,10 +86,10 @@ class ManyMachines(Executor):
         self._wall_s, self._retrained = 0.0, 0
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers as they arrive.
+        """Send `messages` to the clients, and yield their answers as they arrive.
 
-        If a machine is lost, its clients train again on another one. Clients that use the operating
-        system's randomness drop out instead.
+        `phase` is the phase of the round. If a machine is lost, its clients train again on another
+        one. Clients that use the operating system's randomness drop out of the round instead.
         """
         yield from self._answers(phase, messages, None)
         self._requests.append((phase, messages))

@@ -25,9 +25,9 @@ class Expected(Generic[M]):
     """Predicts the training times of clients from those of earlier rounds.
 
     A client's time is the product of three numbers: its number of examples, a factor, and the pace
-    of its machine. The factor says how much slower the client is than others on the same machine.
-    The pace, in seconds per example, is the median over the machine's clients. `examples` returns a
-    client's number of examples.
+    of its machine. The pace is the median number of seconds per example of the machine's clients.
+    The factor is the client's own number of seconds per example, divided by the pace. Both increase
+    by at most 5% a round (`GROWTH`). `examples` returns a client's number of examples.
     """
 
     def __init__(self, examples: Callable[[ClientId], int]) -> None:
@@ -74,16 +74,17 @@ def placed(
     home: Callable[[Group], M | None],
     slack: float = SLACK,
 ) -> dict[M, list[Group]]:
-    """Assign each group in `work` to a machine. Returns each machine's groups, in order of `work`.
+    """Assign each group of clients in `work` to a machine. Returns each machine's groups, in order.
 
     `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds` has
     each machine's speed: its number of cores times the speed of one core, where a core of the
-    fastest machine has speed 1. Let T be the time in which all machines together can train all
-    groups, or the time of the longest group on one core if that is longer.
+    fastest machine has speed 1. `home(group)` is the machine that has the group's examples, or
+    None.
 
-    `home(group)` is the machine that has the group's examples, or None. A group is assigned to its
-    home if the home then needs at most (1 + `slack`) * T for all its groups. Otherwise it is
-    assigned to the machine that is free first.
+    Groups with long times are assigned first. A group is assigned to its home if the home then
+    needs at most (1 + `slack`) * T for all its groups, and otherwise to the machine that is free
+    first. T is the time in which all machines together can train all groups, or the time of the
+    longest group on one core if that is longer.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}
