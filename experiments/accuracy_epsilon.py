@@ -27,6 +27,7 @@ from fedveil.attacks.membership.report_scores import ReportScores
 from fedveil.attacks.membership.shadow_runs import Pool, play_round
 from fedveil.attacks.roc import area
 from fedveil.attacks.target import Target
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.data.datasets import load
@@ -39,6 +40,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
 from fedveil.privacy.loss import format_epsilon
+from fedveil.protections.reading import Reading
 from fedveil.record.run_folder import JOB, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.starter import DEFAULT_JOB
@@ -147,7 +149,8 @@ class AccuracyEpsilon(Experiment):
             f"{', '.join(LIKE.values())}, in this order, because their noise is similar. Clips are "
             f"those of the bundled job. Two membership attacks tell training examples from others: "
             f"by the loss of the finished model, and by one client's report in the first round, in "
-            f"which all points have the same model. {' and '.join(BARE)} have {most} seeds, the "
+            f"which all points have the same model. If the server only receives the sum of the "
+            f"round, the second attack has this sum. {' and '.join(BARE)} have {most} seeds, the "
             f"other protections {seeds}."
         )
         picture = folder / "accuracy-epsilon.svg"
@@ -288,26 +291,41 @@ def attacked(run: Path, folder: Path) -> tuple[Measured, Measured]:
 
 
 def _by_report(target: Target, pool: Pool) -> Measured:
-    """Measure membership inference from single reports of the first round.
+    """Measure membership inference from what the server receives in the first round.
 
-    For each attacked report, one example of its client is compared with one that nobody has.
+    For each attacked report, one example of its client is compared with one that nobody has. If the
+    server only receives the sum of the round, so are examples of clients in this sum.
     """
     members = np.arange(len(target.dataset.train))
     others = np.arange(len(members), len(pool))
-    played = play_round(target, members, others, _ASKED, Seeded(0, "attacked"))
-    played = replace(
-        played,
-        readings=played.readings[:_ASKED],
-        held=[rows[:1] for rows in played.held[:_ASKED]],
-        strangers=[rows[:1] for rows in played.strangers[:_ASKED]],
-    )
-    held, strangers = np.concatenate(played.held), np.concatenate(played.strangers)
+    play = partial(play_round, target, members, others, entropy=Seeded(0, "attacked"))
+    played = play(_ASKED)
     scores = ReportScores(target.model, target.weights)
-    asked = np.concatenate([held, strangers])
-    each = np.array([scores.along(r, pool.x[asked], pool.y[asked]) for r in played.readings])
+    if played.summed:
+        played = play(target.job.clients_per_round)
+        held, strangers = (spread(rows[0]) for rows in (played.held, played.strangers))
+        (own,) = _scored(scores, played.readings, pool, held, strangers)
+        return area("one report", own[: len(held)], own[len(held) :])
+    held, strangers = (
+        np.array([rows[0] for rows in each[:_ASKED]]) for each in (played.held, played.strangers)
+    )
+    each = _scored(scores, played.readings[:_ASKED], pool, held, strangers)
     own = each - (each.sum(0) - each) / (len(each) - 1)  # less its mean under other reports
     count = len(held)
     return area("one report", own[:, :count].diagonal(), own[:, count:].diagonal())
+
+
+def spread(rows: Int64s) -> Int64s:
+    """Return `_ASKED` of the rows at equal distances, or all if there are fewer."""
+    return rows[np.linspace(0, len(rows) - 1, min(_ASKED, len(rows))).astype(np.int64)]
+
+
+def _scored(
+    scores: ReportScores, readings: Sequence[Reading], pool: Pool, *rows: Int64s
+) -> Float64s:
+    """Return the membership score of each row of the pool, in a line for each reading."""
+    asked = np.concatenate(rows)
+    return np.array([scores.along(reading, pool.x[asked], pool.y[asked]) for reading in readings])
 
 
 def verdicts(points: Sequence[Point]) -> list[Verdict]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from experiments.evidence import decided, with_interval, within
 from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
+from experiments.ldp_jobs import SEEDS, seeded
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
@@ -63,12 +65,13 @@ class Settings:
     optimizer: Mapping[str, float] = field(default_factory=dict)
     steps: int = _EVERY * _POINTS
 
-    def job(self, embedding_dp: object, text: Path, windows: int = 0) -> VerticalJob:
+    def job(self, embedding_dp: object, text: Path, windows: int = 0, seed: int = 0) -> VerticalJob:
         """Return a run's job, with enough epochs of `windows` windows (0: one epoch)."""
         epochs = math.ceil(self.steps * self.batch_size / windows) if windows else 1
         return VerticalJob.model_validate(
             {
                 "name": "pangu-embedding-dp",
+                "seed": seed,
                 "task": {"name": "pangu", "pangu": {**self.pangu, "text": str(text)}},
                 "epochs": epochs,
                 "batch_size": self.batch_size,
@@ -118,21 +121,23 @@ class ProtectedLanguage(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds of four runs, at about 40 · 10^9 operations per second."""
-        return {"small": 4 * 150.0, "full": 4 * 100 * 115.0}[scale]
+        """Estimate the seconds of all runs, at about 40 · 10^9 operations per second."""
+        return len(SEEDS) * {"small": 4 * 250.0, "full": 4 * 100 * 115.0}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Run the four runs, one after the other."""
+        """Run the four runs of every seed, one after the other."""
         settings = self._settings or {"small": SMALL, "full": FULL}[scale]
         text = kept(folder, "text", partial(_text, settings, folder, tell))
-        runs = {}
-        for name, (embedding_dp, two) in RUNS.items():
-            job = settings.job(embedding_dp, folder / "text.txt", text["windows"])
-            make = partial(_run, job, name, two, settings.steps, folder, tell)
-            runs[name] = Run(**kept(folder, name, make))
+        runs: dict[str, list[Run]] = {name: [] for name in RUNS}
+        for seed in SEEDS:
+            for name, (embedding_dp, two) in RUNS.items():
+                job = settings.job(embedding_dp, folder / "text.txt", text["windows"], seed)
+                make = partial(_run, job, name, two, settings.steps, folder, tell)
+                runs[name].append(Run(**kept(folder, seeded(name, seed), make)))
         floor = text["frequencies"]
+        judged = [*verdicts(runs, floor)]
         return Outcome(
-            _ran(settings, text), [*verdicts(runs, floor)], [_table(runs)], [_plot(runs, floor)]
+            _ran(settings, text), judged, [_table(runs)], [_plot(runs, floor)], seeds=len(SEEDS)
         )
 
 
@@ -175,14 +180,14 @@ def _run(
     from experiments.two_processes import apart, together
     from fedveil.vertical.job_split import make_task
 
-    tell(NewPart(_SAID[name]))
-    own = folder / name
+    tell(NewPart(f"{_SAID[name]}, seed {job.seed}"))
+    own = folder / seeded(name, job.seed)
     task = make_task(job)
     parties = [task.leader, *task.followers]
     if two:
         own.mkdir(exist_ok=True)
-        write_whole(folder / f"{name}.yaml", job.to_yaml().encode())
-        apart(folder / f"{name}.yaml", task.leader, task.followers, own)
+        write_whole(own / "job.yaml", job.to_yaml().encode())
+        apart(own / "job.yaml", task.leader, task.followers, own)
         places = {party: own / party / party for party in parties}
     else:
         together(job, own)
@@ -222,8 +227,8 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
         f"token, 32 heads, 1,024 tokens per window, and 40,000 tokens in the vocabulary. Its "
         f"learning rate is 1e-4 after 2,000 steps. It has dropout, which is missing here. So only "
         f"the distances between the curves can be compared. Two processes are `fedveil vertical "
-        f"leader` and `follower` over mutual TLS on a loopback address. A figure here is the mean "
-        f"of ten steps; the source's logs state every tenth step."
+        f"leader` and `follower` over mutual TLS on a loopback address. A loss here is the mean "
+        f"of ten steps; the source's logs state every tenth step of one run."
     )
 
 
@@ -238,58 +243,87 @@ def apart_by(one: Sequence[float], other: Sequence[float]) -> float:
     return mean(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def verdicts(runs: Mapping[str, Run], frequencies: float) -> Iterator[Verdict]:
-    """Compare the source's logs with ours. `frequencies` is as in `_text`."""
-    ours = {name: run.tens for name, run in runs.items()}
+def verdicts(runs: Mapping[str, Sequence[Run]], frequencies: float) -> Iterator[Verdict]:
+    """Compare the source's logs with ours. `runs` has a run for each seed, in the same order.
+
+    `frequencies` is as in `_text`.
+    """
+    ours = {name: [run.tens for run in of_seeds] for name, of_seeds in runs.items()}
     for name in (PLAIN, PROTECTED, APART):
         theirs, mine = SOURCE[name], ours[name]
+        falls, unsure = decided([curve[0] - curve[-1] for curve in mine], slack=0.0)
+        ends = (with_interval([curve[at] for curve in mine]) for at in (0, -1))
         yield Verdict.of(
-            mine[-1] < mine[0], f"the loss falls: {_SAID[name]}",
-            f"{theirs[0]:.3f} to {theirs[-1]:.3f}", f"{mine[0]:.3f} to {mine[-1]:.3f}",
-            held_to="the mean of the last ten steps is below that of the first ten",
+            falls, f"the loss falls: {_SAID[name]}",
+            f"{theirs[0]:.3f} to {theirs[-1]:.3f}", " to ".join(ends),
+            held_to="the mean of the first ten steps minus that of the last ten, seed by seed: the "
+            "interval lies above 0",
             same="it falls from the loss of a guess among all tokens", other="it does not fall",
-            nothing=_idle(ours, name),
+            nothing=_idle(ours, name) or unsure,
         )  # fmt: skip
-    cost, our_cost = (
-        gap(curves[PROTECTED], curves[PLAIN], curves[PLAIN]) for curves in (SOURCE, ours)
-    )
-    learnt = _learnt(ours[PLAIN][-1], frequencies)
-    yield Verdict.of(
-        abs(cost - our_cost) <= _NEAR,
+    yield _cost(ours, frequencies)
+    yield _distance(ours)
+    yield _equal(runs, ours)
+
+
+def _cost(ours: Mapping[str, Sequence[Sequence[float]]], frequencies: float) -> Verdict:
+    cost = gap(SOURCE[PROTECTED], SOURCE[PLAIN], SOURCE[PLAIN])
+    pairs = zip(ours[PROTECTED], ours[PLAIN], strict=True)
+    our_costs = [gap(protected, plain, plain) for protected, plain in pairs]
+    if math.inf in our_costs:
+        near, unsure, shown = False, "", "a share of no fall"
+    else:
+        near, unsure = within([each - cost for each in our_costs], _NEAR)
+        shown = with_interval(our_costs)
+    learnt = _learnt(mean(curve[-1] for curve in ours[PLAIN]), frequencies)
+    return Verdict.of(
+        near,
         f"what eps {EPS:g} costs: its additional loss, as a share of the fall without protection",
-        f"{cost:.1%}", f"{our_cost:.1%}",
-        held_to=f"at most {100 * _NEAR:g} percentage points apart",
+        f"{cost:.3f}", shown,
+        held_to=f"the interval lies within {_NEAR:g} of the source's share",
         same="the cost is small, because the signs of a vector carry most of its information even "
         f"if 1 in 13 is flipped; {learnt}",
         other=f"models of other sizes learn differently in these few steps; {learnt}",
-        nothing=_idle(ours, PLAIN, PROTECTED),
+        nothing=_idle(ours, PLAIN, PROTECTED) or unsure,
     )  # fmt: skip
-    far, our_far = (apart_by(curves[PROTECTED], curves[APART]) for curves in (SOURCE, ours))
-    yield Verdict.of(
-        our_far <= max(2 * far, 0.01), f"eps {EPS:g}, one process and two: how far apart",
-        f"{far:.3f}", f"{our_far:.3f}", held_to=f"at most {max(2 * far, 0.01):.3f}",
+
+
+def _distance(ours: Mapping[str, Sequence[Sequence[float]]]) -> Verdict:
+    far = apart_by(SOURCE[PROTECTED], SOURCE[APART])
+    our_far = [apart_by(*pair) for pair in zip(ours[PROTECTED], ours[APART], strict=True)]
+    bound = max(2 * far, 0.01)
+    near, unsure = within(our_far, bound)
+    return Verdict.of(
+        near, f"eps {EPS:g}, one process and two: how far apart",
+        f"{far:.3f}", with_interval(our_far), held_to=f"the interval ends at most at {bound:.3f}",
         same="the runs draw different noise",
-        other="more than the noise explains", nothing=_idle(ours, PROTECTED, APART),
+        other="more than the noise explains", nothing=_idle(ours, PROTECTED, APART) or unsure,
     )  # fmt: skip
-    same = runs[PLAIN].models == runs[PLAIN_APART].models
-    equal = list(runs[PLAIN].losses) == list(runs[PLAIN_APART].losses)
-    yield Verdict.of(
+
+
+def _equal(
+    runs: Mapping[str, Sequence[Run]], ours: Mapping[str, Sequence[Sequence[float]]]
+) -> Verdict:
+    pairs = [*zip(runs[PLAIN], runs[PLAIN_APART], strict=True)]
+    same = all(one.models == other.models for one, other in pairs)
+    equal = all(list(one.losses) == list(other.losses) for one, other in pairs)
+    return Verdict.of(
         same and equal, "no protection, one process and two",
         "similar losses (fedveil promises equal bytes)",
         f"{'the same' if equal else 'other'} losses, {'the same' if same else 'other'} weights",
-        held_to="equal bytes",
+        held_to="equal bytes, for every seed",
         same="every step is the same computation, wherever a party runs",
         other="a party in its own process computed something different",
         nothing=_idle(ours, PLAIN, PLAIN_APART),
     )  # fmt: skip
 
 
-def _idle(curves: Mapping[str, Sequence[float]], *names: str) -> str:
+def _idle(curves: Mapping[str, Sequence[Sequence[float]]], *names: str) -> str:
     """Return a sentence that names the runs whose loss hardly fell, or an empty one."""
     found = [
         f"{_SAID[name]} ({curve[0]:.3f} to {curve[-1]:.3f})"
         for name in names
-        for curve in [curves[name]]
+        for curve in curves[name]
         if curve[-1] > (1 - _LEAST_FALL) * curve[0]
     ]
     least = f"the loss falls by less than {_LEAST_FALL:.0%}, as if nothing was learnt: "
@@ -305,30 +339,33 @@ def _learnt(loss: float, frequencies: float) -> str:
     return f"the final loss, {loss:.2f}, is below the {frequencies:.2f} of word frequencies alone"
 
 
-def _table(runs: Mapping[str, Run]) -> Table:
+def _means(runs: Sequence[Run]) -> list[float]:
+    """Return the mean over the seeds of each point of their curves."""
+    return [mean(values) for values in zip(*(run.tens for run in runs), strict=True)]
+
+
+def _table(runs: Mapping[str, Sequence[Run]]) -> Table:
     columns = ["step"]
     curves: list[Sequence[float]] = []
     for name in SOURCE:
         columns += [f"{_SAID[name]}: the source", "here"]
-        curves += [SOURCE[name], runs[name].tens]
+        curves += [SOURCE[name], _means(runs[name])]
     rows = [
         (str(_EVERY * (i + 1)), *(f"{curve[i]:.3f}" for curve in curves))
         for i in range(1, min(map(len, curves)), 2)
     ]
     seconds = "; ".join(
-        f"{_SAID[name]}, {run.seconds / len(run.losses):.2f} s and {run.bytes_a_step:,.0f} bytes"
-        for name, run in runs.items()
+        f"{_SAID[name]}, {mean(run.seconds / len(run.losses) for run in of_seeds):.2f} s and "
+        f"{mean(run.bytes_a_step for run in of_seeds):,.0f} bytes"
+        for name, of_seeds in runs.items()
     )
     return Table(columns, rows, f"Losses of the steps. A step took and sent: {seconds}.")
 
 
-def _plot(runs: Mapping[str, Run], frequencies: float) -> Plot:
+def _plot(runs: Mapping[str, Sequence[Run]], frequencies: float) -> Plot:
     x = [float(_EVERY * (i + 1)) for i in range(_POINTS)]
-    curves = [
-        Curve(_SAID[name], x[: len(run.tens)], run.tens)
-        for name, run in runs.items()
-        if name != PLAIN_APART
-    ]
+    means = {name: _means(of_seeds) for name, of_seeds in runs.items() if name != PLAIN_APART}
+    curves = [Curve(_SAID[name], x[: len(y)], y) for name, y in means.items()]
     curves += [Curve(f"the source: {_SAID[name]}", x, y, dashed=True) for name, y in SOURCE.items()]
     ends = [x[0], x[-1]]
     curves.append(Curve("word frequencies alone", ends, [frequencies] * 2, dashed=True))

@@ -13,8 +13,11 @@ import pytest
 from experiments import accuracy_claims, accuracy_epsilon
 from experiments.accuracy_epsilon import AccuracyEpsilon, Study, attacked
 from experiments.accuracy_picture import Mark, draw
+from fedveil.attacks.membership.shadow_runs import Pool, Round, play_round
+from fedveil.attacks.target import Target
 from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation
+from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.starter import DEFAULT_JOB
 from folders import ROOT
@@ -135,6 +138,55 @@ def test_reports_in_clear_give_their_clients_away(
         )
     assert reached["not_encrypt"].low > 0.7
     assert reached["distributed_dp"].low <= 0.5 <= reached["distributed_dp"].high
+
+
+@pytest.mark.parametrize("asked", [7, 500])
+def test_a_sum_of_few_reports_gives_their_clients_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """Every client of the round is in the sum, and the attacked examples are from all of them."""
+    few = ("clients.number=16", "clients.fraction=0.25", "training.epochs=60", "training.lr=0.5",
+           "protection.pw_encrypt.reconstruct_secrets_threshold=3")  # fmt: skip
+    monkeypatch.setattr(accuracy_epsilon, "_ASKED", asked)
+    job = Job.load(DEFAULT_JOB, [*TINY, *few, "protection=pw_encrypt"])
+    target = Target.of(job)
+    pool = Pool.everything(target.dataset)
+    summed = play_round(
+        target,
+        np.arange(len(target.dataset.train)),
+        np.arange(len(target.dataset.train), len(pool)),
+        4,
+        Seeded(0, "attacked"),
+    )
+    assert len(summed.held[0]) > 20
+    found = accuracy_epsilon._by_report(target, pool)
+    strangers = len(summed.strangers[0])
+    assert found.cases == min(asked, len(summed.held[0])) + min(asked, strangers)
+    if asked == 500:
+        assert found.low > 0.5
+
+
+def test_the_attacked_sum_is_that_of_a_whole_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the reports of all twelve clients, though fewer would do."""
+    monkeypatch.setattr(accuracy_epsilon, "_ASKED", 2)
+    played, sizes = accuracy_epsilon.play_round, list[int]()
+
+    def counted(*arguments: Any, **more: Any) -> Round:
+        result = played(*arguments, **more)
+        sizes.append(len(result.held[0]))
+        return result
+
+    monkeypatch.setattr(accuracy_epsilon, "play_round", counted)
+    few = ("protection=pw_encrypt", "protection.pw_encrypt.reconstruct_secrets_threshold=3")
+    target = Target.of(Job.load(DEFAULT_JOB, [*TINY, "clients.fraction=1", *few]))
+    accuracy_epsilon._by_report(target, Pool.everything(target.dataset))
+    assert sizes[0] < sizes[-1] == len(target.dataset.train)
+
+
+def test_rows_are_chosen_from_the_first_client_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy_epsilon, "_ASKED", 4)
+    assert list(accuracy_epsilon.spread(np.array([9, 7, 5, 3, 1, 0, 2]))) == [9, 5, 1, 2]
+    assert list(accuracy_epsilon.spread(np.array([9, 7, 5]))) == [9, 7, 5]
 
 
 def test_a_point_without_an_epsilon_is_a_line_at_every_one() -> None:

@@ -102,8 +102,8 @@ def collapsed(name: str) -> Iterator[Verdict]:
         figure = feature_claims.Figure([CHANCE] * 3, 1_000, ssim, 0.2, {})
         yield from feature_claims.verdicts(dict.fromkeys(settings.protections, figure))
     elif name == "pangu-embedding-dp":
-        run = protected_language.Run([9.0] * 100, {"leader": "a"}, 1.0, 1.0)
-        yield from protected_language.verdicts(dict.fromkeys(protected_language.RUNS, run), 7.0)
+        seeds = [protected_language.Run([9.0] * 100, {"leader": "a"}, 1.0, 1.0)] * 3
+        yield from protected_language.verdicts(dict.fromkeys(protected_language.RUNS, seeds), 7.0)
     elif name == "accuracy-epsilon":
         points = [(eps, (CHANCE, CHANCE)) for eps in (1.0, 4.0, 16.0)]
         bare = {plain: [(math.inf, (CHANCE,) * 3)] for plain in accuracy_claims.BARE}

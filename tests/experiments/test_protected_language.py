@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments import two_processes
+from experiments import protected_language, two_processes
 from experiments.protected_language import (
     APART,
     FULL,
     PLAIN,
     PLAIN_APART,
     PROTECTED,
+    RUNS,
     SMALL,
     SOURCE,
     ProtectedLanguage,
     Run,
     Settings,
+    _plot,
+    _table,
     apart_by,
     gap,
     verdicts,
 )
+from fedveil.base.untrusted import read_bytes
 from fedveil.errors import RunFailed
+from fedveil.record.run_folder import MODEL
+from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task
 
 TINY = Settings(
@@ -49,18 +56,23 @@ def test_what_is_compared_of_two_curves() -> None:
     assert gap(SOURCE[PROTECTED], SOURCE[PLAIN], SOURCE[PLAIN]) == pytest.approx(0.0687, abs=1e-3)
 
 
-def runs(**changed: Run) -> dict[str, Run]:
-    """As the source's logs, each figure ten times."""
+def runs(**changed: list[Run]) -> dict[str, list[Run]]:
+    """Three seeds that hardly differ, as the source's logs, each figure ten times."""
 
-    def like(name: str, model: str) -> Run:
-        return Run([x for x in SOURCE[name] for _ in range(10)], {"leader": model}, 1.0, 1.0)
+    def like(name: str, model: str) -> list[Run]:
+        return [shifted(name, by, f"{model}{by}") for by in (-0.01, 0.0, 0.02)]
 
     made = {PLAIN: like(PLAIN, "a"), PROTECTED: like(PROTECTED, "b"), APART: like(APART, "c")}
     return {**made, PLAIN_APART: like(PLAIN, "a"), **changed}
 
 
-def judged(of: dict[str, Run]) -> list[bool]:
-    return [verdict.agrees for verdict in verdicts(of, frequencies=7.0)]
+def one_more(name: str, run: Run) -> list[Run]:
+    """The three seeds of `runs`, the last of them replaced."""
+    return [*runs()[name][:2], run]
+
+
+def judged(of: dict[str, list[Run]]) -> list[str]:
+    return [verdict.answer for verdict in verdicts(of, frequencies=7.0)]
 
 
 def shifted(name: str, by: float, model: str = "a") -> Run:
@@ -68,14 +80,35 @@ def shifted(name: str, by: float, model: str = "a") -> Run:
 
 
 def test_the_verdicts_are_computed() -> None:
-    assert judged(runs()) == [True] * 6
+    assert judged(runs()) == ["agrees"] * 6
     rising = Run([1.0] * 90 + [2.0] * 10, {"leader": "b"}, 1.0, 1.0)
-    assert judged(runs(**{PROTECTED: rising}))[1] is False
-    assert judged(runs(**{PROTECTED: shifted(PROTECTED, 1.0)}))[3] is False
-    assert judged(runs(**{APART: shifted(APART, 0.2)}))[4] is False
+    assert judged(runs(**{PROTECTED: [rising] * 3}))[1] == "says nothing"
+    dear = [shifted(PROTECTED, by) for by in (1.0, 1.01, 1.02)]
+    assert judged(runs(**{PROTECTED: dear}))[3] == "differs"
+    far = [shifted(APART, by) for by in (0.2, 0.21, 0.22)]
+    assert judged(runs(**{APART: far}))[4] == "differs"
     # other weights from the same losses, and other losses before the same weights
-    assert judged(runs(**{PLAIN_APART: shifted(PLAIN, 0.0, "z")}))[5] is False
-    assert judged(runs(**{PLAIN_APART: shifted(PLAIN, 1e-6, "a")}))[5] is False
+    assert judged(runs(**{PLAIN_APART: one_more(PLAIN, shifted(PLAIN, 0.02, "z"))}))[5] == "differs"
+    other = one_more(PLAIN, shifted(PLAIN, 0.02 + 1e-6, "a0.02"))
+    assert judged(runs(**{PLAIN_APART: other}))[5] == "differs"
+
+
+def test_seeds_that_disagree_decide_nothing() -> None:
+    assert judged(runs(**{PROTECTED: one_more(PROTECTED, shifted(PROTECTED, 0.5))}))[3:5] == [
+        "says nothing", "says nothing",
+    ]  # fmt: skip
+    fell, steep = shifted(APART, 0.0), Run([90.0] * 90 + [1.0] * 10, {}, 1.0, 1.0)
+    assert judged(runs(**{APART: [fell, shifted(APART, 0.1), steep]}))[2] == "says nothing"
+
+
+def test_the_figures_are_means_of_the_seeds() -> None:
+    found = list(verdicts(runs(), frequencies=7.0))
+    assert found[0].ours == "10.619 [10.581, 10.657] to 8.799 [8.761, 8.837]"
+    table = _table(runs())
+    assert table.rows[0][:3] == ("20", "10.425", "10.428")
+    assert [curve.y[0] for curve in _plot(runs(), 7.0).curves[:2]] == pytest.approx(
+        [10.616087 + 0.01 / 3, 10.653997 + 0.01 / 3]
+    )
 
 
 def test_a_reason_says_whether_more_than_word_frequencies_was_learnt() -> None:
@@ -85,21 +118,37 @@ def test_a_reason_says_whether_more_than_word_frequencies_was_learnt() -> None:
     assert "; the final loss, 8.80, is not below the 8.00" in above
 
 
+def test_every_run_has_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[tuple[str, int]] = []
+
+    def run(job: VerticalJob, name: str, *_: object) -> dict[str, Any]:
+        began.append((name, job.seed))
+        return {"losses": [9.0, 8.0] * 10, "models": {}, "bytes_a_step": 1.0, "seconds": 1.0}
+
+    monkeypatch.setattr(protected_language, "_run", run)
+    ProtectedLanguage(TINY).run(tmp_path, "small", lambda _: None)
+    assert began == [(name, seed) for seed in range(3) for name in RUNS]
+    assert (tmp_path / f"{APART}-seed-2.json").exists()
+
+
 @pytest.mark.slow
 def test_a_miniature_in_one_process_and_in_two(tmp_path: Path) -> None:
     """Real processes over mutual TLS: the same losses and weights where nothing is protected."""
     said: list[str] = []
     outcome = ProtectedLanguage(TINY).run(tmp_path, "small", said.append)
-    assert len(said) == 5
+    assert len(said) == 13
     same = outcome.verdicts[-1]
     assert (same.agrees, same.ours) == (True, "the same losses, the same weights")
     assert [len(curve.x) for curve in outcome.plots[0].curves[:3]] == [2, 2, 2]
-    kinds = [(tmp_path / name / "leader").is_dir() for name in (PLAIN, PLAIN_APART)]
+    kinds = [(tmp_path / name / "leader").is_dir() for name in (PLAIN, f"{PLAIN_APART}-seed-2")]
     assert kinds == [True, True]
+    models = {read_bytes(tmp_path / f"{PLAIN}{seed}" / "leader" / MODEL, 10**8)
+              for seed in ("", "-seed-1", "-seed-2")}  # fmt: skip
+    assert len(models) == 3
     assert not list(tmp_path.rglob("key.pem"))
     again = ProtectedLanguage(TINY).run(tmp_path, "small", said.append)
     assert again == outcome
-    assert len(said) == 5
+    assert len(said) == 13
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
