@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import csv
 import errno
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedveil import starter
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
 from fedveil.protections.catalog import POSITIONS
-from fedveil.starter import DEFAULT_JOB, TEMPLATES, text_start
+from fedveil.starter import DEFAULT_JOB, TEMPLATES, own_step_start, text_start, vertical_tables
 
 Command = Callable[..., tuple[int, str, str]]
 FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
@@ -54,6 +61,30 @@ def test_the_letters_to_predict_are_those_that_follow() -> None:
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         np.testing.assert_array_equal(y[:, :-1], x[:, 1:])
         assert (y[:, -1] != x[:, -1]).any()
+
+
+def test_the_own_step_takes_its_gradient_at_the_worst_nearby_weights() -> None:
+    torch.manual_seed(3)
+    model = own_step_start.net((5,), 3).double()
+    x, y = torch.randn(11, 5, dtype=torch.double), torch.arange(11) % 3
+    batches = [(x[:7], y[:7]), (x[7:], y[7:])]
+    expected = copy.deepcopy(model)
+    weights = list(expected.parameters())
+    for inputs, classes in batches:
+        begin = parameters_to_vector(weights).detach()
+        here = torch.autograd.grad(smoothed(expected(inputs), classes), weights)
+        up = parameters_to_vector(here)
+        vector_to_parameters(begin + 0.05 * up / up.norm(), weights)
+        there = torch.autograd.grad(smoothed(expected(inputs), classes), weights)
+        vector_to_parameters(begin - 0.3 * parameters_to_vector(there), weights)
+    own_step_start.Careful().train(model, batches, SimpleNamespace(lr=0.3))
+    torch.testing.assert_close(list(model.parameters()), weights)
+
+
+def smoothed(outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy to targets that spread a tenth evenly over all three classes."""
+    targets = 0.9 * torch.nn.functional.one_hot(classes, 3) + 0.1 / 3
+    return cross_entropy(outputs, targets)
 
 
 @pytest.mark.parametrize("name", [name for name in FEDERATED if name != "table"])
@@ -148,6 +179,27 @@ def test_the_vertical_template_runs(
     assert "accuracy" in out
 
 
+def test_both_tables_of_the_vertical_template_have_each_patients_own_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vertical_tables.main()
+    (_, *clinic), (_, *laboratory) = (
+        csv.reader(Path(name).read_text("utf-8").splitlines())
+        for name in ("clinic.csv", "laboratory.csv")
+    )
+    bunch = load_breast_cancer()
+    names = bunch.target_names[bunch.target]
+    for patient, diagnosis, *values in clinic:
+        number = int(patient.removeprefix("P-"))
+        assert diagnosis == names[number]
+        assert np.array(values, float) == pytest.approx(bunch.data[number, :10], abs=1e-4)
+    for patient, *values in laboratory:
+        number = int(patient.removeprefix("P-"))
+        assert np.array(values, float) == pytest.approx(bunch.data[number, 20:], abs=1e-4)
+    assert len({row[0] for row in clinic} & {row[0] for row in laboratory}) == len(names) - 40
+
+
 def test_the_flower_template_runs(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +216,26 @@ def test_the_flower_template_runs(
     grid = FakeGrid(Node((1 << 63) + i, app["client"], config) for i in range(4))
     app["server"](grid, Context(RUN, 1, {}, RecordDict(), config))
     assert np.abs(np.load("model.npy")).max() > 0
+
+
+def test_a_client_of_the_flower_template_descends_on_a_tenth_of_the_digits() -> None:
+    pytest.importorskip("flwr")
+    from flwr.app import Context, Message, RecordDict
+
+    from fedveil.starter import flower_app
+    from flower_app_parts import RUN, FakeGrid, arrays_of, record_of
+
+    begin = np.linspace(-1, 1, 640, dtype=np.float32).reshape(64, 10)
+    FakeGrid([])  # sets the identity of the process, which a message needs
+    asked = Message(RecordDict({"arrays": record_of({"w": begin})}), 5, "train")
+    reply = flower_app.train(asked, Context(RUN, 5, {"partition-id": 13}, RecordDict(), {}))
+    x, y = (torch.from_numpy(part[3::10]) for part in load_digits(return_X_y=True))
+    w = torch.from_numpy(begin).double().requires_grad_()
+    for _ in range(10):
+        (slope,) = torch.autograd.grad(cross_entropy(x / 16 @ w, y), w)
+        w = (w - 0.5 * slope).detach().requires_grad_()
+    assert arrays_of(reply.content["arrays"])["w"] == pytest.approx(w.detach().numpy(), abs=1e-6)
+    assert reply.content["metrics"]["num-examples"] == len(y)
 
 
 def test_a_template_that_is_not_there_is_named(command: Command) -> None:
