@@ -152,9 +152,9 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer, y + feedforward(LayerNorm(y)).
+    """One transformer layer. It maps x to y + feedforward(LayerNorm(y)).
 
-    y is x + attention(LayerNorm(x)), where x is the input.
+    Here y = x + attention(LayerNorm(x)).
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -199,10 +199,10 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention.
+    """Return the output of causal attention for the queries `asked`, in the shape of `asked`.
 
-    The queries `asked` belong to the last positions, `keys` and `values` to all positions. All
-    arguments are (examples, heads, positions, head size).
+    All arguments are (examples, heads, positions, head size). The queries belong to the last
+    positions, `keys` and `values` to all positions.
     """
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:

@@ -13,9 +13,10 @@ its own contribution.
 With a finite clip, adding or removing one contribution changes the update by at most the clip,
 including rounding (`privacy.grid_sensitivity`). In a linear model, an example's contribution does
 not depend on the other examples of its batch. For other models, torch computes the gradients of a
-fixed number of examples at once. The batch then determines an example's position in this
-computation and its random draws. If an example's gradient cannot be computed, the computation is
-repeated with another example of the batch in its place.
+fixed number of examples at once. The other examples of the batch then determine at which position
+of this group an example is computed, and which random numbers it draws, such as for dropout. If an
+example's gradient cannot be computed, the group is computed again, with another of its examples in
+that place.
 """
 
 from __future__ import annotations
@@ -149,9 +150,9 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. If no example's
-        gradient can be computed, tries an example of zeros, so that a broken model raises an error.
-        Raises `ModelInvalid` if torch can differentiate the model, but vmap cannot.
+        `weights` are the model's weights as a vector. `share` is lr / batch_size, and `clip` bounds
+        the norm of a contribution. If no usable example has a gradient that can be computed, tries
+        an example of zeros, so that a broken model raises an error (see `_try`).
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -173,7 +174,11 @@ class _AnyModel:
             self._try(parameters, *self._on_device(*_nobodys(client)))
 
     def _try(self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute the gradient of one example, or raise an error that says why this fails."""
+        """Raise an error if the gradient of one example cannot be computed.
+
+        `x` is a batch of one example, and `y` a batch of its target. Raises `ModelInvalid` if torch
+        can differentiate the model, but vmap cannot. Otherwise raises the error of vmap.
+        """
         try:
             self._gradients(parameters, x, y)
         except Exception as error:  # the user's model may raise anything
@@ -234,9 +239,10 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return the gradients of the examples `some`, one per row. `draws` seeds dropout.
+        """Return the gradients of the examples `some`, one per row, computed in one vmap call.
 
-        The batch has `rows` examples: `some`, then repetitions of them, which are not returned.
+        The call always gets `rows` examples. If `some` has fewer, they are repeated to fill it, and
+        the gradients of the repetitions are dropped. `draws` seeds dropout.
         """
         seed_generators(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
@@ -248,9 +254,10 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved` to those entries of `total` that belong to trainable parameters.
+        """Add `moved`, a change of the trainable parameters, to their entries in `total`.
 
-        `total` is a vector of the whole layout, which also has buffers. `moved` has no buffers.
+        `total` is a vector of the whole layout, which also has buffers. `moved` has only the
+        entries of parameters, in the same order.
         """
         begin = 0
         for entry in self._learnt:

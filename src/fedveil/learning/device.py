@@ -40,9 +40,9 @@ def free_bytes(device: str) -> int | None:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators from which a model or a user's own code may draw, as dropout does.
+    """Seed the global random generators of torch (for the CPU and `device`), NumPy and Python.
 
-    They are torch's generators of the CPU and of `device`, and those of NumPy and Python.
+    Layers such as dropout and a user's own code may draw from these generators.
     """
     seed_libraries(seed)
     torch.default_generator.manual_seed(seed)
@@ -65,8 +65,8 @@ def whole_float32() -> Iterator[None]:
     """A context in which GPUs convolve float32 numbers without rounding them to TF32.
 
     By default, torch allows cuDNN to round the inputs of a convolution from 24 to 11 bits. Training
-    in float32 would then differ from training on a CPU by a thousandth. If the user has set the
-    precision of single operations (`torch.backends.cudnn.conv`), it stays as it is.
+    in float32 would then differ from training on a CPU by a thousandth. The context changes nothing
+    if the user has set different precisions for different operations (`torch.backends.cudnn.conv`).
     """
     allowed = _allows_tf32()
     if allowed:

@@ -24,7 +24,10 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Scores:
-    """The mean loss, and the data for a task's metrics: arrays with one row per example."""
+    """The results of an evaluation: the mean `loss`, and the data for the metrics of `task`.
+
+    `kept` has the arrays that `task.scored` returned, with one row for each evaluated example.
+    """
 
     task: Task
     kept: tuple[Array, ...]

@@ -16,7 +16,10 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class Part:
-    """A layer of a model, or a module whose own forward pass calls the layers inside it."""
+    """A layer of a model, or a module whose own forward pass calls the layers inside it.
+
+    If `refusals` is empty, native code can compute the module as the known layers in `chain`.
+    """
 
     #: The path of the module in the model, such as `body.2`. It is empty for the model itself.
     name: str

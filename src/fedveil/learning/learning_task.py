@@ -34,7 +34,10 @@ Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch
 
 
 class Task(ABC):
-    """Defines what a model learns. Subclass it to define your own task."""
+    """Defines what a model learns: its batches, loss, metrics and training steps.
+
+    Subclass it to define your own task. Only `loss` has no default.
+    """
 
     #: The kind of targets to validate: "class", "numbers", "bits", "tokens", or "own" for any.
     targets: ClassVar[Targets] = "own"
@@ -69,8 +72,8 @@ class Task(ABC):
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
         """Return arrays from which a batch's metrics are computed, with one row per example.
 
-        By default, these are the tensors of `outputs` in order, then those of `targets`. There are
-        none if the task does not define `metrics`.
+        By default, these are the tensors of `outputs` in order, then those of `targets`. For a task
+        that does not define `metrics`, the default is an empty tuple.
         """
         if type(self).metrics is Task.metrics:
             return ()
@@ -86,15 +89,19 @@ class Task(ABC):
     def optimizer(
         self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
     ) -> torch.optim.Optimizer:
-        """Return a new optimiser of `parameters`, for a client's training in one round."""
+        """Return a new optimiser of `parameters`, for a client's training in one round.
+
+        By default, its kind and its settings are those in `plan`.
+        """
         return make_optimizer(parameters, plan)
 
     def train(
         self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
     ) -> None:
-        """Train one client for one round by the settings of `plan`.
+        """Train `model` in place, for one client and one round, by the settings of `plan`.
 
-        `model` has the server's weights at the start. `batches` yields pairs of inputs and targets.
+        At the start, `model` has the server's weights. `batches` yields the batches of all epochs,
+        pairs of inputs and targets as `collate` returns them.
         """
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
@@ -151,13 +158,13 @@ class _Bundled(Task):
     """Base of the built-in tasks.
 
     `loss_name` is a name from `losses.LOSSES`. `table` has the functions of the task's metrics by
-    name, and `usual` names the metrics that are computed by default.
+    name. `usual` names the metrics that are computed by default, and `lists` the metrics that are
+    not a single number.
     """
 
     loss_name: ClassVar[str]
     table: ClassVar[Mapping[str, Metric]]
     usual: ClassVar[Sequence[str]]
-    #: Metrics that are not a single number.
     lists: ClassVar[Sequence[str]] = ("f1_per_class", "confusion")
 
     def __init__(self, metrics: Sequence[str] | None = None) -> None:
@@ -228,7 +235,10 @@ class MultiLabel(_Bundled):
 
 
 class NextToken(_Bundled):
-    """Prediction of the next token. Scores have the shape [examples, tokens, vocabulary]."""
+    """Prediction of the next token.
+
+    The model's outputs are logits of the shape [examples, tokens, vocabulary].
+    """
 
     targets = "tokens"
     target_padding = IGNORED

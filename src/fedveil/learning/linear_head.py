@@ -22,7 +22,8 @@ _LEAST = 1e-200
 class LinearHead:
     """Computes clipped gradients of a model with one dense layer, in float64.
 
-    A gradient's norm is the input's norm times the norm of the loss's gradient at the output.
+    A gradient's norm is the input's norm times the norm of the loss's gradient at the output. If
+    the layer has biases, its input counts with one more entry, 1.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> LinearHead | None:
-        """Return a `LinearHead` if the model is one dense layer, perhaps after a Flatten, or None.
+        """Return a `LinearHead` for a model of one dense layer, perhaps after a Flatten.
 
-        Use it only for examples that it `takes`.
+        Returns None for any other model. `layout` is the model's layout. Check with `takes` that
+        the examples have a suitable shape.
         """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if not isinstance(m, nn.Identity)]
@@ -67,7 +69,9 @@ class LinearHead:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
+        `weights` are the model's weights as a vector. `share` is lr / batch_size, and `clip` bounds
+        the norm of a contribution. Leaves out examples that are not usable, whose label is out of
+        range, or whose gradient is extremely small or not finite.
         """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()

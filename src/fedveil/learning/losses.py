@@ -33,7 +33,11 @@ def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's mean loss over tokens. `scores` is [examples, tokens, vocabulary]."""
+    """Return each example's cross-entropy, averaged over its tokens that have a target.
+
+    `scores` is [examples, tokens, vocabulary]. `y` is [examples, tokens]: each token's target, or
+    `IGNORED` for a token without one. An example without any target has the loss 0.
+    """
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
     )

@@ -44,7 +44,10 @@ def _for_relu(model: nn.Module) -> nn.Module:
 
 
 def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return LeNet with FEMNIST's 62 classes. Raises `ModelInvalid` for more classes."""
+    """Return LeNet with 62 outputs, the number of FEMNIST's classes, even if there are fewer.
+
+    Raises `ModelInvalid` if `classes` is above 62.
+    """
     if classes > 62:
         raise ModelInvalid(f"model = lenet_femnist has 62 classes, but the data has {classes}")
     return lenet(shape, 62)
@@ -163,10 +166,11 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
-    """Return the model that a job names, with initial weights drawn from `entropy`.
+    """Return the model called `name`, with initial weights drawn from `entropy`.
 
-    A user's `package.module:function` gets the arguments that it declares: `shape` (of one example,
-    or of each of its inputs), and `classes` or `outputs`.
+    `name` is in `MODELS`, or is a user's function, written `package.module:function`. This function
+    gets the arguments that it declares: `shape` (of one example, or of each of its inputs), and
+    `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(entropy.integer(1 << 63))

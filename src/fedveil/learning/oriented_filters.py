@@ -110,12 +110,14 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return a row of features, scaled to norm 1, for each plane (a channel of an image).
+        """Return a row of features for each plane (one channel of an image).
 
-        `planes` is the number of planes. `moduli` is a result of `_moduli`: [planes, pairs, rows,
-        columns]. If the planes were filtered twice, its first axis has an entry for each plane and
-        each pair of the first time. A plane is divided into squares of `pool` x `pool` pixels. A
-        feature is the mean modulus of a pair in a square, minus the mean over all pairs there.
+        `planes` is the number of planes. `moduli` is [n, pairs, rows, columns], as `_moduli`
+        returns it. n is the number of planes or, after a second filtering, the number of planes
+        times the number of pairs in the first one. A plane is divided into squares of `pool` x
+        `pool` pixels. A feature is the mean modulus of one pair in one square, minus the mean over
+        all pairs in this square. Each row is scaled to a norm of almost 1, or less if the plane has
+        only faint strokes.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)

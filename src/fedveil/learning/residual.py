@@ -29,7 +29,10 @@ class Join(nn.Module):
 
 
 class Heads(nn.Module):
-    """Multi-head attention. Its input holds queries, keys and values side by side."""
+    """Multi-head attention without its dense layers.
+
+    The input has, for each token, its query, key and value joined to one vector.
+    """
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()

@@ -135,7 +135,10 @@ def bit_accuracy(scores: Float64s, y: Float64s) -> float:
 
 
 def exact_match(scores: Float64s, y: Float64s) -> float:
-    """Return the share of examples whose labels are all right. A score above 0 means yes."""
+    """Return the share of examples for which every yes-or-no label is predicted correctly.
+
+    `scores` and the true labels `y` are [examples, labels]. A score above 0 means yes.
+    """
     return float(((scores > 0) == (y > 0.5)).all(1).mean())
 
 

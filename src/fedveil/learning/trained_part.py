@@ -67,7 +67,7 @@ class TrainedPart:
         """Return the input of the trained part for the examples `x`.
 
         The result is float32, or integers if the model has an embedding that maps them to vectors.
-        An example's features do not depend on the process or on other examples, not even by a bit.
+        An example's features are bit-identical in every process, whatever the other examples are.
         """
         x = taken(self.whole, x)
         if self.features is None:

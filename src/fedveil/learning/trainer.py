@@ -26,7 +26,7 @@ from fedveil.learning.weight_layout import Layout
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The settings of a client's local training."""
+    """The settings of a client's local training: epochs, batches, optimiser, loss and precision."""
 
     epochs: int
     batch_size: int
@@ -70,7 +70,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples, and the source of randomness for its training."""
+    """One client's examples `x` with targets `y`, and the source of randomness `entropy`."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -123,7 +123,11 @@ Trained = tuple[Float32s, Sequence[Exception | None]]
 
 
 class Trainer(Protocol):
-    """Trains clients, all from the same global weights."""
+    """The interface of all trainers.
+
+    `start` sets the global weights of a round. `train` then trains clients, each from these
+    weights.
+    """
 
     #: The best number of clients to pass to `train`.
     chunk: int
@@ -172,7 +176,10 @@ class OneThread:
 
 
 class OneByOne(OneThread, ABC):
-    """Trains clients one after another with the same model object, whose layout is `layout`."""
+    """Base class of trainers that train clients one after another in the same model object.
+
+    `layout` is the model's layout. Subclasses define `_train_one`.
+    """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
@@ -202,7 +209,7 @@ class OneByOne(OneThread, ABC):
 
 
 class LoopTrainer(OneByOne):
-    """Trains clients one after another with the same model object, on one thread."""
+    """Trains clients one after another with torch, by the loss and the optimiser of `plan`."""
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)

@@ -112,9 +112,10 @@ class VmapTrainer(OneThread):
     ) -> list[str]:
         """Return the names of the parameters on which the loss depends.
 
-        `start` are the weights, and `data` has each client's inputs and targets. `LoopTrainer`
-        applies no weight decay to the other parameters, because they have no gradient. vmap would
-        return zeros as their gradients, so this method differentiates one example without vmap.
+        `start` are the weights, and `data` has each client's inputs and targets. Returns all names
+        if no client has an example. As in `LoopTrainer`, the other parameters get no weight decay.
+        They are found by differentiating one example without vmap, because vmap returns zeros for
+        them, like for a parameter whose gradient happens to be zero.
         """
         if self._used is None:
             names = [entry.name for entry in self._layout.entries]

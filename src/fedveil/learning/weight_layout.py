@@ -39,7 +39,10 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Entry:
-    """One averaged tensor and its position in the vector."""
+    """One averaged tensor of the model, and its slice `start`:`stop` of the vector.
+
+    `name` is the tensor's name in the model. `fate` says if it is a parameter or a buffer.
+    """
 
     name: str
     fate: Fate
@@ -111,10 +114,10 @@ class Layout:
         self._arrays = [tensor.numpy() for tensor in self._tensors] if on_cpu else None
 
     def move_into(self, vector: torch.Tensor) -> None:
-        """Make the tensors views of `vector`, so that the model is in memory only once.
+        """Copy the model's values to `vector`, and make the averaged tensors views of it.
 
-        Does nothing on a GPU, or if a tensor's alignment or strides in memory would change, because
-        that could change results.
+        The values are then in memory only once. Does nothing on a GPU, or if a tensor's alignment
+        or strides in memory would change, because that could change results.
         """
         pairs = list(zip(self.entries, self.views(vector), strict=True))
         same = all(entry.tensor.stride() == view.stride() for entry, view in pairs)
@@ -143,9 +146,10 @@ class Layout:
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Write `vector` into the model.
+        """Set the averaged tensors of the model to the values in `vector`, and reset all others.
 
-        All other tensors, except base weights, get their values from when the layout was made.
+        The others, except base weights, get the values that they had when this layout was made.
+        If the model replaced a tensor by another object, the original one is put back.
         """
         for known in self._names:
             known.tensors[known.key] = known.tensor
@@ -159,9 +163,10 @@ class Layout:
             self.kept[name].copy_(value)
 
     def change(self, start: Float32s, out: Float32s) -> None:
-        """Write the model's values minus `start` to `out`, in the order of the vector.
+        """Write the averaged tensors' values minus `start` to `out`.
 
-        Raises `ModelInvalid` if the model replaced a tensor by one of another shape.
+        `start` and `out` are vectors of this layout. Raises `ModelInvalid` if the model replaced a
+        tensor by one of another shape.
         """
         self._take_assigned()
         if self._arrays is None:
@@ -173,11 +178,11 @@ class Layout:
 
     @torch.no_grad()
     def _take_assigned(self) -> None:
-        """Put the averaged tensors that the model replaced back into it, with the new values.
+        """Undo replacements of averaged tensors by the model, but keep the new values.
 
-        The original tensor object gets the values of the object that replaced it, and takes its
-        place in the model. The new object is dropped. Raises `ModelInvalid` if the new tensor has
-        another shape, or if the model replaced the tensor by None.
+        If the model has a new tensor object in place of an averaged tensor, the values of the new
+        object are copied to the original one, which is put back. Raises `ModelInvalid` if the new
+        tensor has a different shape, or if it is None.
         """
         for name in self._names:
             new = name.tensors.get(name.key)
@@ -194,7 +199,7 @@ class Layout:
             name.tensors[name.key] = name.tensor
 
     def vector(self) -> Float32s:
-        """Return the model's values in a new vector."""
+        """Return the values of the averaged tensors in a new vector."""
         return torch.cat([tensor.reshape(-1) for tensor in self._tensors]).cpu().numpy()
 
     def explain(self) -> list[str]:

@@ -78,8 +78,9 @@ def is_authority(certificate: x509.Certificate) -> bool:
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     """Return True if `certificate` has a valid signature by `issuer`.
 
-    A signature with SHA-1 or MD5 cannot be verified, so the result is False. The exception is a
-    certificate that names itself as its issuer: it counts as issued by itself.
+    A signature with SHA-1 or MD5 cannot be verified, so the result is then False. There is one
+    exception: if `certificate` and `issuer` are equal, the result is True if the certificate names
+    itself as its issuer.
     """
     if certificate == issuer and _is_signed_weakly(certificate):
         return _names_itself(certificate)

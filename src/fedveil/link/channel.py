@@ -135,9 +135,10 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message. Returns True if it made any progress.
+        """Run `party` until it ends or waits for a message. Returns True if it made any progress.
 
-        Also stops the party when a peer has `ahead` unread messages from it (None: no limit).
+        Also pauses `party` before it runs on if one of its peers has not yet read `ahead` or more
+        of its messages. If `ahead` is None, there is no such limit.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

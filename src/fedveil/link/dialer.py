@@ -39,7 +39,10 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` open as long as `link` needs one."""
+    """A context in which a thread keeps a stream of `link` to the leader at `address` open.
+
+    The thread opens a new stream after each break, until `link` is over.
+    """
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -96,9 +99,10 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Record a failed attempt to connect. The link fails after several equal errors in a row.
+        """Record a failed attempt to connect.
 
-        `wrong` is the attempt's error, or None if the attempt failed for a temporary reason.
+        `wrong` is the attempt's error, or None if the attempt failed for a temporary reason. If
+        `_TIMES_SURE` attempts in a row fail with the same error, makes the link fail with it.
         """
         if self._stopped.is_set() or self._link.is_over:
             return

@@ -52,11 +52,13 @@ class Link:
     """One party's end of the link to `peer`: a `Channel` that uses one stream after another.
 
     A stream is one connection, which may break and be replaced. `send` queues a message. It first
-    waits if the peer has not yet acknowledged `OUTBOX_BYTES` of earlier messages. `send` and
-    `receive` raise LinkLost after a wait of `patience_s` seconds without a stream, of twice this
-    time on an open stream without progress, or of four times this time over several streams. If the
-    peer's process is replaced, they raise PeerRestarted until this party calls `begin` or
-    `await_another`. Only one thread may send and receive.
+    waits if too many earlier messages are not acknowledged: more than `_AHEAD` messages with more
+    than `OUTBOX_BYTES` in total.
+
+    `send` and `receive` raise LinkLost if they wait for the peer for `patience_s` seconds without a
+    stream, for twice this time on one open stream, or for four times this time over several
+    streams. If the peer's process is replaced, they raise PeerRestarted until this party calls
+    `begin` or `await_another`. Only one thread may send and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -218,7 +220,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store `why` no stream could be opened. A later LinkLost error states this reason."""
+        """Store the reason `why` there is no stream. A later LinkLost error states this reason."""
         with self._lock:
             self._down_why = why
 
@@ -282,10 +284,10 @@ class Link:
             raise LinkLost(f"{self.peer} has ended{said}")
 
     def _await_acknowledgements(self) -> None:
-        """Wait while more than `OUTBOX_BYTES` of sent messages are not acknowledged.
+        """Wait while too many sent messages are not acknowledged.
 
-        A few messages (`_AHEAD`) of any size need not be acknowledged. Raises LinkLost or
-        PeerRefused if the peer ends the link or is silent for too long.
+        These are more than `_AHEAD` messages, with more than `OUTBOX_BYTES` in total. Raises
+        LinkLost or PeerRefused if the peer ends the link, or acknowledges nothing for too long.
         """
         held, heard = self._outbox_bytes, time.monotonic()
         while self._outbox_bytes > OUTBOX_BYTES and len(self._unacknowledged) > _AHEAD:
@@ -297,10 +299,10 @@ class Link:
             self._check()
 
     def _patience_left(self, since: float, what: str = "sent nothing") -> float:
-        """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
+        """Return the seconds until the next check. Raises `LinkLost` if no time is left.
 
-        `since` is the time at which this party began to wait, perhaps on an earlier stream. The
-        error says that the peer has done `what` since then, such as "sent nothing".
+        `since` is the time at which this party began to wait, perhaps on an earlier stream. `what`
+        completes the error's sentence "the peer has ... for n seconds".
         """
         now, total = time.monotonic(), 4 * self._patience_s
         if self._stream:

@@ -20,9 +20,10 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session with this purpose needs: "predict" for the purpose "score".
+    """Return the right that a session with this `purpose` needs.
 
-    Every other purpose is itself the name of the right.
+    The purpose "score" needs the right "predict". Any other purpose needs the right of its own
+    name, such as "train".
     """
     return PREDICT if purpose == "score" else purpose
 

@@ -88,9 +88,10 @@ class Credentials:
         return self.settings.name_of(party)
 
     def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
-        """Return the party that a certificate names. Returns None if it names no party or several.
+        """Return the party that a certificate names.
 
-        The candidates are the parties of the job, of the settings' `names`, and of `among`.
+        It is one of the job's parties, of the parties listed under `names` in `tls.yaml`, or of
+        `among`. Returns None if the certificate names none or several of these.
         """
         names = names_in(certificate)
         known = dict.fromkeys([*self.parties, *self.settings.names, *among])

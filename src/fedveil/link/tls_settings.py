@@ -24,7 +24,16 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """The settings in `tls.yaml`: the paths of a party's TLS files, and the parties' names."""
+    """The settings in a party's `tls.yaml`. Paths are relative to `folder`.
+
+    - `certificate`, `key`, `authority` and `crl` are files: the party's certificate and private
+      key, the trusted authority, and revocation lists.
+    - `password_file` is a file with the key's password. `password_env` names an environment
+      variable with this password.
+    - `names` maps a party to the name in its certificate, if that is not the party's own name.
+    - `roles` maps a name to the rights of its holder (see `roles`). None: the parties of the job
+      have all rights.
+    """
 
     folder: Path
     certificate: str = "certificate.pem"
@@ -109,7 +118,7 @@ def read_secret(path: Path, file: str, what: str) -> bytes:
     """Return the content of the file at `path`.
 
     Raises CertificateError if the file cannot be read, or if its mode lets other users access it.
-    For the error, `file` describes the file, and `what` its content.
+    The error calls the file `file` and its content `what`, such as "the password".
     """
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777

@@ -85,10 +85,10 @@ class CentralNoise:
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        The sensitivity is 2 · clip or, if `apart` is given, `apart`. In that case, the caller
-        promises that any two possible vectors of a client are at most `apart` from each other.
-        `dimension` is the number of entries of a vector. The loss is stated as an epsilon at this
-        `delta`.
+        The sensitivity is `apart` or, if this is None, 2 · clip. With `apart`, the caller promises
+        that any two possible vectors of a client are at most `apart` from each other. `dimension`
+        is the number of entries of a vector. The result's attribute `loss` states the epsilon of
+        this noise at `delta`.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)

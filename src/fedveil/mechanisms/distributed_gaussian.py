@@ -47,7 +47,8 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in units of a grid step. Each client adds one share to its vector.
 
-    A subclass protects either a client's whole vector or one contribution to it.
+    A subclass protects a part of each client's vector: either the whole vector, or one contribution
+    to it. The arguments of the constructor determine the size of a share:
 
     - `limit` is the largest squared L2 norm of the protected part, in steps².
     - `square` is the squared sensitivity of a sum of vectors, in steps². The sensitivity is the
@@ -55,7 +56,9 @@ class NoiseShares:
       `limit`.
     - `shares` and `clients` are the smallest and the largest number of vectors in a sum.
     - `ratio` is the least noise: the standard deviation of the noise in a sum of `shares` vectors
-      is at least `ratio` times the sensitivity.
+      is at least `ratio` times the sensitivity. A sum of more vectors has more noise.
+
+    Subclasses set `reach`, the largest magnitude to expect in an entry of a sum, in steps.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -99,9 +102,10 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if an entry of the sum `total` is too large for honest clients' vectors.
+        """Return True if an entry of the sum `total` is above `reach` in magnitude.
 
-        If all clients are honest, this happens with probability at most 2^-40.
+        A sum of honest clients' vectors has such an entry with probability at most 2^-40. So the
+        sum has probably wrapped around, or a client has not followed the protocol.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 

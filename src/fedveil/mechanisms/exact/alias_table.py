@@ -38,10 +38,10 @@ _Weights = Uint64s
 class AliasTables:
     """Draws exactly from several distributions over the same outcomes (symbols).
 
-    Row r of `probabilities` is the r-th distribution, rounded to floats. An entry may exceed the
-    exact probability by at most the relative error `ACCURACY`. `exact(r)` returns the same
-    distribution as integer weights, which are proportional to the exact probabilities. Both have
-    one entry for each symbol.
+    Row r of `probabilities` is the r-th distribution, with one entry for each symbol: the symbol's
+    probability as a float, which may exceed the exact one by at most the relative error `ACCURACY`.
+    `exact(r)` returns an integer weight for each symbol. These weights are proportional to the
+    exact probabilities of the r-th distribution.
 
     In `draw` and `draw_from`, the number of the first distribution is `first_row`, and the number
     of the first symbol is `first_symbol`. All other methods count both from 0.

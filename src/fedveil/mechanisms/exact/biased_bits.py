@@ -15,7 +15,10 @@ from fedveil.privacy.loss import as_written
 
 @lru_cache(maxsize=16)
 def byte_tables(probability: Fraction) -> AliasTables:
-    """Return a table that draws eight independent bits at once, each 1 with `probability`."""
+    """Return a table whose draws are bytes of eight independent bits, each 1 with `probability`.
+
+    It has one distribution, number 0. Its symbols are the bytes, 0 to 255.
+    """
     law = np.ones(1)
     for _ in range(8):
         law = np.concatenate([float(1 - probability) * law, float(probability) * law])

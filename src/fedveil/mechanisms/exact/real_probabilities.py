@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class ExactDraw:
-    """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
+    """Draws numbers from 0 to n, exactly: i with probability F_i(e^x) - F_{i-1}(e^x).
 
-    Each cumulative probability F_i is a monotone function of e^x, for the given float `x`. Calling
-    `floors(y, bits)` with a fraction y in place of e^x must return floor(2^bits F_i) for all i but
-    the last.
+    `x` is a float. F_0 .. F_{n-1} are cumulative probabilities, monotone functions of a positive
+    number. F_{-1} is 0 and F_n is 1. For a fraction y near e^x, `floors(y, bits)` must return the n
+    integers floor(2^bits F_i(y)), for i = 0 .. n-1.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:

@@ -26,8 +26,8 @@ class SelectionPlan:
     """The public parameters of a selection of dimensions: its size and distribution.
 
     `dim_out` dimensions are selected. A selection with at least `threshold` of the `topk` largest
-    dimensions is e^eps times as likely as one with fewer. `expected_ratio` is the expected share of
-    the `topk` largest among the selected dimensions.
+    dimensions is e^eps times as likely as one with fewer. `law` is the distribution of the number
+    of these largest dimensions among the selected ones, and `expected_ratio` their expected share.
     """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
@@ -44,11 +44,11 @@ class SelectionPlan:
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """The dimensions that a client selected, and one sign for all of them.
+    """The dimensions that a client selected (`indices`), and one `sign` for all of them.
 
-    `indices` and `sign` are protected and can be sent. `magnitude`, the size of the client's
-    largest entries, is not protected. A client sends only one bit about it, perturbed by randomised
-    response, which has a privacy loss of its own.
+    `indices` and `sign` are protected and can be sent. The third attribute, `magnitude`, is the
+    mean absolute value of the update's top-k set. It is not protected: a client sends only one bit
+    about it, perturbed by randomised response, which has a privacy loss of its own.
     """
 
     indices: Int64s
