@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.dp_encrypt_keys import DPEncryptKeys
 from experiments.evidence import with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, compared, reached, swept
 from fedveil.federated.job import Job
 from fedveil.pages.table import Table
 from fedveil.privacy.loss import format_epsilon
@@ -61,11 +61,7 @@ class DPEncryptBudget(Experiment):
             f"only at one delta. So the page states the epsilon of the whole run at delta "
             f"{base.privacy.delta:g}, for a client that takes part in every round."
         )
-        plots = [
-            plot(key.removeprefix("dp_"), f"Accuracy by {key}", key, {"dp_encrypt": sweep})
-            for key, sweep in runs.items()
-        ]
-        return Outcome(ran, [*judged(runs)], [_table(runs)], plots, seeds=SEEDS)
+        return Outcome(ran, [*judged(runs)], [_table(runs)], seeds=SEEDS)
 
 
 def sweeps() -> Mapping[str, Sweep]:
