@@ -5,9 +5,10 @@
 
 Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
 updates are far apart. `distributed_dp`, `central_gaussian`, and `pw_encrypt` with central noise are
-attacked in the sum of two clients. A line takes 15 to 60 seconds of one core. docs/attacks.md shows
-the results. `--one-run CLAIM` prints the lower bound that an audit inside one run with this claim
-can be expected to find, for several numbers of canaries. The audit does not assume Gaussian noise.
+attacked in the sum of two clients. `embedding_dp` sends twelve values, which are all positive or
+all negative. A line takes 1 to 170 seconds of one core. docs/attacks.md shows the results.
+`--one-run CLAIM` prints the lower bound that an audit inside one run with this claim can be
+expected to find, for several numbers of canaries. The audit does not assume Gaussian noise.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.attacks.distinguishing import Distinguished, distinguished, far_apart
+from fedveil.attacks.distinguishing import Distinguished, distinguish, distinguished, far_apart
 from fedveil.engine.target_epsilon import at_cost, whole_run
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning
+from fedveil.mechanisms import EmbeddingDP
 from fedveil.privacy import Figure
+from fedveil.privacy.compose import Charge, compose
 from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import POSITIONS
@@ -44,6 +47,10 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "pw_encrypt, central": ("pw_encrypt", {**SUM, "central_eps": 1.0}, 1e-2, 1e2),
     "central_gaussian": ("central_gaussian", {"noise_multiplier": 1.0}, 0.1, 50.0),
 }
+
+
+#: The protection of split learning, which is not a protection of updates.
+EMBEDDING = "embedding_dp"
 
 
 def at_claim(label: str, claim: float) -> Protection:
@@ -67,7 +74,9 @@ def at_claim(label: str, claim: float) -> Protection:
 
 
 def tried(label: str, claim: float, trials: int) -> Distinguished:
-    """Return the result of telling two updates apart, by `trials` reports on each."""
+    """Return the result of telling two inputs apart, by `trials` reports on each."""
+    if label == EMBEDDING:
+        return tried_embedding(claim, trials)
     protection, entropy = at_claim(label, claim), Seeded(17, "benchmark", label, str(claim))
     model = np.linspace(-0.5, 0.5, DIMENSION).astype(np.float32)
     sums = protection.rests_on_server(protection.settings)
@@ -77,6 +86,25 @@ def tried(label: str, claim: float, trials: int) -> Distinguished:
         trials=trials, rounds=1, entropy=entropy, sums=sums,
     )  # fmt: skip
     return found
+
+
+def tried_embedding(claim: float, trials: int) -> Distinguished:
+    """Return the result of telling a positive from a negative vector by the bits of each."""
+
+    def charges(eps: float) -> list[Charge]:
+        return EmbeddingDP(eps).loss.charges(DIMENSION)
+
+    low, high = 1e-3, 16.0
+    while high > low * 1.0001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if compose(charges(middle), DELTA) > claim else (middle, high)
+    eps, entropy = low, Seeded(17, "benchmark", EMBEDDING, str(claim))
+    sides = []
+    for sign in (1.0, -1.0):
+        ones = EmbeddingDP(eps)(np.full((trials, DIMENSION), sign), entropy).sum(axis=1)
+        sides.append(eps * (ones - DIMENSION / 2))  # the logarithm of the likelihood ratio
+    stated = Figure(compose(charges(eps), DELTA), DELTA)
+    return distinguish(*sides, "two signs", 1, stated, lambda factor: charges(eps * factor))
 
 
 def one_run(epsilon: float) -> None:
@@ -111,7 +139,7 @@ def main() -> None:
     print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
     print("|---|---|---|---|---|---|")
     claims = CLAIMS if arguments.claim is None else (arguments.claim,)
-    for label in MECHANISMS:
+    for label in (*MECHANISMS, EMBEDDING):
         for claim in claims if label.startswith(arguments.only) else ():
             began = time.monotonic()
             found = tried(label, claim, arguments.trials)

@@ -28,7 +28,7 @@ import torch
 
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.attacks.membership import client_membership
-from fedveil.attacks.membership.membership import METHODS, attack
+from fedveil.attacks.membership.membership import METHODS, attack, on_examples
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import References, halves, threshold
 from fedveil.attacks.membership.shadow_runs import Pool, rehearse, split
@@ -160,16 +160,18 @@ def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
         if not name.startswith(only):
             continue
         overrides = under(name, settings, job)
-        report = Target.of(Job.load(None, overrides)).promised()
-        finding = found(name, overrides, effort)
-        figures = {figure.name.replace("sum's", "report's"): figure for figure in finding.figures}
+        began, target = time.monotonic(), Target.of(Job.load(None, overrides))
+        report, run = target.promised(), target.promised(target.rounds)
+        _, examples, _ = on_examples(target, effort, Watch())
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        figures = {figure.name.replace("sum's", "report's"): figure for figure in examples}
         cells = [
             f"{figures[shown].value:.3f} [{figures[shown].low:.3f}, {figures[shown].high:.3f}]"
             if shown in figures
             else "-"
             for shown in SHOWN
         ]
-        spent = f"{told(*report[:2])} | {told(finding.epsilon, finding.delta)}"
+        spent = f"{told(*report[:2])} | {told(*run[:2])}"
         print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
 
 

@@ -1,16 +1,16 @@
 """MNIST's 539 real writers under distributed noise: accuracy by epsilon, on other people's writing.
 
     FEDVEIL_DATA=... python benchmarks/private_writers.py test [--seeds 3] [--only "epsilon 2"]
-    FEDVEIL_DATA=... python benchmarks/private_writers.py choose
+    FEDVEIL_DATA=... python benchmarks/private_writers.py choose [--only public_digits]
 
 Runs examples/private_mnist/writers.yaml with the real protocol and discrete noise. One client is
 one writer, and epsilon covers all of a writer's images: replace-one, whole run, delta 1e-5, against
 the server itself. 297 other people wrote the test images. `worst tenth` is the mean accuracy of the
 tenth of these writers for whom the model is worst. A run takes 40 to 90 seconds of one core.
 
-`choose` prints the simulation by which the settings were chosen: heads trained on 439 of the
-training writers and scored on the other 100, with floating-point noise as large as that of 539. It
-reads no test image, and takes three minutes of one core.
+`choose` prints the simulation by which the settings are chosen, for both models: heads trained on
+439 of the training writers and scored on the other 100, with floating-point noise as large as that
+of 539. It reads no test image. A line takes about a minute of one core.
 """
 
 from __future__ import annotations

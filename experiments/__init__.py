@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "embedding-dp": "protected_features:ProtectedFeatures",
     "pangu-embedding-dp": "protected_language:ProtectedLanguage",
     "dp-encrypt-keys": "dp_encrypt_keys:DPEncryptKeys",
+    "dp-encrypt-budget": "dp_encrypt_budget:DPEncryptBudget",
     "secagg-cost": "secagg_cost:SecaggCost",
     "accuracy-epsilon": "accuracy_epsilon:AccuracyEpsilon",
 }

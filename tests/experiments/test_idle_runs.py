@@ -11,6 +11,7 @@ import pytest
 from experiments import (
     EXPERIMENTS,
     accuracy_claims,
+    dp_encrypt_budget,
     dp_encrypt_keys,
     feature_claims,
     ldp_claims,
@@ -32,6 +33,7 @@ from fedveil.privacy.intervals import share
 UNTRAINED = {
     "signds-lenet": ("bytes that a client uploads",),
     "signds-keys": ("dimensions of a report",),
+    "dp-encrypt-budget": ("epsilon of the run",),
     "embedding-dp": ("probability of an unchanged bit",),
 }
 #: Experiments without any training.
@@ -44,9 +46,9 @@ def flat(**more: float) -> ReadRun:
     return ReadRun(Path("nowhere"), {}, records, (), ())
 
 
-def swept(sweeps: Mapping[str, Sweep]) -> Mapping[str, Swept]:
+def swept(sweeps: Mapping[str, Sweep], **more: float) -> Mapping[str, Swept]:
     """Return runs that learnt nothing, for every value and seed of the sweeps."""
-    return {name: {v: [flat()] * 3 for v in sweep.values} for name, sweep in sweeps.items()}
+    return {name: {v: [flat(**more)] * 3 for v in sweep.values} for name, sweep in sweeps.items()}
 
 
 def collapsed(name: str) -> Iterator[Verdict]:
@@ -64,6 +66,9 @@ def collapsed(name: str) -> Iterator[Verdict]:
         yield signds_keys.step_shrinks([[0.2, 0.1]] * 3, runs["sign_k"][0.2])
     elif name == "dp-encrypt-keys":
         yield from dp_encrypt_keys.judged(swept(dp_encrypt_keys._sweeps("small")), 100)
+    elif name == "dp-encrypt-budget":
+        sweeps = dp_encrypt_budget.sweeps()
+        yield from dp_encrypt_budget.judged(swept(sweeps, epsilon_run_every_round=1.0))
     elif name == "ldp-rounds":
         by_round = swept(ldp_rounds._sweeps((2, 8)))
         seeds = [share("leakage", hits, 10_000) for hits in (5003, 4990, 5010)]

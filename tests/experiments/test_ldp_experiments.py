@@ -16,6 +16,7 @@ from experiments.reproduction import reproduce
 from fedveil.data import purchase100
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
+from folders import DOCS
 
 LDP = ("convergence", "cells", "epsilon", "clients", "noniid", "adaptive")
 
@@ -69,6 +70,19 @@ def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
     assert at(full, "protection.unary.eps") == 4.8
     assert at(full, "protection.unary.target") == "weights"
     assert at(full, "protection.unary.cells") == 50
+
+
+@pytest.mark.parametrize("name", LDP)
+def test_a_page_says_where_gradients_are_bounded(name: str) -> None:
+    text = (DOCS / "reproductions" / f"ldp-{name}.md").read_text("utf-8")
+    scale = "full" if "Scale: full." in text else "medium"
+    experiment = find(f"ldp-{name}")
+    described = experiment.described(scale, "What was run.")  # type: ignore[attr-defined]
+    bounded = name in ("noniid", "cells")
+    assert f" {ldp_jobs.BOUNDED} Clients send" in text if bounded else "norm of" not in text
+    assert (f"What was run. {ldp_jobs.BOUNDED} Clients send" in described) == bounded
+    assert "norm of at most 10" in ldp_jobs.BOUNDED
+    assert "norm of" not in experiment.described("small", "")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["epsilon", "adaptive"])

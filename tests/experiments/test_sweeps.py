@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from experiments import dp_encrypt_keys, ldp_aggregation, ldp_rounds, signds_keys, sweeps
+from experiments import (
+    dp_encrypt_budget,
+    dp_encrypt_keys,
+    ldp_aggregation,
+    ldp_rounds,
+    signds_keys,
+    sweeps,
+)
 from experiments.dp_encrypt_keys import DPEncryptKeys
 from experiments.saved_results import last_checkpoint
 from experiments.signds_keys import SWEEPS, SignDSKeys
@@ -270,6 +277,37 @@ def test_the_verdicts_on_noise_follow_the_figures() -> None:
     unsure = noise(0.01, 0.3, 0.1)
     unsure["noisy"] = {**unsure["noisy"], 1.0: ended(0.96, 0.8, 0.9)}
     assert next(iter(dp_encrypt_keys.judged(unsure, 1000))).answer == "says nothing"
+
+
+def test_a_smaller_budget_is_more_private_and_converges_worse() -> None:
+    def answers(epsilons: list[float], worst: float) -> list[str]:
+        """Judge runs of one key. Accuracy is `worst` at its smallest value, and 0.9 otherwise."""
+        sweep = {
+            value: [
+                ReadRun(run.folder, run.job, [{**run.last, "epsilon_run_every_round": eps}], (), ())
+                for run in ended(*(accuracy + seed / 100 for seed in range(3)))
+            ]
+            for value, eps, accuracy in zip(
+                (1.0, 2.0, 4.0), epsilons, (worst, 0.9, 0.9), strict=True
+            )
+        }
+        assert dp_encrypt_budget.epsilons(sweep) == epsilons
+        return [verdict.answer for verdict in dp_encrypt_budget.judged({"dp_eps": sweep})]
+
+    assert answers([10.0, 20.0, 30.0], 0.5) == ["agrees", "agrees"]
+    assert answers([10.0, 30.0, 20.0], 0.93) == ["differs", "differs"]
+    assert answers([10.0, 10.0, 20.0], 0.9) == ["differs", "differs"]
+
+
+def test_the_budget_is_varied_with_a_hundred_clients_in_a_round() -> None:
+    experiment = dp_encrypt_budget.DPEncryptBudget()
+    small, full = experiment.base("small"), experiment.base("full")
+    assert small.clients_per_round == full.clients_per_round == 100
+    found = arms(full, dp_encrypt_budget.sweeps())
+    assert len({id(arm) for arm in found.values()}) == 3 * (4 + 4 - 1)
+    assert found["dp_eps", 50, 2] is found["dp_delta", 1e-3, 2]
+    least = found["dp_delta", 1e-12, 0].job.protection.dp_encrypt
+    assert (least.dp_eps, least.dp_delta, least.dp_norm_clip) == (50, 1e-12, 1)
 
 
 def test_leakage_is_judged_late_against_early() -> None:

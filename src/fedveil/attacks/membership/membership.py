@@ -70,11 +70,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """
     target.needs_classes("membership", of_texts=True)
     target = target.without_empty_texts()
-    count = by_effort(effort, 4, 32, 64)
-    case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
-    reporters = by_effort(effort, 8, 32, 100)
-    on_round, summed = case.on_round(reporters)
-    found = [*case.on_model(), *on_round]
+    case, found, summed = on_examples(target, effort, watch)
+    count, _ = _counts(effort)
     if summed:
         watch.step(count + 1, count + 2, "who is in the sums of several rounds")
         with suppress(AttackImpossible):  # too few clients, or a claim about one example
@@ -91,6 +88,23 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         f"round, and {count} models trained by the same job on halves of {who}; {case.asked}"
         f"{_of_pieces(target)}",
     )
+
+
+def _counts(effort: Effort) -> tuple[int, int]:
+    """Return the number of reference models, and the most clients of the attacked round."""
+    return by_effort(effort, (4, 8), (32, 32), (64, 100))
+
+
+def on_examples(target: Target, effort: Effort, watch: Watch) -> tuple[Case, list[Measured], bool]:
+    """Attack the trained model, and the reports of one round, but ask nothing about whole clients.
+
+    `effort` sets how long the attacks run, and `watch` reports their progress. Returns what was
+    attacked, the metrics, and True if the server saw only the sum of the reports.
+    """
+    count, reporters = _counts(effort)
+    case = Case.of(target, count, Seeded(target.job.seed, "attack", "membership"), watch)
+    on_round, summed = case.on_round(reporters)
+    return case, [*case.on_model(), *on_round], summed
 
 
 def _of_pieces(target: Target) -> str:
