@@ -93,17 +93,19 @@ mindspore: .venv-mindspore/installed
 	  mindspore 'numpy==1.26.*' --editable .
 	touch $@
 
-# Language models with adapters: transformers and peft beside all packages of VENV, which their
-# environment finds by a path file.
+# Language models with adapters, and the trackers MLflow and Weights & Biases: their packages beside
+# all of VENV, which their environment finds by a path file. mlflow-skinny with an SQL library writes
+# mlflow's files without 20 more packages, of its server.
 language: .venv-language/installed
-	.venv-language/bin/python -m pytest -n 2 --dist worksteal tests/pretrained
+	.venv-language/bin/python -m pytest -n 2 --dist worksteal \
+	  tests/pretrained tests/engine/test_trackers.py
 
 .venv-language/installed: $(VENV)/installed
 	$(PYTHON) -m venv .venv-language
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  >"$$(.venv-language/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
 	.venv-language/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --editable '.[language]'
+	  --editable '.[language]' 'mlflow-skinny>=3' sqlalchemy alembic 'wandb>=0.19'
 	touch $@
 
 clean:

@@ -131,6 +131,10 @@ class RunStopped(FedveilError):
     """A run ended before its last round. The message says why."""
 
 
+class ProtectionFailed(RunStopped):
+    """A user's own protection raised an exception. The message names its file and line."""
+
+
 class LimitReached(RunStopped):
     """A run ended normally because continuing it would exceed one of its privacy limits."""
 

@@ -161,7 +161,8 @@ def test_a_half_that_raises_for_an_update_is_asked_no_more() -> None:
         return other
 
     given = answer_trained(made, half, half, question, giving(MODEL + 1))
-    assert reason(given.unusable) == "ZeroDivisionError: patient 4711"  # type: ignore[arg-type]
+    assert given.unusable is not None
+    assert "it raised ZeroDivisionError: patient 4711 (" in reason(given.unusable)
     room.receive(0, given.message)
     room.advance()
     assert not room.aggregate().update.any()

@@ -140,11 +140,37 @@ join_type: "psi"
 shard_num: 1
 """
 
+JOINING = """
+main_table_files: ["vfl/datasets/follower_0.csv", "vfl/datasets/follower_1.csv"]
+output_dir: "vfl/output/follower/"
+store_type: "csv"
+thread_num: 0
+"""
 
+#: A file of command-line arguments: every key is a block with its default and its help.
+NESTED_JOIN = """
+role: {def_val: "leader", help: "Role of the worker", choices: ["leader", "follower"]}
+data_schema_path:
+  def_val: "vfl/leader_schema.yaml"
+  help: >
+    "Path of the schema, whose keys are the names"
+    "of columns."
+primary_key: {def_val: "oaid", help: "The primary key"}
+mysql_port: {def_val: 3306, help: "Its port"}
+server_name: {def_val: "leader_node", help: "Its own name"}
+http_server_address: {def_val: "127.0.0.1:1086", help: "Its own address"}
+enable_ssl: {def_val: True, help: "TLS", choices: [True, False]}
+server_cert_path: {def_val: "server.p12", help: "Its certificate"}
+cipher_list: {def_val: "ECDHE-RSA-AES128-GCM-SHA256", help: "Its ciphers"}
+cert_expire_warning_time_in_day: {def_val: 90, help: "When it warns"}
+"""
+
+
+@pytest.mark.parametrize("join", [JOIN, JOINING, NESTED_JOIN], ids=["flat", "follower", "nested"])
 def test_a_data_join_of_mindspore_federated_is_no_server_file(
-    vertical: Command, command: Command, tmp_path: Path
+    join: str, vertical: Command, command: Command, tmp_path: Path
 ) -> None:
-    (tmp_path / "join.yaml").write_text(JOIN)
+    (tmp_path / "join.yaml").write_text(join)
     for code, _, err in (vertical("run", "join.yaml"), command("run", "join.yaml")):
         assert code == 2
         assert err.startswith("error: join.yaml configures MindSpore Federated's data join, which ")

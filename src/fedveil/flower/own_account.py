@@ -24,6 +24,7 @@ from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection, Spending, State
+from fedveil.protections.own_errors import own_errors
 
 _PARTS = ("alike", "any")
 _ME = 0
@@ -66,7 +67,8 @@ def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]
     """
     state: State = {**protection.initial_state(), **asked}
     try:
-        return protection.spending(state)
+        with own_errors(protection):
+            return protection.spending(state)
     except InvalidValue as error:
         raise MessageInvalid(f"the opening's {error}") from None
 

@@ -16,6 +16,7 @@ from fedveil.base.message import Message
 from fedveil.base.own_code import interrupts
 from fedveil.errors import ClientWithheld, FedveilError
 from fedveil.protections.base import ClientRound, Protection, Update
+from fedveil.protections.own_errors import own_errors
 
 
 class Reply(NamedTuple):
@@ -54,15 +55,17 @@ def answer_trained(
     try:
         update, examples = train()
         _check(update, protection.dimension)
-        mine = half(examples)
-        return Reply(mine, mine.respond(message, update))
+        with own_errors(protection):
+            mine = half(examples)
+            return Reply(mine, mine.respond(message, update))
     except BaseException as error:  # a client's own code may end its process, or panic
         if interrupts(error) or not (always or protection.always_reports):
             raise
         unusable = error
-    other = spare()
-    zero = np.zeros(protection.dimension, np.float32)
-    return Reply(other, other.respond(message, zero), unusable)
+    with own_errors(protection):
+        other = spare()
+        zero = np.zeros(protection.dimension, np.float32)
+        return Reply(other, other.respond(message, zero), unusable)
 
 
 def reason(unusable: BaseException) -> str:

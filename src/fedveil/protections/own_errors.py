@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedveil.base.own_code import described, place_of
-from fedveil.errors import FedveilError, RunStopped
+from fedveil.errors import FedveilError, ProtectionFailed
 from fedveil.protections.base import Protection
 
 
 @contextmanager
 def own_errors(protection: Protection) -> Iterator[None]:
-    """A context manager that turns exceptions of a user's own protection into `RunStopped`."""
+    """Turn an exception of a user's own protection in a `with` block into `ProtectionFailed`."""
     try:
         yield
     except FedveilError:
@@ -21,7 +21,7 @@ def own_errors(protection: Protection) -> Iterator[None]:
         place = place_of(raised)
         if place is None or type(protection).__module__.startswith("fedveil."):
             raise
-        raise RunStopped(
+        raise ProtectionFailed(
             f"{named(protection)}: it raised {described(raised)} ({place})"
         ) from raised
 

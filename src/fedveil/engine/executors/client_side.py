@@ -291,7 +291,7 @@ class ClientSide:
         talks = self.protection.always_reports and len(self.protection.flow) > 1
         before = half.keep() if talks else {}
         try:
-            with _measured(effort), own_errors(self.protection):
+            with _measured(effort):
                 reply = answer_trained(
                     self.protection,
                     lambda examples: half,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -37,6 +38,22 @@ def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[Metri
             else:
                 held.append(name)
     return shown, held
+
+
+def sent_metrics(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
+    """Return the metrics in `content` that are sent, since `names` lists them. Logs the others."""
+    metrics, held = revealed(content, names)
+    if held:
+        log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
+    return metrics
+
+
+def completed(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
+    """Return all metrics in `names`, with NaN for a missing one.
+
+    So all clients' replies have the same metrics.
+    """
+    return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def in_clear(names: AbstractSet[str]) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +17,17 @@ from flwr.common.constant import ErrorCode
 
 from fedveil.base.message import Message, encode, take
 from fedveil.entropy import Secure
-from fedveil.errors import ClientWithheld, FedveilError, JobError, MessageInvalid, ModelInvalid
+from fedveil.errors import (
+    ClientWithheld,
+    FedveilError,
+    JobError,
+    MessageInvalid,
+    ModelInvalid,
+    ProtectionFailed,
+)
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, matches, read
-from fedveil.flower.app.clear_metrics import METRICS, in_clear, revealed
+from fedveil.flower.app.clear_metrics import METRICS, completed, in_clear, sent_metrics
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
@@ -39,11 +45,12 @@ from fedveil.flower.app.pins import (
 )
 from fedveil.flower.app.wrapped_app import AppFailed, ask_in_time
 from fedveil.flower.fixed_time import FixedTime
-from fedveil.flower.own_account import OwnLedger
+from fedveil.flower.own_account import OwnLedger, asked_spending
 from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound, Protection, Update
+from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
 log = logging.getLogger("flwr.fedveil")
@@ -99,6 +106,10 @@ class ProtectMod:
             content = answer.content()
         except AppFailed as failure:
             return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
+        except ProtectionFailed as error:
+            log.error("fedveil: this client sends no report: %s", short(str(error), LONGEST_LOGGED))
+            reason = "fedveil failed with an exception of the client's own protection"
+            return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, message)
         except FedveilError as error:
             # The server's own words may be part of the text.
             said = short(str(error), LONGEST_LOGGED)
@@ -172,18 +183,21 @@ class _Answer:
             if training:
                 half, report, metrics = self._train(kept, time)
             else:
-                half, metrics = self._half(kept), None
-                report = self._without_update(half)
-            if state is not None and (to_keep := half.keep()):
+                (half, report), metrics = self._without_update(kept), None
+            with own_errors(self._protection):
+                to_keep = half.keep()
+            if state is not None and to_keep:
                 state.put(self._round, {**to_keep, _TERMS: self.offer.job(self._context.run_id)})
             records = to_records(report)
         if metrics:
             records[METRICS] = metrics
         return records
 
-    def _without_update(self, half: ClientRound) -> Message:
+    def _without_update(self, kept: Message | None) -> tuple[ClientRound, Message]:
         try:
-            return half.respond(self._words, None)
+            with own_errors(self._protection):
+                half = self._half(kept)
+                return half, half.respond(self._words, None)
         except ClientWithheld as error:
             # In a phase without an update, errors depend only on the server's message.
             raise _Refused(str(error)) from None
@@ -207,7 +221,7 @@ class _Answer:
             content = ask_in_time(time, self._message, self._context, self._call_next)
             update = arrays.layout.update(arrays.before, read(_only_arrays(content, "reply")))
             beside = {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
-            metrics = _shown(beside, names)
+            metrics = sent_metrics(beside, names)
             return update, self._examples(content)
 
         def half(examples: int) -> ClientRound:
@@ -216,7 +230,7 @@ class _Answer:
         answered = answer_trained(self._protection, half, lambda: half(1), self._words, train)
         if answered.unusable is not None:
             log.warning("fedveil: an update of zero is reported: %s", reason(answered.unusable))
-        return answered.half, answered.message, _all_of(metrics, names)
+        return answered.half, answered.message, completed(metrics, names)
 
     def _arrays(self) -> _Arrays:
         """Return the arrays that the server sent, from which training starts, with their layout.
@@ -248,11 +262,9 @@ class _Answer:
             told.append(BY_SIZE)
         if self._protection.always_reports and self._answer_after_s is None:
             told.append(TIMING)
-        state = {**self._protection.initial_state(), **self._words}
         try:
-            OwnLedger(_lasting(self._context, "account")).charge(
-                self._protection.spending(state), limits(self._pins), told
-            )
+            cost = asked_spending(self._protection, self._words)
+            OwnLedger(_lasting(self._context, "account")).charge(cost, limits(self._pins), told)
         except MessageInvalid as error:
             raise _Refused(str(error)) from None
 
@@ -333,21 +345,6 @@ def _only_arrays(content: RecordDict, where: str) -> ArrayRecord:
     return records[0]
 
 
-def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
-    metrics, held = revealed(content, names)
-    if held:
-        log.debug("fedveil: not sent, since `reveal` does not name them: %s", ", ".join(held))
-    return metrics
-
-
-def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return all metrics in `names`, with NaN for a missing one.
-
-    So all clients' replies have the same metrics.
-    """
-    return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
-
-
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
@@ -362,10 +359,10 @@ def _evaluated(
     OwnLedger(_lasting(context, "account")).note(told)
     with FixedTime(seconds) as time:
         try:
-            shown = _shown(ask_in_time(time, message, context, call_next), names)
+            shown = sent_metrics(ask_in_time(time, message, context, call_next), names)
         except (AppFailed, ClientWithheld):
             shown = MetricRecord()
-        return _all_of(shown, names)
+        return completed(shown, names)
 
 
 def _take_time(message: FlowerMessage) -> Options:

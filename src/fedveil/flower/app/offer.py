@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.base.message import Message, Value, encode, only_fields, take
-from fedveil.base.own_code import is_function
+from fedveil.base.own_code import is_function, told
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.field_names import ANSWER_AFTER_S
 from fedveil.flower.app.options import OFFERED, Options, parse
@@ -118,4 +118,8 @@ def _protection(offer: Offer, run: int) -> Protection:
         simulated=False,
         job=offer.job(run),
     )
-    return offer.options.position(offer.options.parameters, context)
+    name = offer.options.protection or ""
+    if not is_function(name):
+        return offer.options.position(offer.options.parameters, context)
+    with told(f"protection = {name!r}", InvalidValue, "the class"):
+        return offer.options.position(offer.options.parameters, context)

@@ -55,6 +55,7 @@ from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
 from fedveil.protections.catalog import find
+from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
 
@@ -175,6 +176,9 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
     except (ClientWithheld, MessageInvalid) as reason:
         _log.warning("this client withholds its answer: %s", short(str(reason), LONGEST_LOGGED))
         return WITHHELD
+    except FedveilError as error:
+        _log.error("this client cannot answer: %s", short(str(error), LONGEST_LOGGED))
+        return FAILED
     except Exception as error:
         _log.exception("this client cannot answer: %s", _told(error))
         return FAILED
@@ -259,9 +263,11 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
         if trains:
             answered = _trained(files, member, protection, asked, common, half, time)
         else:  # no update needed: no model, no examples
-            mine = half(0, np.broadcast_to(np.float32(0), dimension))
-            answered = Reply(mine, mine.respond(asked, None))
-        left = answered.half.keep()
+            with own_errors(protection):
+                mine = half(0, np.broadcast_to(np.float32(0), dimension))
+                answered = Reply(mine, mine.respond(asked, None))
+        with own_errors(protection):
+            left = answered.half.keep()
         if left:
             state.put(round, left)
         return encode(answered.message)
@@ -341,7 +347,7 @@ def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> N
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []
-    spending = protection.spending(protection.initial_state())
+    spending = asked_spending(protection, {})
     count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
     if job.privacy.max_epsilon is not None:
         limits.append((job.privacy.max_epsilon, job.privacy.delta))
