@@ -25,8 +25,8 @@ from fedveil.rounds.outcomes import Answer, ClientId, Unreached
 class Faulty(Executor):
     """Wraps `executor`, and lets some clients drop out or answer too late.
 
-    From that phase on, `executor` gets none of the client's messages of the round. So no answer of
-    the client is yielded, except an `Unreached` in each phase if it has dropped out.
+    A client fails from one phase of a round on. `executor` then gets none of its messages. If the
+    client has dropped out, `Unreached` is yielded for it. If it is late, nothing is yielded.
     """
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:

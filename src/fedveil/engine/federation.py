@@ -63,9 +63,9 @@ Progress = Callable[[Record], None]
 class Federation:
     """A started run. Its method `run` runs the remaining rounds.
 
-    `parts` is everything that the run uses, `state` changes with every round, and the other fields
-    save, send or show. `attempts` records on disk which rounds have begun, and `reports_leave` is
-    True if reports leave a machine (`Engine.reports_leave`).
+    `parts` are the run's model, protection and other parts, and `state` is its state between two
+    rounds. `attempts` records on disk which rounds have begun. `reports_leave` is True if reports
+    leave a machine (`Engine.reports_leave`).
     """
 
     parts: Parts

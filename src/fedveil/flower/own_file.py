@@ -1,8 +1,8 @@
 """Files of a client that are refused if they were edited, deleted or replaced by an older copy.
 
 The file `folder.seal` contains a digest of every other file, and a keyed digest of these digests.
-The key is a file of the same folder. Two changes are not detected: if all files are deleted, and if
-all files, including the key, are replaced together, for example by an older copy of the folder. A
+The key is a file of the same folder. Two changes are not detected: deleting all files, and
+replacing all files together, including the key, for example by an older copy of the folder. A
 program that can read the key can also make a valid `folder.seal` for any change.
 """
 

@@ -340,10 +340,10 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new `ClientRound` (the client's half of the protection) in `state`.
+        """Return a `ClientRound` (the client's half of the protection) restored from `state`.
 
-        `state` is what `ClientRound.keep` returned for an earlier object, or empty for one that
-        has received no message yet.
+        `state` is what `keep` returned for an earlier `ClientRound` of the client. If it is empty,
+        the result has received no message yet.
         """
         half = self._new_half(client)
         if state:

@@ -171,8 +171,8 @@ class GridExecutor(Executor):
     def _own(self, client: ClientId) -> Message:
         """Return the fields that only `client` gets, in addition to those for all clients.
 
-        If clients keep state, the last round whose sum contains the client's report. Otherwise
-        nothing.
+        If clients keep state, it is one field: the last round whose sum contains the client's
+        report. Otherwise the result is empty.
         """
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
