@@ -86,9 +86,10 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Fill `target` directly from the cipher, except for a short rest at the end of `target`.
+        """Write keystream to the beginning of `target`, without a copy through the buffer.
 
-        Returns the number of bytes filled. The rest may contain any bytes.
+        Returns the number of bytes written. If `target` is long, only a short rest at its end is
+        left. If it is short, the result is 0. Some bytes of the rest may be overwritten.
         """
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:

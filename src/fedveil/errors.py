@@ -23,7 +23,10 @@ class FedveilWarning(UserWarning):
 
 
 def did_you_mean(candidates: Sequence[str]) -> str:
-    """Return a text like " (did you mean X?)" to append to a sentence. "" without candidates."""
+    """Return " (did you mean X or Y?)" with all `candidates`, to append to a sentence.
+
+    Returns "" if there are no candidates.
+    """
     return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
 
 
@@ -178,7 +181,7 @@ class FolderInUse(RunFolderError):
 
 
 class OutputLost(FedveilError):
-    """Standard output is closed, cannot be written, or lacks a character of the answer."""
+    """Standard output is closed or cannot be written, or its encoding lacks a character."""
 
 
 class SplitInvalid(FedveilError, ValueError):
@@ -238,7 +241,7 @@ class PeerRefused(FedveilError):
 
 
 class RightMissing(PeerRefused):
-    """A party's `tls.yaml` does not give another party a right.
+    """The roles in this party's `tls.yaml` do not permit what another party asks for.
 
     `told` is the sentence that the other party receives. It does not name the file.
     """

@@ -19,12 +19,15 @@ from fedveil.record.run_folder import RunFolder
 
 
 class Engine(ABC):
-    """Base class of the simulator and of the deployed federation."""
+    """Connects a run to its clients. Base class of the simulator and of the deployed federation.
 
-    #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
+    A subclass sets two attributes. `how_to_resume` is a sentence that says how to resume an
+    interrupted run. `reports_leave` is True if reports leave a machine.
+    """
+
+    #: `{folder}` stands for the run's folder.
     how_to_resume: str
-    #: True if reports leave a machine. The reports of an interrupted round have then cost privacy
-    #: too.
+    #: If it is True, the reports of an interrupted round have cost privacy too.
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
@@ -35,9 +38,9 @@ class Engine(ABC):
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the name of the clients' trainer, or None if only the clients know it.
+        """Raise an error if no trainer can train the job's model on examples of this `shape`.
 
-        Raises an error if no trainer can train the job's model. `shape` describes the examples.
+        Returns the name of the trainer that the clients use, or None if only they know it.
         """
         return None  # other machines may train it
 

@@ -23,9 +23,10 @@ from fedveil.record.metric_names import LOSS, MEASURES, USUAL
 
 
 class ModelTest:
-    """A model with its test examples. `layout` describes the weights that are trained.
+    """Tests a model on the examples `test`. Its method `quality` returns the metrics.
 
-    If `held` is given, the model is also tested on each client's held-out examples.
+    If `held` is given, the model is also tested on the examples that each client holds out. The
+    attribute `layout` describes the weights that are trained.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class ModelTest:
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """Return the metrics in `scores` as entries of a round's record.
+    """Return the metrics in `scores` as entries of a round's record, by name.
 
-    If a task has its own metrics, the result has one more entry. It maps each of these metrics to
-    "higher" or "lower", the better direction. The first metric decides which model is best.
+    If the task has its own metrics, the entry `MEASURES` is added. It maps the name of each of
+    these metrics to "higher" or "lower": the direction in which the metric improves. By default,
+    the first of them decides which model is best. Raises `TaskInvalid` for an invalid metric.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}

@@ -23,7 +23,11 @@ from fedveil.rounds.outcomes import Answer, ClientId, Unreached
 
 
 class Faulty(Executor):
-    """An executor in which some clients drop out or answer too late."""
+    """Wraps `executor`, and lets some clients drop out or answer too late.
+
+    A client fails from one phase of a round on. `executor` then gets none of its messages. If the
+    client has dropped out, `Unreached` is yielded for it. If it is late, nothing is yielded.
+    """
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
         self._executor = executor
@@ -101,12 +105,12 @@ def silent_clients(
     phases: Mapping[str, str | None],
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that drop out, each with the first phase that it does not answer.
+    """Draw the clients that drop out. Returns each with the first phase that it does not answer.
 
-    `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out in it. The name may belong to another protection than the
-    run's. So `phases` (made by `fault_phases`) maps each name to the phase of the run's protection
-    in which these clients drop out, or to None if they do not drop out.
+    `shares` is the job's fault plan (`simulation.dropouts`): it maps phase names to fractions of
+    the cohort. A name in it may be a phase of a different protection. So `phases`, the result of
+    `fault_phases`, maps each name to a phase of the run's protection, in which the drawn clients
+    drop out. If a name is mapped to None, its clients do not drop out.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

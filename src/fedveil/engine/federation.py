@@ -61,7 +61,12 @@ Progress = Callable[[Record], None]
 
 @dataclass(eq=False)
 class Federation:
-    """A started run. Its method `run` runs the remaining rounds."""
+    """A started run. Its method `run` runs the remaining rounds.
+
+    `parts` are the run's model, protection and other parts, and `state` is its state between two
+    rounds. `attempts` records on disk which rounds have begun. `reports_leave` is True if reports
+    leave a machine (`Engine.reports_leave`).
+    """
 
     parts: Parts
     state: RunState
@@ -69,7 +74,6 @@ class Federation:
     attempts: Attempts
     recorder: Recorder
     executor: Executor
-    #: True if reports leave a machine (`Engine.reports_leave`).
     reports_leave: bool
     presentation: Presentation | None = None
     saving: BackgroundSave = field(default_factory=BackgroundSave)
@@ -271,9 +275,10 @@ class Federation:
             self.parts.test.clients.settle(number, clients)
 
     def _begin(self, number: int, spending: Sequence[Spending]) -> None:
-        """Record on disk that round `number` starts to ask for reports, which cost `spending` each.
+        """Record on disk that round `number` begins, before its reports are requested.
 
-        If the round is interrupted, its whole cohort is charged. In a simulation, does nothing.
+        Each report costs `spending`. If the round is interrupted, a restart finds this record and
+        charges the whole cohort. Does nothing in a simulation, where no report leaves a machine.
         """
         if self.reports_leave:
             ledger, cost = self.state.ledger.copy(), self.state.ledger.charges(spending)
@@ -301,18 +306,18 @@ class Federation:
 
     @property
     def _has_begun(self) -> bool:
-        """True if any round of this run has ended or, in a deployment, has begun.
+        """True if this or an earlier process has completed a round of the run.
 
-        A round also counts if an earlier process ran it and this one repeats it.
+        In a deployment, also true if a round was only begun. Rounds that must be repeated count.
         """
         return self.state.done > 0 or bool(self.attempts.begun) or self.recorder.went_back
 
     @property
     def _unrepeated(self) -> dict[int, Kind]:
-        """The interrupted rounds that are still to be repeated, with the cost of each.
+        """Map each interrupted round that is not repeated yet to the cost of one of its reports.
 
-        The ledger does not contain these costs yet. The result is empty unless the job's randomness
-        is seeded. With other randomness, `charge_begun` has already charged the rounds.
+        With seeded randomness, the ledger does not contain these costs yet. Otherwise the result is
+        empty, because `charge_begun` has already charged all interrupted rounds.
         """
         if self.job.privacy.randomness != "seeded":
             return {}

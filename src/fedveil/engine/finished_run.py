@@ -19,13 +19,16 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Presentation:
-    """Functions that show a run to its user. The engine calls them and shows nothing itself."""
+    """Functions that show a run to its user. The engine calls them and shows nothing itself.
 
-    #: Writes the page of a run that has ended. Logs a failure with the event function.
+    - `page` writes the page of a run that has ended. It logs a failure with its second argument.
+    - `html` returns the run in a folder as HTML for a notebook.
+    - `plot` returns a plotly figure of one metric of the run in a folder. By default (None), it
+      shows the metric that decides which model is best.
+    """
+
     page: Callable[[RunFolder, Callable[[str], None]], None]
-    #: Returns the run in a folder as HTML for a notebook.
     html: Callable[[Path], str]
-    #: Returns a plotly figure of one metric of the run in a folder. None: the deciding metric.
     plot: Callable[[Path, str | None], Any]
 
 
@@ -33,8 +36,10 @@ class Presentation:
 class Run:
     """A finished run: its metrics (one record per round), trained model, folder and ledger.
 
-    `stopped` is the reason for an early end, and `audit` the result of the run's canaries. `others`
-    are the run's privacy costs under other assumptions than the ledger's.
+    `stopped` is the reason for an early end, or None. `audit` is the result of the run's canaries,
+    or None without canaries. `others` are the run's privacy costs under other assumptions than the
+    ledger's. `kept_round` is the round of the saved model if the job keeps the best model, or None
+    if it keeps the last.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil
@@ -77,7 +82,7 @@ class Run:
         """Return a plotly figure of the metric `name` by round.
 
         By default, it shows the metric that decides which model is best. Raises `InvalidValue` if
-        the run was not started with `fedveil.simulate`.
+        the run has no `presentation`. Runs of `fedveil.simulate` and `fedveil.resume` have one.
         """
         if self.presentation is None:
             raise InvalidValue("this run has no plots: start it with fedveil.simulate")

@@ -64,7 +64,8 @@ class ModelShape:
     def numbers(self) -> int:
         """The number of values in one example plus the number of the model's outputs.
 
-        A dimension of variable length counts as 1.
+        A dimension of variable length counts as 1. `check_weights` compares the result with the
+        number of weights that the server sent.
         """
         shape = self.example_shape
         arrays = shape.values() if isinstance(shape, dict) else [shape]
@@ -107,16 +108,17 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 def check_weights(job: Job, shape: ModelShape, sent: int) -> None:
     """Raise `ModelInvalid` if the job's model for examples of this `shape` is too large.
 
-    Call it before `make_model` if `shape` comes from an untrusted server. The check allocates no
-    memory for weights. `sent` is the number of weights that the server sent. There are two limits:
+    A client calls this before `make_model`, because `shape` comes from a server that it does not
+    trust. The check allocates no memory for weights. There are two limits:
 
-    - The weights that clients train and send must be at most `sent`.
-    - The free memory must have room for two copies of all other weights, which are fixed or stay
-      with the client. One copy is made by `Layout`.
+    - The weights that clients train and send must be at most `sent`, the number of weights that the
+      server sent.
+    - The other weights are fixed or stay with the client. The free memory must have room for two
+      copies of them (`Layout` makes the second).
 
-    For a language model, the check covers only the weights of a classification layer. A user's
-    model is not checked if `shape.numbers` is at most 2 * `sent`, or if the user's function cannot
-    build the model without values (`models.outline`).
+    Not everything is checked. Of a language model, only the classification layer is. A user's model
+    is not checked if its examples and outputs are small (`shape.numbers` is at most 2 * `sent`), or
+    if the user's function cannot build the model without values (`models.outline`).
     """
     kept = 0
     if job.has_language_model:

@@ -70,9 +70,10 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whose data the job's epsilon covers, in words.
+    """Return the words for the data that the job's epsilon covers: a client, or one example.
 
-    This is the text `client` or, under `privacy.unit: example`, "one example of" this client.
+    `client` is a phrase for the client, such as "a client". Returns it unchanged or, under
+    `privacy.unit: example`, with "one example of" before it.
     """
     return f"one example of {client}" if job.privacy.unit == "example" else client
 

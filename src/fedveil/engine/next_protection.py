@@ -120,9 +120,10 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the number of clients that a round needs so that the relative noise is small enough.
+    """Return how many clients a round needs for `candidate.noise` to be at most `MOST_NOISE`.
 
-    Small enough means that `candidate.noise` is at most `MOST_NOISE`.
+    `candidate.noise` is the size of the noise divided by the largest possible mean update.
+    `examples` is the number of all clients' training examples.
     """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1

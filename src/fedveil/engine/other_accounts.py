@@ -33,8 +33,8 @@ def other_accounts(
 ) -> Iterator[Line]:
     """Yield the costs of a run of `rounds` rounds under other assumptions than the ledger's.
 
-    One of them is that a client is added or removed, instead of replaced. `by_callback` is True if
-    a user's callback ended the run.
+    The module's docstring lists these assumptions. `by_callback` is True if a user's callback ended
+    the run.
     """
     early = (job.stopping.may_end or by_callback) and rounds < job.rounds
     if early and not protection.adaptive:

@@ -26,7 +26,12 @@ _PLAIN = {"round": int, "metrics_bytes": int, "metrics_digest": str, "fingerprin
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after a complete round."""
+    """The state of a run after a complete round, `round`.
+
+    `metrics_bytes` and `metrics_digest` are the length and the digest of the metrics file up to
+    this round. `fingerprint` is the digest of job, model and data (`run_fingerprint`). `weights`
+    are the global weights. The other fields are the states of the parts that they are named after.
+    """
 
     round: int
     metrics_bytes: int
@@ -55,9 +60,10 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The caller must validate the fields: the file's digest detects damage but is no signature.
         `every` is the number of rounds between checkpoints. If it is given, raises `RunFolderError`
-        for a folder without a checkpoint that has records of more than `every` rounds, or a model.
+        if the checkpoint is missing although one was due: the folder has records of more than
+        `every` rounds, or a final model. The caller must validate the checkpoint's fields, because
+        the file's digest detects damage but is no signature.
         """
         found = cls.at(folder.path)
         if found is None and every is not None:
@@ -66,7 +72,10 @@ class Checkpoint:
 
     @classmethod
     def at(cls, run: Path) -> Checkpoint | None:
-        """Return the checkpoint in the folder `run`, which need not be locked, or None."""
+        """Return the checkpoint in the folder `run`, or None if the folder has none.
+
+        Unlike `read`, this needs no opened (locked) run folder.
+        """
         path = run / LATEST
         if not path.exists():
             return None

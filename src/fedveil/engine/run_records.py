@@ -56,7 +56,8 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 def is_free(name: object) -> bool:
     """Return True if a user's metric or protection may add `name` as a key to a round's record.
 
-    A valid name consists of small letters, digits and underscores, and is no key of fedveil's own.
+    A valid name consists of small letters, digits and underscores. fedveil must not use it as a key
+    of its own.
     """
     known = isinstance(name, str) and bool(re.fullmatch(_NAME, name))
     return known and name not in _TAKEN and not str(name).startswith(SECONDS)
@@ -85,7 +86,10 @@ def figures_of(protection: Protection, state: State, metrics: Collection[str]) -
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """Yield one line for the event log if `shape` shows that an example has several arrays."""
+    """Yield a line for the event log that names an example's arrays, if it has several.
+
+    Yields nothing if `shape`, the shape of one example, has only one array.
+    """
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 

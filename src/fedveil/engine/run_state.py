@@ -77,7 +77,11 @@ class RunState:
         return metrics
 
     def checkpoint(self, recorder: Recorder) -> Checkpoint:
-        """Return the run's state as a checkpoint, to be saved before the next `apply`."""
+        """Return the run's state as a checkpoint. Save it before the next call of `apply`.
+
+        The checkpoint contains this object's array of weights, which `apply` may overwrite.
+        `recorder` states the length and the digest of the metrics file.
+        """
         return Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,

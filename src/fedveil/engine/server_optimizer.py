@@ -84,10 +84,10 @@ class ServerOptimizer:
         return new
 
     def _stays_finite(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> bool:
-        """Return True if the new weights are certainly finite, False if this is not known.
+        """Return True if the new weights are certainly finite, or False if they may not be.
 
-        Compares only the largest weight plus the largest change with the largest float32. That is
-        much faster than computing all new weights. With moments, always returns False.
+        Compares the sum of the largest weight and the largest change with the largest float32. That
+        is much faster than computing all new weights. Returns False for optimisers with moments.
         """
         if self._moments:
             return False

@@ -43,8 +43,8 @@ _CHECKED_BATCHES = 3
 class Simulator(Engine):
     """An engine that simulates all clients and their data, on this machine or on a cluster.
 
-    Before each preparation for the first round, `starting` is called with a description of it, such
-    as "trying a batch".
+    Preparing the first round takes several steps. Before each step, `starting` is called with a
+    description of the step, such as "trying a batch".
     """
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"

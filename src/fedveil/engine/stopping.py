@@ -25,10 +25,10 @@ class Stopping:
     """Decides after each round if the run stops. Stores the best model if the job says so."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
-        """Check the settings. Raises `JobError` if the metric that they name is not recorded.
+        """Store `settings`. Raises `JobError` if they name a metric that is not recorded.
 
-        `tested` says for each metric of the task, except the loss, if higher or lower values are
-        better.
+        `tested` maps each metric of the task, except the loss, to the direction in which it
+        improves: higher or lower.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(

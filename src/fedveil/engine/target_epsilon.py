@@ -54,7 +54,10 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job's key for the parameter that decides what a report costs, or None."""
+    """Return the job's key of the parameter that decides what a report costs.
+
+    Returns None if the protection has no such parameter.
+    """
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
@@ -63,10 +66,10 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     """Find the value of a parameter at which a run's epsilon is at most, and closest to, `target`.
 
     The parameter is the one that decides the cost of a report, such as the noise. Its value has
-    four significant digits. The cost of the run is the ledger's forecast at the job's delta, for a
-    client that takes part in every round. If the noise needs clients of equal weight, the result
-    sets equal weights. In an adaptive run, whose rounds can differ in cost, `target` is also set as
-    the limit on the total cost.
+    four significant digits. The run's epsilon is the ledger's forecast at the job's delta, for a
+    client that takes part in every round. The result also sets equal weights of the clients if the
+    noise needs them. In an adaptive run, whose rounds can differ in cost, it also sets `target` as
+    the limit on the total cost. Raises `InvalidValue` if there is no such parameter or value.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet

@@ -43,6 +43,10 @@ _MOST_NAMED = 3
 class LayerTraining:
     """Says what trains one layer of a model, and why native code does not.
 
+    `trained_by` is one of `NATIVE`, `LOOP`, `VMAP`, `NOTHING`, or "PyTorch" for a loss.
+    `could_be_native` is True if native code supports the layer, and None if that is not known.
+    `reason` says why native code does not train the layer, and is "" if it does.
+
     `layer_training` returns a list with such an entry for each layer. If layers are inside a module
     that has its own forward pass, the list also has an entry for this module. If native code trains
     a model with a task's own loss, the list has an entry for the loss too.
@@ -50,13 +54,12 @@ class LayerTraining:
 
     #: The path of the module in the model, such as `body.2`, or `model` for the model itself.
     layer: str
+    #: The name of the layer's class.
     type: str
     #: The number of its weights, without those of layers that have their own entry.
     parameters: int
     trained_by: str
-    #: True if native code supports the layer. None if that is not known.
     could_be_native: bool | None
-    #: The reason why native code does not train it, or "" if it does.
     reason: str
 
 
@@ -102,11 +105,11 @@ def _fixed(
 
 
 def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> LayerTraining:
-    """Return the entry of `part`, a layer of the module that is trained.
+    """Return the entry of `part`, a layer of the part of the model that is trained.
 
-    `by` names the trainer of the whole module. `why` says why this trainer is not native code, and
-    is ignored if it is. `reasons` say why native code cannot train the part. They are empty if it
-    can, and None if this is not known.
+    `by` is the trainer of that part of the model. If it is not `NATIVE`, `why` is the reason.
+    `reasons` say why native code cannot train this layer. The list is empty if native code can
+    train it, and None if that is not known.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):
@@ -151,7 +154,11 @@ def _named(parts: Sequence[Part], refused: Sequence[Sequence[str] | None]) -> It
 
 
 def _known(model: nn.Module) -> set[type[nn.Module]]:
-    """Return the classes of layers that native code knows. Without numba: those in the model."""
+    """Return the classes of layers that native code supports.
+
+    Without numba, there is no native code. The result is then the classes of the modules in `model`
+    that have no submodules.
+    """
     if not HAVE_NUMBA:
         return {type(module) for module in model.modules() if not any(module.children())}
     from fedveil.compiled.chain import KNOWN

@@ -19,7 +19,7 @@ def _task_fits(job: JobFields) -> str | None:
     """`model: hf:FOLDER` needs `task: next_token`, `sequence_classification`, `instruction` or a
     task of yours. `sequence_classification` and `instruction` need `model: hf:FOLDER`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.has_language_model == (job.task in LANGUAGE_TASKS) or ":" in job.task:
         return None
@@ -34,7 +34,7 @@ def _keys_of_language_models(job: JobFields) -> str | None:
     """`adapter.kind: lora`, `language.config` and `language.prompts` need `model: hf:FOLDER`. lora
     needs `training.train: all`, and prompts need a task that predicts tokens.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     given = {
         "adapter.kind = lora": job.adapter.kind == "lora",
@@ -58,7 +58,7 @@ def _texts_read(job: JobFields) -> str | None:
     """`data.name: text_folder` needs `data.folder`, the folder of your texts, `model: hf:FOLDER`
     and a task of language models.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.data.name != TEXT_FOLDER:
         return None
@@ -79,7 +79,7 @@ def _recomputed(job: JobFields) -> str | None:
     """`language.recompute: true` is refused under `privacy.unit: example` and `training.engine:
     vmap`, which compute the gradients of several examples or clients at once.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     batched = job.privacy.unit == "example" or job.training.engine == "vmap"
     if not (job.language.recompute and batched):

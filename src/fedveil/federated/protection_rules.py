@@ -41,8 +41,8 @@ def _no_node_unmasks(job: JobFields) -> str | None:
     """Under secure aggregation, `deployment.clients_per_node` must be 1 or at most a limit, so that
     the server and the clients of one node cannot together unmask other clients. Let n be the number
     of a round's clients that share secrets, and t their threshold. The limit is t - 1, or
-    2t - n - 1 with `active_security`. In a sparse masking graph, the limit is n/5 instead, and
-    lower with few `neighbours`.
+    2t - n - 1 with `active_security`. If the masking graph is sparse, the limit is at most n/5, and
+    less with few `neighbours`.
 
     Returns an error message, or None if the job follows this rule.
     """
@@ -62,7 +62,7 @@ def _no_node_unmasks(job: JobFields) -> str | None:
 def _own_position_fits(job: JobFields) -> str | None:
     """A job must meet the rules that a protection of yours adds.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     return _said_by_own(job, job.protection.position.rules)
 

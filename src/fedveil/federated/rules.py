@@ -25,7 +25,7 @@ def _clients_known(job: JobFields) -> str | None:
     """`clients.number: null` is allowed only with `data.split: by_client` or `writers`. With other
     splits, `clients.number` must be a number.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.clients.number is not None or job.data.by_owner:
         return None
@@ -39,7 +39,7 @@ def _clients_known(job: JobFields) -> str | None:
 def _owners_known(job: JobFields) -> str | None:
     """`data.split: by_client` needs data with owners: femnist, shakespeare, or your own data.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.data.split != "by_client" or job.data.may_have_owners:
         return None
@@ -53,7 +53,7 @@ def _owners_known(job: JobFields) -> str | None:
 def _writers_known(job: JobFields) -> str | None:
     """`data.split: writers` needs `data.name: mnist`, whose images have known writers.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.data.split != "writers" or job.data.name == "mnist":
         return None
@@ -67,7 +67,7 @@ def _writers_known(job: JobFields) -> str | None:
 def _folder_named(job: JobFields) -> str | None:
     """`data.name: image_folder` needs `data.folder`, the folder of your images.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.data.name != IMAGE_FOLDER or job.data.folder is not None:
         return None
@@ -82,7 +82,7 @@ def _momentum_is_sgds(job: JobFields) -> str | None:
     """`training.momentum` needs `training.optimizer: sgd`, and must be 0 under other optimisers.
     `training.nesterov` needs a momentum above 0.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.training.nesterov and job.training.momentum == 0:
         return "training.nesterov = true needs a training.momentum above 0"
@@ -99,7 +99,7 @@ def _rate_lasts(job: JobFields) -> str | None:
     """The learning rate of the last round must be at least 1e-30, unless `training.lr_schedule`
     names a function of yours.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     rate = job.training.planned_rate(job.rounds)
     if rate is None or rate >= 1e-30:
@@ -114,7 +114,7 @@ def _rate_lasts(job: JobFields) -> str | None:
 def _unit_kept(job: JobFields) -> str | None:
     """`privacy.unit: example` needs a protection that can state its privacy loss for one example.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.privacy.unit in job.protection.position.units(job.protection.settings):
         return None
@@ -135,7 +135,7 @@ def _one_step_of_examples(job: JobFields) -> str | None:
     `weight_decay` and `proximal` are 0, `gradient_norm` is null and `engine` is auto.
     `sampling_rate` needs `privacy.unit: example`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     training = job.training
     if job.privacy.unit != "example":
@@ -164,7 +164,7 @@ def _one_step_of_examples(job: JobFields) -> str | None:
 def _canaries_are_clients(job: JobFields) -> str | None:
     """`audit.canaries` needs `privacy.unit: client`: a canary is a whole client.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if not job.audit.canaries or job.privacy.unit == "client":
         return None
@@ -180,7 +180,7 @@ def _weighs_equally(job: JobFields) -> str | None:
     client change the sum by more than the sensitivity. It is refused under a protection that
     perturbs reports, and under central_gaussian and pw_encrypt's `central_eps`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
@@ -205,7 +205,7 @@ def _reports_seen(job: JobFields) -> str | None:
     """`server.aggregation: median` and `trimmed_mean` need a protection under which the server sees
     single reports: not_encrypt or dp_encrypt. `norm_bound` needs not_encrypt.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
@@ -222,7 +222,7 @@ def _reports_seen(job: JobFields) -> str | None:
 def _middle_of_equals(job: JobFields) -> str | None:
     """`server.aggregation: median` and `trimmed_mean` need `server.weighting: equal`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
@@ -238,7 +238,7 @@ def _phases_known(job: JobFields) -> str | None:
     """The keys of `simulation.dropouts` must be phases of the chosen protection, or of a built-in
     protection.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     known = fault_phases(job.protection.position)
     strangers = [
@@ -259,7 +259,7 @@ add_language_rules(RULES)
 def _enough_to_start(job: JobFields) -> str | None:
     """`deployment.start_clients` must be at most `clients.number`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     wanted, number = job.deployment.start_clients, job.clients.number
     if wanted is None or number is None or wanted <= number:
@@ -272,7 +272,7 @@ def _answers_in_time(job: JobFields) -> str | None:
     """`deployment.answer_after_s` must be below `deployment.answer_s`, or below
     `cipher_time_window` if the protection has that parameter.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     after, protection = job.deployment.answer_after_s, job.protection
     own = protection.position.window(protection.settings)
@@ -291,7 +291,7 @@ def _cohorts_may_differ(job: JobFields) -> str | None:
     `privacy.unit: client`. It is refused under pw_encrypt, whose rounds need a cohort of known
     size.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     position = job.protection.position
     if job.secret_turns and job.privacy.unit == "example":
@@ -311,7 +311,7 @@ def _cohorts_may_differ(job: JobFields) -> str | None:
 def _canaries_few(job: JobFields) -> str | None:
     """`audit.canaries` must be at most the number of clients that a round draws.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.clients.number is None or job.audit.canaries <= job.clients_per_round:
         return None
@@ -325,7 +325,7 @@ def _canaries_few(job: JobFields) -> str | None:
 def _reports_auditable(job: JobFields) -> str | None:
     """`audit.canaries` needs a protection under which each single report is private.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if not job.audit.canaries:
         return None

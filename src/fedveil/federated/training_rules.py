@@ -21,7 +21,7 @@ def add_training_rules(rules: Rules[JobFields]) -> None:
 def _classes_weighed(job: JobFields) -> str | None:
     """`training.class_weights` needs `task: classification` or `sequence_classification`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     classes = job.task in ("classification", "sequence_classification")
     if job.training.class_weights is None or classes:
@@ -34,7 +34,7 @@ def _state_kept(job: JobFields) -> str | None:
     be set, and none together with `training.engine: vmap`, `training.train: head` or
     `privacy.unit: example`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     ways = ["clients.own_layers"] if job.clients.own_layers else []
     if job.training.corrects_steps:
@@ -52,7 +52,7 @@ def _state_follows_report(job: JobFields) -> str | None:
     """`training.algorithm: scaffold` and `feddyn` are refused under distributed_dp with
     `clients.sampling: poisson`, where a client decides in secret whether its report has an update.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     why = "poisson with distributed_dp, in which a report may hold no update. Use fixed"
     refused = f"training.algorithm = {job.training.algorithm} is refused under clients.sampling ="
@@ -62,7 +62,7 @@ def _state_follows_report(job: JobFields) -> str | None:
 def _examples_exact(job: JobFields) -> str | None:
     """`privacy.unit: example` needs `training.precision: float32`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     if job.privacy.unit == "client" or job.training.precision == "float32":
         return None
@@ -78,7 +78,7 @@ def _algorithm_fits(job: JobFields) -> str | None:
     `privacy.unit: client`. `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1.
     scaffold and feddyn need `server.aggregation: mean`.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
@@ -109,7 +109,7 @@ def _variates_protected(job: JobFields) -> str | None:
     that is protected as a whole. It is refused under signds, rr and oue, which treat all entries
     alike.
 
-    Returns an error message, or None.
+    Returns an error message, or None if the job follows this rule.
     """
     position = job.protection.position
     if job.training.algorithm != "scaffold" or position.takes_variates:

@@ -1,9 +1,9 @@
 """Files of a client that are refused if they were edited, deleted or replaced by an older copy.
 
 The file `folder.seal` contains a digest of every other file, and a keyed digest of these digests.
-The key is a file of the same folder. If a program cannot read the key, it can delete all files or
-replace all files together. After any other change, the files are refused. A program that can read
-and write the whole folder can replace all of it by an older copy.
+The key is a file of the same folder. Two changes are not detected: deleting all files, and
+replacing all files together, including the key, for example by an older copy of the folder. A
+program that can read the key can also make a valid `folder.seal` for any change.
 """
 
 from __future__ import annotations

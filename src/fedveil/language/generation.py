@@ -70,7 +70,8 @@ GENERATE = "generate"
 class TextTask(Task, Protocol):
     """A task whose model continues texts. `tokenizer` converts texts to tokens and back.
 
-    The attribute `assists` of such a task must map `GENERATE` to `assist`.
+    The task's attribute `assists` maps the purpose of a session to the follower's side of it. It
+    must map the purpose `GENERATE` to the function `assist`.
     """
 
     tokenizer: Tokenizer
@@ -143,11 +144,11 @@ def generate(
 
 
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
-    """Return a function that runs the leader's side of text generation between machines.
+    """Return the leader's side of text generation between machines, a function of a `PartyRun`.
 
-    The function continues the prompt of `request`. No token is shown before the text is complete: a
-    restarted session may draw other tokens. The cost of all sessions so far is in the run's log,
-    even if a session fails.
+    The function continues the prompt of `request`. It shows no token before the text is complete,
+    because a restarted session may draw different tokens. At the end of a session, even a failed
+    one, it logs the cost of all sessions so far.
     """
     sent = SentVectors()
 

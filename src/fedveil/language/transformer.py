@@ -137,8 +137,8 @@ class Backbone(nn.Module):
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
         """Map vectors (examples, length, width) to outputs of the same shape.
 
-        With `memory`, the vectors continue the sequence of earlier calls with the same memory. A
-        sequence given in pieces gives the same output as the whole sequence.
+        With `memory`, made by `new_memory`, the vectors continue the sequence of all earlier calls
+        with this memory. The outputs are those of one call with the whole sequence.
         """
         memories = [None] * (len(self.layers) + 1) if memory is None else memory
         start = memory[0].length if memory else 0

@@ -120,14 +120,17 @@ class Examples(Protocol):
 
 
 class Training(ABC):
-    """Trains a round's clients and yields their updates."""
+    """Trains a round's clients and yields their updates.
 
-    #: The number of clients to train at once, and the least number if there are enough clients.
+    `chunk` is the preferred number of clients in one call of `updates`, and `least` the smallest,
+    except for the last call of a round. `failure` is the exception of the last training that
+    failed, or None.
+    """
+
     chunk: int
     least: int
     #: True if clients keep state, so that `reported` must be called after each report.
     keeps = False
-    #: The exception of the last training that failed.
     failure: Exception | None = None
 
     @abstractmethod
@@ -282,9 +285,10 @@ class ClientSide:
         return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return a client's answer to `message`. `trained` is the result of the client's training.
+        """Return a client's answer to `message`, which requests an update.
 
-        If the protection always reports, an unusable update is replaced by an update of zero.
+        `trained` is the result of the client's training. If it is unusable, and the protection
+        always reports, the client reports an update of zero.
         """
         client, effort = trained.client, trained.effort
         half = self._half(client)
@@ -336,10 +340,10 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new `ClientRound` of the client, which continues from `state`.
+        """Return a `ClientRound` (the client's half of the protection) restored from `state`.
 
-        `state` is a result of `ClientRound.keep`. If it is empty, the `ClientRound` has received
-        no message yet.
+        `state` is what `keep` returned for an earlier `ClientRound` of the client. If it is empty,
+        the result has received no message yet.
         """
         half = self._new_half(client)
         if state:

@@ -94,10 +94,11 @@ class ClientStates:
         self._listed = -1
 
     def _rounds(self, client: ClientId, round: int) -> list[int]:
-        """Return the rounds for which the folder had a state of the client at the start of `round`.
+        """Return the rounds of which the folder has a state of the client.
 
-        Reading a large folder is slow, so it is read only once per round. During the round, other
-        processes add only states of `round` itself, which are not needed.
+        The result may lack `round`, the current round. Reading a large folder is slow, so this
+        object reads it only once per round. Later, other processes add only states of `round`
+        itself, which are not needed.
         """
         if self._listed != round:
             self._listed, self._listing = round, {}

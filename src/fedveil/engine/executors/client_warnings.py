@@ -29,10 +29,10 @@ _filters = ExitStack()
 
 
 class WarningsApart:
-    """A context in which `WarningsNoted` can record warnings per thread.
+    """A context that makes each `WarningsNoted` inside it fast to enter.
 
-    Entering it replaces Python's warning filters, which takes long. Inside this context, entering
-    `WarningsNoted` is fast.
+    The outermost context, of either class, replaces Python's warning filters until it ends. This
+    is slow, so enter this context once around many uses of `WarningsNoted`.
     """
 
     def __enter__(self) -> None:
@@ -53,9 +53,9 @@ class WarningsApart:
 
 
 class WarningsNoted(WarningsApart):
-    """A context that adds the warnings of its block to the list `effort.warnings`.
+    """A context that adds the warnings in its block, from this thread, to `effort.warnings`.
 
-    `effort` is the record of the client that the thread trains in the block.
+    `effort` is the `Effort` of the client that is trained in the block.
     """
 
     def __init__(self, effort: Effort) -> None:

@@ -20,9 +20,11 @@ class DirectedTraining(LocalTraining):
     """Trains each client with FedCM's steps w += -alpha * lr * gradient + (1 - alpha) / K * d.
 
     w are the weights and d is the last round's aggregate, which the server sends with the weights.
-    K is the client's number of steps, lr the learning rate, and alpha `training.own_direction`. If
-    K is equal for all clients and lr is constant, these are the steps of Xu et al. 2021 with the
-    direction -d / (K * lr). Clients keep no state.
+    K is the client's number of steps, lr the learning rate, and alpha `training.own_direction`.
+    Clients keep no state.
+
+    If K is equal for all clients and lr is constant, these are exactly the steps of Xu et al.
+    (2021). Their direction is then -d / (K * lr).
     """
 
     def __init__(self, job: Job, trainer: Trainer, data: Examples, entropy: Entropy) -> None:

@@ -68,10 +68,10 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Ask the clients in `messages`, and add their reports to the sum in `server`.
+        """Send the messages of `phase` to the clients, and add their reports to a sum.
 
-        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
-        unchanged.
+        `server` has the sum. Yields `Folded` for each report, or `Refused` if the report is
+        invalid. Yields all other answers unchanged.
         """
         return self._answers(messages, lambda answer: folded(answer, server))
 
@@ -112,9 +112,9 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> _Waiting:
-        """Let a second thread make a client's report, while this thread trains other clients.
+        """Queue a client's report for the second thread, so that this thread can train clients.
 
-        `finish` makes the report from a copy of the update in `trained`.
+        Returns the queued report. `finish` makes it, from a copy of the update in `trained`.
         """
         copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update

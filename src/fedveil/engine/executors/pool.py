@@ -84,9 +84,10 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process, which works as a worker: it calls `serve` with its pipe `descriptor`.
+    """A worker that is a fork of the calling process. It calls `serve` with its pipe `descriptor`.
 
-    First it closes `others`, its copies of the pipe ends that this process uses.
+    `others` are the calling process's ends of the pipes. The worker first closes its copies of
+    them.
     """
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
@@ -176,8 +177,10 @@ class _Worker:
 class WorkerPool(Executor):
     """Trains clients in worker processes.
 
+    `workers` is the number of processes, and `data` the examples of all clients. `dimension` is the
+    length of the vector that the server sends to each client: the weights and any further entries.
     If `serve` is given, workers are forks of this process that call `serve`. Otherwise they are
-    separate programs. `workers` is their number. Clients get a vector of `dimension` entries.
+    separate programs.
     """
 
     def __init__(
@@ -247,16 +250,19 @@ class WorkerPool(Executor):
             worker.send(("open", replace(context, model=_NO_MODEL, whole=None)))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they arrive. A client stays with one worker for a whole round."""
+        """Send the messages of `phase` to the clients. Yields the answers as they arrive.
+
+        A client is served by one worker for a whole round.
+        """
         return self._answers("ask", messages)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Ask the clients in `messages`, and add their reports to the sum in `server`.
+        """Send the messages of `phase` to the clients, and add their reports to a sum.
 
-        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
-        unchanged.
+        `server` has the sum. Yields `Folded` for each report, or `Refused` if the report is
+        invalid. Yields all other answers unchanged.
         """
         yield from self._answers("fold", messages)
         for worker in self._workers:

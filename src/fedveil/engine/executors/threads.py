@@ -27,9 +27,10 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread with a `ClientSide`. `mine` are the clients that wait for this thread.
+    """A thread with a `ClientSide`.
 
-    Only this thread can serve them.
+    `mine` are the waiting clients that only this thread can serve, because its `ClientSide` has
+    their state of the round. `folding` adds up the reports of the thread's clients.
     """
 
     side: ClientSide
@@ -54,16 +55,19 @@ class Threads(Executor):
             thread.folding.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they arrive. A client stays with one thread for a whole round."""
+        """Send the messages of `phase` to the clients. Yields the answers as they arrive.
+
+        A client is served by one thread for a whole round.
+        """
         return self._answers(messages, lambda thread, answer: encoded(answer))
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Ask the clients in `messages`, and add their reports to the sum in `server`.
+        """Send the messages of `phase` to the clients, and add their reports to a sum.
 
-        Yields `Folded` for each report, or `Refused` if it is invalid. Yields all other answers
-        unchanged.
+        `server` has the sum. Yields `Folded` for each report, or `Refused` if the report is
+        invalid. Yields all other answers unchanged.
         """
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:

@@ -28,21 +28,21 @@ class AppCarrier(Carrier):
     """Sends the messages of one round to the clients, and yields the replies as they arrive.
 
     A round consists of one or more phases. In each phase, the server sends one message to each
-    client that is still in the round, and receives its reply. Clients train in only one phase.
+    client that is still in the round, and receives its reply. Clients train in only one phase,
+    `trains`.
+
+    `invited` are the messages of the user's strategy. Their content is sent in the training phase.
+    `offer` has the round's settings, and is part of every message. `reveal` names the metrics that
+    a reply may contain in clear, and `metrics` has the values that clients have sent. `timeout_s`
+    is the time limit of each phase.
     """
 
     grid: Grid
-    #: The messages of the user's strategy. Their content is sent in the training phase.
     invited: Mapping[ClientId, FlowerMessage]
-    #: The round's settings, which are part of every message.
     offer: ConfigRecord
-    #: The names of the metrics that a reply may contain in clear, in the training phase.
     reveal: AbstractSet[str]
-    #: The name of the training phase.
     trains: str
-    #: The time limit of each phase.
     timeout_s: float
-    #: The metrics that the clients have sent in clear.
     metrics: dict[ClientId, MetricRecord] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:

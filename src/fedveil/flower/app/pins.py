@@ -58,15 +58,15 @@ def pins_of(
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
     """Raise `MessageInvalid` if the server's `offer` protects less than a pin in `pins` demands.
 
-    A pin has the demands of one source, such as the client's own code. If it names a protection,
-    the offer must name the same one, with parameters that are not weaker. A report may then cost at
-    most the epsilon and the delta that it would cost with the pin's parameters. If any pin has an
-    epsilon limit, the offer may rely on noise that the server adds only if the pins accept this
-    (`_trusted`).
+    A pin has the demands of one source, such as the client's own code. `run` is the number of the
+    Flower run. There are three rules:
 
-    An offer that weights clients lets the server learn the sum of their weights. It is refused if a
-    pin demands equal weights, or if the weight is a metric that the pins do not allow. `run` is the
-    number of the Flower run.
+    - If a pin names a protection, the offer must name the same one, with parameters that are not
+      weaker. A report must not cost more epsilon or delta than with the pin's parameters.
+    - If a pin limits epsilon, the offer must not rely on noise that the server adds, unless the
+      pins accept this (`_trusted`).
+    - If the offer weights clients, the server learns the sum of their weights. The offer is refused
+      if a pin demands equal weights, or if the weight is a metric that the pins do not allow.
     """
     try:
         check(offer.options)
@@ -94,11 +94,12 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client accepts that its epsilon limits rely on noise the server adds.
+    """Return True if the client accepts an epsilon that relies on noise added by the server.
 
-    The client accepts this if a pin (the demands of one source) names a protection whose guarantee
-    relies on the server. `limited` are the pins with an epsilon limit. If one of these is the
-    client's own (`is_own`), only its own pins count, because the server can change the others.
+    A client accepts it by naming a protection whose guarantee relies on the server, in one of its
+    `pins` (each has the demands of one source). `limited` are the pins with an epsilon limit. If
+    one of them is the client's own (`is_own`), only its own pins count, because the server can
+    change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)

@@ -187,11 +187,11 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the inner strategy's evaluation messages, or an empty list.
+        """Return the inner strategy's evaluation messages.
 
-        The setting `reveal` names the metrics that clients may send. The list is empty if it names
-        none besides the clients' weight. Clients delay their answers to these messages by the same
-        fixed time as their reports.
+        Returns an empty list if clients may send no metric except their weight, according to the
+        setting `reveal`. A client answers these messages after the same fixed time as a request for
+        a report, if the setting `answer_after_s` states one.
         """
         if not self.options.revealed - {self.weight_key}:
             if server_round == 1:

@@ -96,14 +96,13 @@ def own_roster(
 ) -> Mapping[ClientId, bytes]:
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
-    The keys in the app's folder are not used: they come from the server, which could replace them
-    by its own keys and then read every update. If the protection needs no keys, the result is
-    empty.
+    Returns an empty mapping if the protection needs no keys. `read` reads the file. `identity` is
+    the file with this client's private key. Raises `DeploymentError` in two cases:
 
-    `identity` is the file with this client's private key. Raises `DeploymentError` if the
-    protection needs keys and there is no `roster`. If the operator gave `roster` or `identity`, but
-    the protection needs no keys, also raises it: the server may have removed the protection's
-    setting `active_security`, which would need them.
+    - The protection needs keys, and there is no `roster`. The keys in the app's folder are not
+      used, because the server could have replaced them by its own, and then read every update.
+    - The protection needs no keys, and the operator gave `roster` or `identity`. The server may
+      have removed the setting `active_security`, which needs keys.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

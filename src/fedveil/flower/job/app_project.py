@@ -20,11 +20,11 @@ EMPTY_ROSTER = """\
 
 
 def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
-    """Return the project file of a Flower app called `name`.
+    """Return the text of the project file (pyproject.toml) of a Flower app called `name`.
 
-    `what` is what the app runs, such as a job. `extras` are the optional dependencies of fedveil
-    that it needs. The project file has a setting `folder`, where the server saves its results. The
-    argument `folder` is the first half of the comment above this setting.
+    `what` is what the app runs, such as "job". `extras` lists the optional dependencies of fedveil
+    that the app needs, separated by commas. `folder` is the beginning of a comment: it explains the
+    setting `folder`, which names the folder for the server's results.
     """
     return _PYPROJECT.format(
         name=name, what=what, extras=extras, folder=folder, version=__version__
@@ -32,7 +32,10 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write an app's files, and return their paths. Never overwrites a file with other content."""
+    """Write an app's files: `files` maps a path in `folder` to the text. Returns the full paths.
+
+    Raises `DeploymentError`, and writes nothing, if a file exists already with different content.
+    """
     taken = [
         path
         for path, text in files.items()

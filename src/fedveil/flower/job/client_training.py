@@ -64,11 +64,11 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples, from the user's function that `function` names.
+    """Return data that contains the client's examples, from the user's function named `function`.
 
-    If `function` is None, returns `shared()`, the examples of all clients. `form` describes a valid
-    training record. If it is given, the training records that the function returns are checked one
-    by one, and all other data is ignored.
+    If `function` is None, returns `shared()`: the data of all clients, and so also this client's.
+    `form` describes a valid training record. If it is given, each training record that the function
+    returns is checked against it, and everything else that the function returns is ignored.
     """
     if function is None:
         return shared()
@@ -81,9 +81,9 @@ def example_count(
 ) -> int:
     """Return the number of a client's examples.
 
-    `function` names the user's function that returns the examples. If it is None, `shared` returns
-    the examples of all clients. Under `privacy.unit: example`, the records that `function` returns
-    are counted but not read.
+    `function` names the user's function that returns the examples. Under `privacy.unit: example`,
+    its records are counted but not read. If `function` is None, the client's examples are part of
+    `shared()`, the data of all clients.
     """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)

@@ -36,7 +36,8 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 def write_app(folder: Path, job: Job) -> list[Path]:
     """Write the Flower app of `job` to `folder`. Returns the paths of its files.
 
-    The job must be a result of `deployable`. Never overwrites a file with other content.
+    The job must be a result of `deployable`. Raises `DeploymentError`, and writes nothing, if a
+    file exists already with different content.
     """
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"

@@ -89,7 +89,7 @@ class FlowerEngine(Engine):
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Return the job unchanged, because a deployed job states its number of clients.
 
-        Keeps `dataset`, which has only test examples, and two settings of the job for later calls.
+        Stores the test examples (all of `dataset`) and two settings for `try_out` and `describe`.
         """
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         self._on_a_node = job.deployment.clients_per_node

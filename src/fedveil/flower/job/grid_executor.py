@@ -104,10 +104,10 @@ class GridExecutor(Executor):
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
-        """Wait until enough clients are connected, at the start of the run or after a restart.
+        """Wait until enough clients are connected, before this process runs its first round.
 
-        If too few clients connect in time, the start raises `RunStopped`. After a restart, the run
-        continues without the missing clients.
+        At the start of the run (`round` is 1), raises `RunStopped` if too few clients connect in
+        time. After a restart of the server, the run continues without the missing clients.
         """
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
@@ -169,7 +169,11 @@ class GridExecutor(Executor):
             )
 
     def _own(self, client: ClientId) -> Message:
-        """Return the fields of the server's message that are only for `client`."""
+        """Return the fields that only `client` gets, in addition to those for all clients.
+
+        If clients keep state, it is one field: the last round whose sum contains the client's
+        report. Otherwise the result is empty.
+        """
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:
