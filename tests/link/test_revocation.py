@@ -35,6 +35,12 @@ def scope(**changes: Any) -> tuple[x509.IssuingDistributionPoint, bool]:
     return x509.IssuingDistributionPoint(**{**fields, **changes}), True
 
 
+def by(authority: Authority) -> tuple[x509.AuthorityKeyIdentifier, bool]:
+    """Return the extension that says which key signed a list, apart from its owner's name."""
+    public = authority.key.public_key()
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(public), False
+
+
 class Pki:
     def __init__(self) -> None:
         self.root = Authority("Root", "rsa2048")
@@ -110,6 +116,16 @@ CASES: dict[str, tuple[Callable[[Pki], list[Any]], str]] = {
         lambda p: [p.root.crl(), p.issuing.crl(key=p.other.key)], "no list"
     ),
     "of another authority of that name": (lambda p: [p.root.crl(), p.double.crl()], "no list"),
+    "and a newer one of another authority of that name": (
+        lambda p: [p.root.crl(), p.issuing.crl(extensions=[by(p.issuing)], began=-2),
+                   p.double.crl(extensions=[by(p.double)])],
+        "good",
+    ),
+    "and a newer one of another authority of that name, and it is revoked": (
+        lambda p: [p.double.crl(extensions=[by(p.double)]), p.root.crl(),
+                   p.issuing.crl(p.leaf.certificate, extensions=[by(p.issuing)], began=-2)],
+        "revoked",
+    ),
     "for users only": (
         lambda p: [p.root.crl(),
                    p.issuing.crl(extensions=[scope(only_contains_user_certs=True)])],
@@ -247,6 +263,8 @@ def test_an_authority_that_may_sign_no_lists(pki: Pki, tmp_path: Path, usage: bo
         if usage
         else None
     )
+    both = ascent(pki.leaf.certificate, [silent, issuing, pki.root.certificate])
+    assert lists.fault(both) is None  # the other certificate of this key may sign the list
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,23 @@ def test_losses_of_one_epsilon_about_different_things_both_count(delta):
     assert both == compose([(selection, 5)], delta) > compose([(selection, 3)], delta)
 
 
+def test_equal_distributions_that_are_stated_differently_all_count():
+    """Stated per update, per parameter, with a larger epsilon, and not yet worked out."""
+    release = LossDistribution.from_laws(unary_laws("oue", 1.0, 3), 1.0)
+
+    class Described:
+        def distribution(self):
+            return replace(release)
+
+    charges = [
+        (PrivacyLoss(1.0, release=release), 70),
+        (PrivacyLoss(1.0, per="parameter", release=release), 40),
+        (PrivacyLoss(1.5, release=release), 90),
+        (PrivacyLoss(1.0, release=Described()), 60),
+    ]
+    assert compose(charges, DELTA) == compose([(charges[0][0], 260)], DELTA) < 200
+
+
 def test_failing_completely_takes_its_share_of_delta():
     """(eps, delta') releases: the part of delta that is left serves the pure part."""
     failing = 1 - (1 - 1e-6) ** 5
@@ -250,6 +267,16 @@ def test_failing_completely_takes_its_share_of_delta():
     found = compose([(PrivacyLoss.of_release(fails), 5)], DELTA)
     assert found == pytest.approx(expected, rel=1e-4)
     assert math.isinf(compose([(PrivacyLoss.of_release(fails), 11)], DELTA))
+
+
+def test_the_deltas_of_different_losses_all_take_their_share_of_delta():
+    large, small = PrivacyLoss(0.5, 1e-7), PrivacyLoss(0.3, 5e-8)
+    failing = -math.expm1(30 * math.log1p(-1e-7) + 40 * math.log1p(-5e-8))
+    pure = [(PrivacyLoss(0.5), 30), (PrivacyLoss(0.3), 40)]
+    expected = compose(pure, (DELTA - failing) / (1 - failing))
+    assert compose([(large, 30), (small, 40)], DELTA) == pytest.approx(expected, rel=1e-9)
+    assert compose([(large, 60), (small, 70)], DELTA) < 60 * 0.5 + 70 * 0.3
+    assert math.isinf(compose([(large, 60), (small, 90)], DELTA))
 
 
 def test_a_sampled_tail_that_dips_below_floating_point():

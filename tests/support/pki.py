@@ -114,6 +114,9 @@ class Authority:
             _builder(self.name, issuer.name, self.key.public_key(), 10)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), critical=False
+            )
             .sign(issuer.key, hash_for(issuer.key))
         )
 
