@@ -164,6 +164,16 @@ def test_a_text_whose_last_line_is_long_is_cut_inside_it(after: list[bytes]) -> 
     )
 
 
+def test_a_document_cut_in_its_last_line_is_trained_on_whole_if_others_follow() -> None:
+    documents = [b"one\n" + b"x" * 20 + b"\n", b"two\n", b"six\nten\n"]
+    assert text.hold_out(documents, 0.6) == (documents[:1], documents[1:])
+
+
+def test_a_document_that_is_held_out_from_its_first_byte_leaves_no_empty_one() -> None:
+    """An empty document would be one more end token to learn."""
+    assert text.hold_out([b"one\n", b"twenty"], 0.6) == ([b"one\n"], [b"twenty"])
+
+
 @given(count=st.integers(2, 100), context=st.integers(1, 20))
 def test_windows_cover_the_text_once(count: int, context: int) -> None:
     tokens = np.arange(count)

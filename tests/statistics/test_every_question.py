@@ -109,3 +109,13 @@ def test_values_outside_the_edges_of_either_column_are_in_no_cell() -> None:
     data = {"x": [1.0, 5.5, 3.0, 3.0, -1.0], "y": [3.5, 2.0, 4.5, 1.0, 0.5]}
     found = only({"ask": "contingency", "column": "x", "other": "y", **edges}, data)
     assert [e.value for e in found] == [0, 1, 1, 0]
+
+
+def test_a_table_of_numbers_by_words_reads_each_column_in_its_own_kind() -> None:
+    question = {
+        "ask": "contingency", "column": "age", "edges": [18.0, 50.0, 93.0],
+        "other": "town", "other_categories": ["v", "u"],
+    }  # fmt: skip
+    found = only(question, {"age": [20, 70, 30, 60, 25, 61], "town": list("uvvvuw")})
+    assert [e.value for e in found] == [1, 2, 2, 0]
+    assert found[1].label == {"age": "[18, 50)", "town": "u"}
