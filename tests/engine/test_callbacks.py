@@ -195,3 +195,15 @@ def test_a_thin_promise_is_a_warning_at_the_start_and_in_the_log(tmp_path: Path)
     (sentence,) = warned
     assert sentence.startswith("a client that takes part in the only round is promised epsilon ")
     assert sentence in (run.folder / "events.log").read_text("utf-8")
+
+
+def test_a_resumed_run_tells_what_it_prepares_and_warns_of_all_its_rounds(tmp_path: Path) -> None:
+    weak = {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 50.0}}
+    fedveil.simulate(job().with_({"rounds": 1, "protection": weak}), tmp_path / "run")
+    warned: list[str] = []
+    said: list[str] = []
+    fedveil.resume(tmp_path / "run", rounds=3, warn=warned.append, starting=said.append)
+    (sentence,) = warned
+    assert sentence.startswith("a client that takes part in all 3 rounds is promised epsilon ")
+    assert sentence in (tmp_path / "run" / "events.log").read_text("utf-8")
+    assert said[0] == "distributing the examples among the clients"

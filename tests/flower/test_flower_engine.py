@@ -97,6 +97,28 @@ def test_a_task_is_deployed_as_it_is_simulated(tmp_path: Path, task: str):
         assert (tmp_path / "app" / "task_parts.py").is_file()
 
 
+FALLING = {"lr": 0.4, "lr_schedule": "step", "lr_rounds": 1, "lr_factor": 0.3}
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        FALLING,
+        {**FALLING, "lr_schedule": "cosine", "lr_rounds": 2},
+        {**FALLING, "algorithm": "fedcm", "own_direction": 0.3},
+        {**FALLING, "algorithm": "scaffold"},
+        {**FALLING, "algorithm": "feddyn", "dynamic": 0.3},
+    ],
+    ids=["step", "cosine", "fedcm", "scaffold", "feddyn"],
+)
+def test_a_deployed_client_trains_at_the_rate_of_the_round(
+    tmp_path: Path, training: dict[str, Any]
+):
+    settings = job(rounds=3, model="parts:linear", training={**training, "batch_size": 10})
+    deployed, _ = run(tmp_path, settings, seeded=True)
+    assert same(deployed, fedveil.simulate(settings, tmp_path / "simulated"))
+
+
 def test_a_head_is_trained_on_features_that_a_client_computes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -688,10 +710,22 @@ def test_neither_side_is_silent_while_a_client_trains(
     monkeypatch.setattr(client_training, "Quiet", Eager)
     monkeypatch.setattr(run_display, "Quiet", Eager)
     with caplog.at_level(logging.INFO, "flwr"):
-        run(tmp_path, job(rounds=1))
-    assert "round 1: client 0 trains on its examples" in caplog.text
-    assert "round 1: still training, 0 s so far" in caplog.text
-    assert "waiting for clients and reports of round 1/1: 0.0 s so far" in capsys.readouterr().out
+        run(tmp_path, job(rounds=2))
+    for round in (1, 2):
+        assert f"round {round}: client 0 trains on its examples" in caplog.text
+        assert re.search(rf"round {round}: still training, \d+ s so far", caplog.text)
+    told = capsys.readouterr().out
+    assert re.search(r"waiting for clients and reports of round 1/2: \d+\.\d s so far", told)
+
+
+def test_a_warning_in_training_is_in_the_clients_log_and_not_with_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        deployed, _ = run(tmp_path, job(rounds=1, model="parts:warning"))
+    logged = [record.getMessage() for record in caplog.records if record.name == "flwr"]
+    assert logged.count("UserWarning: mind the step") == CLIENTS
+    assert "mind the step" not in (deployed.folder / "events.log").read_text("utf-8")
 
 
 def test_a_runs_folder_is_one_servers_until_it_is_closed(

@@ -159,7 +159,7 @@ class Training:
         _log.info("round %d: client %d trains on its examples", self._round, client)
         with Quiet(QUIET_S, self._still):
             (answer,) = training.updates([client])
-        for text in answer.effort.warnings:
+        for text in sorted(set(answer.effort.warnings)):
             _log.warning("%s", text)
         if isinstance(answer, Trained):
             if training.keeps:
