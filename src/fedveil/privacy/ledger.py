@@ -273,11 +273,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return (kinds, n) pairs: in n rounds, clients were charged with exactly these kinds.
-
-        A kind is an index of `_kinds`, a combination of charges. `kinds` is a sorted tuple of the
-        different kinds of a round's clients.
-        """
+        """Return (indices of `_kinds`, n) pairs: in n rounds, exactly these kinds were charged."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

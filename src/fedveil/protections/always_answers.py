@@ -43,9 +43,9 @@ def answer_trained(
 
     - `train` returns the update and the client's number of examples.
     - `half` takes that number, and returns the `ClientRound` that makes the report.
-    - `spare` is called if training or the report fails. It returns a different `ClientRound` for the
-      same client and round, which reports an update of zero. The `Reply` contains the error, for the
-      client's own log.
+    - `spare` is called if training or the report fails. It returns a different `ClientRound` for
+      the same client and round, which reports an update of zero. The `Reply` contains the error,
+      for the client's own log.
 
     Under a protection without a guarantee, every error is raised, unless `always` is True.
     Interrupts, such as Ctrl-C, are always raised. If `message` itself causes the error, the report

@@ -146,8 +146,9 @@ class RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
         An update changes the first `dimension` entries of `sent`, which become the context's
-        `model`. Further entries, such as FedCM's last aggregate, are only for training. `cohort` has the
-        round's clients, and `state` is the protection's state. `summed` is as in `RoundContext`.
+        `model`. Further entries, such as FedCM's last aggregate, are only for training. `cohort`
+        has the round's clients, and `state` is the protection's state. `summed` is as in
+        `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
