@@ -64,13 +64,13 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
 
     `site` is the site's folder, and `data` the name of a data set in the policy. `protection` has
     the keys of a protection that the policy allows. The tasks named in `train_tasks` are training
-    tasks (default: "train"). Secure aggregation needs `server`, the name of a block of the policy's
-    `servers`. It also sends tasks named `fedveil_phase`, which carry its messages and do not train.
-    All other tasks are refused.
+    tasks (default: "train"). For a protection with secure aggregation, `server` must name a block
+    of the policy's `servers`, and tasks named `fedveil_phase` are admitted too. These carry the
+    messages of secure aggregation and do not train. All other tasks are refused.
 
     If `plain` is True, a report leaves as arrays (WEIGHT_DIFF), which NVFlare's own aggregators can
     average. Otherwise, a report leaves as a message for `ProtectedAggregator` or
-    `ProtectedController`. So do all reports of a protection whose reports are not arrays.
+    `ProtectedController`. If a protection's reports are not arrays, they always leave as messages.
     """
 
     def __init__(

@@ -252,9 +252,10 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float], axis: Axis) -> list[float | None]:
-    """Round values for the page's data to six significant digits. Infinities and NaN become None.
+    """Round the values of a curve to six significant digits, for the page's script.
 
-    An epsilon is instead rounded up to five digits.
+    Infinities and NaN become None. If the unit of `axis` is "epsilon", values are rounded up to
+    five digits instead.
     """
     rounded = _up if axis.unit == "epsilon" else "{:.6g}".format
     return [float(rounded(value)) if math.isfinite(value) else None for value in values]

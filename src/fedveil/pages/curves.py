@@ -44,7 +44,11 @@ def axis_of(metric: str, title: str | None = None) -> Axis:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the main metric on the clients' own held-out examples, if they measured it."""
+    """Yield plots of the main metric on the clients' own held-out examples.
+
+    The plots show its mean over clients, the mean of the worst tenth, and the standard deviation. A
+    plot is omitted if no run has this metric.
+    """
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip

@@ -66,7 +66,7 @@ def whose(record: Record) -> str:
 def cell(figure: Figure, unit: str | None) -> str:
     """Format a run's epsilon for a table of several runs.
 
-    `unit` is the run's protected unit. The text mentions it if it is "example".
+    `unit` is the run's protected unit. If it is "example", "for one example" is appended.
     """
     return f"{told(*figure)} for one example" if unit == "example" else told(*figure)
 
@@ -97,7 +97,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Describe against whom a job's protection holds. Returns "" for a user's own protection."""
+    """Return a text that names the attackers against whom a job's protection holds.
+
+    Returns "" if the protection is not built in, but a user's own class.
+    """
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:

@@ -14,8 +14,9 @@ from fedveil.record.recorder import Record
 class MachineTotals:
     """One machine's totals over all rounds in which it was available.
 
-    `clients` counts the clients that it simulated, once for each round. `busy_s` is the time in
-    seconds during which it worked, and `wall_s` the time during which any machine did.
+    `clients` counts the clients that the machine simulated. A client counts once in each round.
+    `busy_s` is the time in seconds during which the machine worked. `wall_s` is the time in seconds
+    during which at least one machine of the cluster worked.
     """
 
     clients: int = 0

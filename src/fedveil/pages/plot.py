@@ -92,7 +92,7 @@ class Plot:
 
 
 def _known(curve: Curve) -> Iterator[float]:
-    """Yield the x of every point that can be drawn."""
+    """Yield the x of every point of `curve` whose x and y are finite."""
     for x, y in zip(curve.x, curve.y, strict=True):
         if math.isfinite(x) and math.isfinite(y):
             yield x

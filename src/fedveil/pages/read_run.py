@@ -36,10 +36,12 @@ _ENDS, _BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train fr
 class ReadRun:
     """The content of a run's folder, or of one party's folder in a vertical run.
 
-    `records` has the metrics of each round (or step). `job` has every key, including defaults.
-    `events` are the lines of the log. `accounts` has a party's privacy costs or, in a federated
-    run, costs that are not in the ledger. `compared` has metrics and texts of a language model,
-    before and after training.
+    `job` has every key, including defaults. `records` has the metrics of each round (or step), and
+    `findings` the results of attacks and audits. `events` are the lines of the log. `accounts` has
+    a party's privacy costs. In a federated run, it has costs that are not in the ledger. `compared`
+    has metrics and texts of a language model, before and after training. `started` has the number
+    of a round that was started and has no record, and the run's epsilons if all reports of that
+    round were sent. It is empty if there is no such round.
     """
 
     folder: Path
@@ -49,8 +51,6 @@ class ReadRun:
     events: Sequence[str]
     accounts: Sequence[Line] = ()
     compared: Sequence[BeforeAfter] = ()
-    #: The number of a round that was started and has no record, and the run's privacy costs if all
-    #: reports of this round were sent. Empty if there is no such round.
     started: Record = field(default_factory=dict)
 
     @property
@@ -96,10 +96,10 @@ class ReadRun:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds from the first event to the end of the run, or else to the last event.
+        """The seconds from the first event to the end of the run, or None without events.
 
-        They include pauses. Later events of a finished run, such as those of another resume, do not
-        count. The result is None without events.
+        If the run has not ended, the last event counts as its end. Pauses between interruption and
+        resumption are included. Events after the first end do not count.
         """
         times = self.times
         ends = (
@@ -159,7 +159,10 @@ def read_run(folder: str | Path) -> ReadRun:
 
 
 def read_party(run: ReadRun, folder: Path) -> ReadRun:
-    """Read the records of one party of a vertical run, from the party's folder."""
+    """Read the records of one party of the vertical run `run`, from the party's `folder`.
+
+    The result has the job of `run`.
+    """
     return _read(folder, run.job, run.folder)
 
 

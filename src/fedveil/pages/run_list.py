@@ -161,7 +161,10 @@ def _vertical(run: ReadRun, name: str) -> ListedRun:
 
 
 def _number(value: object) -> float | None:
-    """Return a record's metric as a float. Raises ValueError if it is neither a number nor None."""
+    """Return a record's metric as a float, or None if `value` is None.
+
+    Raises ValueError if it is anything else than a number.
+    """
     if value is None:
         return None
     if not isinstance(value, int | float):

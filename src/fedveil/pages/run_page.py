@@ -158,7 +158,10 @@ def plain(value: object) -> str:
 
 
 def _block(protection: Mapping[str, object]) -> str:
-    """Return the name of the protection's block of settings, or "" if it has none."""
+    """Return the name of the job's key under `protection` that has the protection's settings.
+
+    The key of a user's own protection is "own". Returns "" if the protection has no settings.
+    """
     position = POSITIONS.get(str(protection["name"]))
     return (position.block if position is not None else "own") or ""
 

@@ -73,9 +73,10 @@ def vertical_ending(
 
 
 def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
-    """Return two cards for a party without an account: privacy guarantee, and the user's next step.
+    """Return two cards for a party that sends no protected tensor: guarantee, and next step.
 
-    Such a party, usually the leader, sends no protected tensor.
+    Such a party, usually the leader, has no privacy account of its own. The cards refer to the
+    accounts of the other parties.
     """
     promise = Fact(
         _PROMISED,
@@ -107,7 +108,8 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 def worst_of(accounts: Sequence[Line]) -> Line | None:
     """Return the line with the largest epsilon in the parties' accounts, or None if there is none.
 
-    Ignores lines about the influence of one example on the reports of other examples.
+    Ignores lines about another kind of leak: one example's influence on the model, and so on the
+    later reports of other examples.
     """
     own = (line for line in accounts if influenced_part(line.what) is None)
     return max(own, key=lambda line: line.epsilon, default=None)
@@ -223,10 +225,10 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _fell(run: ReadRun, last: Record) -> str:
-    """Return a clause that says how far the AUC fell, if training has ruined a useful model.
+    """Return a clause such as "its AUC fell from 0.950 after round 8 to 0.520".
 
-    The clause has no full stop. Returns "" if the model never learnt, or is still useful. `last`
-    has the run's latest metrics.
+    It has no full stop. Returns "" unless training ruined the model: the highest AUC of any round
+    is at least `_LEARNT_AUC`, and that in `last`, the run's latest metrics, is below `_LITTLE_AUC`.
     """
     rounds, aucs = run.figures("auc")
     highest = best(aucs, "higher") if aucs else math.nan
@@ -266,15 +268,18 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _again(run: ReadRun, job: str) -> str:
-    """Return the command that repeats a simulated run, or that writes a deployed run's app again.
+    """Return the command that repeats a run with the job file `job`.
 
-    `job` is the path of the run's job file.
+    For a deployed run, the command writes the folder of its Flower app again, for `flwr run`.
     """
     return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return a line that says how to start the app of a deployed run, or [] for a simulated run."""
+    """Return a line that says how to start the Flower app of a deployed run.
+
+    Returns an empty list for a simulated run.
+    """
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
@@ -287,9 +292,9 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Return a sentence with a command that attacks the run, or audits if no attack fits the job.
+    """Return a sentence with a command that attacks the run in `folder`.
 
-    `folder` is the path of the run's folder.
+    If no attack fits the run's job, the command runs `fedveil audit` instead.
     """
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):

@@ -97,10 +97,10 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of the runs that equal the run `best`, joined by "and".
+    """Return the names of all runs whose text in `shown` equals that of `best`, joined by "and".
 
-    `shown` maps the name of a run to the text that is compared. Returns "all runs" if all `runs`
-    runs are equal.
+    `shown` maps the name of a run to the text that stands for its value, and `best` is one of the
+    names. Returns "all runs" if there are `runs` such runs.
     """
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
@@ -182,7 +182,10 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys that differ from the first run's job, or a sentence if none do."""
+    """Return a table of the settings in which any run's job differs from the first run's job.
+
+    The table has a column for each run. Returns a sentence instead if all jobs are equal.
+    """
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

@@ -89,7 +89,7 @@ def _settings(run: ReadRun) -> Table:
 
 
 def _said(block: Any) -> str:
-    """Format a block of settings as text, without the keys that are None or empty."""
+    """Format a block of settings as text, without the settings that are None or empty."""
     if not isinstance(block, Mapping):
         return "" if block is None else str(block)
     on = {key: _said(value) for key, value in block.items() if value not in (None, {}, [])}

@@ -16,9 +16,10 @@ _MARK = "_fedveil_base"
 
 
 def mark_base(model: nn.Module, digest: str = "") -> None:
-    """Mark all tensors except the trainable parameters as base weights.
+    """Mark all tensors of `model` except the trainable parameters as base weights.
 
-    `digest` is a digest of the base weights.
+    `digest` is a digest of the base weights, with which `fingerprint` replaces their values. If it
+    is empty, `fingerprint` reads the base weights themselves.
     """
     fixed = [name for name, p in model.named_parameters() if not p.requires_grad]
     buffers = [name for name, _ in model.named_buffers()]

@@ -73,9 +73,10 @@ class LanguageModel(nn.Module):
         return scores
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Apply `fn`, which moves tensors to a device, to this model only.
+        """Apply `fn` to the tensors of this model, for example to move them to a device.
 
-        Other models that share its base weights keep their own tensors.
+        PyTorch would also change the base weights of all models that share them. Those models keep
+        their tensors, because this model first gets parameters of its own. Returns the model.
         """
         own: dict[int, nn.Parameter] = {}
         for module in self.modules():
@@ -95,11 +96,11 @@ class LanguageModel(nn.Module):
 
 
 def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: int) -> nn.Module:
-    """Return the model in `folder`. `part` says which of its weights are trained.
+    """Return the model in `folder`, ready to train the weights that `part` chooses.
 
-    Examples have `length` tokens, which are numbers below `tokens`. New weights are drawn from
-    `seed`. Raises `ModelInvalid` if the model or its adapter cannot be built, or if the model does
-    not support such examples.
+    Each example is a row of `length` tokens, numbers from 0 to `tokens` - 1. New weights, such as
+    those of an adapter, are drawn from `seed`. Raises `ModelInvalid` if the model or its adapter
+    cannot be built, or if the model does not support such rows.
     """
     key = json.dumps(folder.own_config, sort_keys=True) if folder.own_config else ""
     base, digest = _base(folder.path, folder.stamp, key, part.classes, seed)
@@ -140,13 +141,15 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model in the folder `path`, without adapters, and a digest of its weights.
+    """Return the model in the folder `path`, without adapters, and a digest of its tensors.
 
     `classes` is the number of classes of a classifier, or None for a model that predicts the next
-    token. `own_config` is a configuration as JSON. If it is not empty, it replaces the folder's
-    configuration, and all weights are random. New weights are drawn from `seed`. If the next call
-    has the same arguments, it returns the same model. `stamp` describes the folder's files. It is
-    an argument so that the model is loaded again after a file has changed.
+    token. Weights that the folder lacks are drawn from `seed`. If `own_config`, a configuration as
+    JSON, is not empty, it replaces the folder's configuration, and all weights are drawn.
+
+    The last result is cached: a call with the same arguments as the call before it returns the same
+    model. `stamp` describes the folder's files, so that the model is loaded again after a file has
+    changed.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"

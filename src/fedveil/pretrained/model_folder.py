@@ -93,7 +93,10 @@ class ModelFolder:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a text, the usual one first. Without such tokens: `padding`."""
+        """The tokens that end a text, the usual one first.
+
+        If the folder names no such token, `padding` is the only one.
+        """
         return tuple(self._tokens("eos")) or (self.padding,)
 
     def _tokens(self, kind: str) -> list[int]:

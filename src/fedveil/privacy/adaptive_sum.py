@@ -8,10 +8,10 @@ Otherwise it is the smaller one of two epsilons:
   epsilon of the one Gaussian loss to which they compose (Smith and Thakurta, 2022).
 
 Each of these epsilons holds at the delta for which it is computed. But earlier results may decide
-which of them is used. So a limit on the joint epsilon holds only at a larger delta, the sum of the
-given delta for exact composition, the given delta again for the filter, and the charges' own
-deltas. It is at most three times the given delta, or twice if the charges have no deltas of their
-own. If all charges are Gaussian, the limit holds at the given delta.
+which of them is used. A limit on the joint epsilon therefore holds only at the sum of three deltas:
+the given delta for exact composition, the given delta for the filter, and the charges' own deltas.
+The sum is at most three times the given delta, or twice if the charges have no deltas of their own.
+If all charges are Gaussian, the limit holds at the given delta.
 """
 
 from __future__ import annotations

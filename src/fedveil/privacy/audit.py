@@ -202,11 +202,12 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
+    """Choose an event, count it, and return a lower bound on epsilon at `delta`.
 
-    `ahead` has the outputs for the first input, and `back` those for the second. The first `learn`
-    outputs of each have trained the `scorers` and are not used again. The bound is wrong with
-    probability at most 1 - `confidence`.
+    `ahead` has a mechanism's outputs for a first input, and `back` those for a second. The first
+    `learn` outputs of each have trained the `scorers`, and are not used here. The event is chosen
+    by the rest of the first half of the outputs, and counted in the second half. The bound is wrong
+    with probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2

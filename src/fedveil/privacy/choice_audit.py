@@ -25,12 +25,12 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """Equal random choices in a report. Each reports its true value or another one.
+    """A kind of random choice in a report: `count` choices with the same probabilities.
 
-    For example, each bit of a report by randomised response is such a choice. Every report has
-    `count` choices, in the same order. `claim` is the claimed epsilon of one choice, at delta = 0.
-    `chance(eps)` is the probability that a choice with the epsilon `eps` reports the truth. It
-    never falls as eps grows.
+    Each choice reports its true value or a different one. For example, each bit of a report by
+    randomised response is a choice. Every report has `count` choices of this kind, in the same
+    order. `claim` is the claimed epsilon of one choice, at delta = 0. `chance(eps)` is the
+    probability that a choice with the epsilon `eps` reports the truth. It never falls as eps grows.
     """
 
     name: str
@@ -60,11 +60,12 @@ class Counted:
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return the largest true epsilon at which `claim` would probably not be refuted.
+        """Return the largest true epsilon that a test of `claim` would probably miss.
 
-        The result does not depend on the hits. It is infinite if the claim could not be refuted,
-        even if every choice reported the truth. `chance(eps)` is the probability that a choice with
-        the epsilon `eps` reports the truth. The claim is tested by a bound that is wrong with
+        Up to it, the expected number of truthful choices is too small to refute the claim. The
+        result depends on `tries`, but not on `hits`. It is infinite if the claim could not be
+        refuted even if every choice reported the truth. `chance(eps)` is the probability that a
+        choice with the epsilon `eps` reports the truth. The test uses a bound that is wrong with
         probability at most `error`.
         """
         low, high = -1, self.tries

@@ -100,9 +100,10 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response, each with the epsilon `epsilon`.
+    """`count` releases of which only an epsilon is known, treated as randomised response.
 
-    Their joint loss has a binomial distribution.
+    Randomised response with this epsilon has the worst loss distribution of all such releases. The
+    joint loss follows from a binomial distribution.
     """
 
     epsilon: float
@@ -131,7 +132,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together.
+    """All Gaussian releases together, as one release: `count` is always 1.
 
     For two neighbouring inputs, they reveal as much as one draw from N(0, 1) for the first input
     and from N(√`square`, 1) for the second.
@@ -206,12 +207,12 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Group the charges by the type of their loss. Also returns ln Pr[no loss is infinite].
+    """Return the charges' losses in groups that compose together, and ln Pr[no loss is infinite].
 
-    A charge is a loss and the number of its releases. All Gaussian releases form one group. Other
-    losses with a known loss distribution are grouped by distribution, and losses that only state
-    (epsilon, delta) by epsilon. The groups describe the losses given that all are finite. Their
-    order does not depend on the order of `charges`.
+    A charge is a loss and the number of its releases. All Gaussian releases form one group.
+    Releases with equal loss distributions form a group. Losses that only state (epsilon, delta)
+    form one for each epsilon above 0. The groups describe the losses given that all are finite.
+    Their order does not depend on the order of `charges`.
     """
     survivals, squares = [], []
     pure: Counter[float] = Counter()

@@ -147,20 +147,23 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return a phrase for each lower bound: up to which true epsilon it misses a false claim.
+        """Return a phrase for each lower bound that says which false claims it would miss.
 
-        Bounds with an infinite claim or an unknown `unseen` are left out.
+        The phrase gives the largest true epsilon at which the bound would probably not refute its
+        claim, or says that it misses every epsilon. Bounds with an infinite claim or an unknown
+        `unseen` are left out.
         """
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """Return a phrase about how well the lower bounds can detect a false claim.
+        """Return a phrase that says how false a claim must be for the lower bounds to detect it.
 
-        It says how many bounds could not have refuted their claims, and up to which true epsilon
-        the sharpest bound misses a false claim. This is the bound with the least ratio of `unseen`
-        to its claim. Returns "" if no bound has both a finite claim and a known `unseen`, or if
-        a bound refutes its claim and none of these could have.
+        It gives the number of bounds that could not have refuted their claims. Of the other bounds,
+        it names the one with the least ratio of `unseen` to its claim, and the largest true epsilon
+        that this bound would miss. Only bounds with a finite claim and a known `unseen` count.
+        Returns "" if there are none, or if a bound refutes its claim but none of the bounds that
+        count could have.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]

@@ -67,6 +67,10 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Round `total`, a sum of contributions clipped to `clip`, to the grid for this clip."""
+    """Round `total` to multiples of `grid_step(clip, len(total))`. Returns the result in float32.
+
+    `total` is a sum of contributions. Each moves the result by at most `clip` if its norm is at
+    most `clip_within(clip, len(total))`.
+    """
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

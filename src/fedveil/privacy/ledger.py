@@ -239,11 +239,12 @@ class Ledger:
     def _join(
         self, groups: dict[int, Clients], charges: Kind, members: Clients, *, another: bool
     ) -> None:
-        """Charge the clients `members` with `charges` for one round, and update `groups`.
+        """Charge the clients `members` with `charges` for a round, and update `groups` in place.
 
-        The keys of `groups` are indices of `_kinds`. Each value has the clients with these charges
-        in the round. If `another` is True, `charges` are for one more report of each client. If it
-        is False, they are more charges for an earlier report, and counts of equal losses are added.
+        `groups` maps an index of `_kinds`, a combination of charges, to the clients that have
+        exactly these charges in the round. If `another` is True, `charges` are for one more report
+        of each client. If it is False, they are more charges for an earlier report, and counts of
+        equal losses are added.
         """
         joined = []
         for kind, others in list(groups.items()):
@@ -272,7 +273,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return (indices of `_kinds`, n) pairs: n rounds have clients with exactly these kinds."""
+        """Return (indices of `_kinds`, n) pairs: in n rounds, exactly these kinds were charged."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

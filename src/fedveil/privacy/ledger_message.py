@@ -26,8 +26,8 @@ MAX_ROUND = (1 << 62) - 1
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
     """Encode `kinds` as named arrays, which `kinds_from_state` decodes.
 
-    A kind is a combination of charges, here of all charges of a client in one round. A charge is a
-    privacy loss and its number of releases.
+    A kind is the combination of charges that a client gets in one round. A charge is a privacy loss
+    and its number of releases.
     """
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
@@ -52,8 +52,8 @@ def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
 def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
     """Decode the kinds that `kinds_to_state` encoded.
 
-    A kind is a combination of charges, here of all charges of a client in one round. A charge is a
-    privacy loss and its number of releases.
+    A kind is the combination of charges that a client gets in one round. A charge is a privacy loss
+    and its number of releases.
     """
     losses: list[PrivacyLoss] = []
     columns = zip(

@@ -60,8 +60,9 @@ Release: TypeAlias = Gaussian | LossDistribution | Described
 class PrivacyLoss:
     """An (epsilon, delta) statement of differential privacy about one release.
 
-    `per` is the unit of data that may be replaced, such as "update". For two inputs that differ
-    only in one such unit, and every set of outputs S,
+    `per` is the unit of data that may be replaced, such as "update". `neighbours` is always
+    "replace": two inputs are neighbours if they differ only in one such unit. For neighbours, and
+    every set of outputs S,
 
         Pr[S | input] <= e^epsilon Pr[S | other input] + delta.
 

@@ -91,9 +91,10 @@ class Tilted:
         return Tilted(self.origin + first * self.step, self.step, weights, self.slack + 2 * TAIL)
 
     def on_grid(self, step: float, tilt: float) -> Tilted:
-        """Return the distribution on a grid with another `step`.
+        """Return the distribution on a grid with the step `step`, without understating any delta.
 
-        `tilt` must be this distribution's tilt. Raises `TooSteep` if `tilt` * `step` is too large.
+        The mass between two grid points is split between them. `tilt` must be this distribution's
+        tilt. Raises `TooSteep` if `tilt` * `step` is too large.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is
@@ -162,8 +163,8 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Split the sum of `count` independent copies of a loss into parts, which `add` can add up.
 
-    `count` is written in base BLOCK. If digit k is d > 0, one part is d copies of `block(k)`. So
-    `block(k)` must return the distribution of the sum of BLOCK^k copies of the loss.
+    `block(k)` must return the distribution of the sum of BLOCK^k copies. `count` is written in base
+    BLOCK. Each digit d > 0 at place k gives one part: d times `block(k)`.
     """
     parts, level = [], 0
     while count:

@@ -26,15 +26,15 @@ _FARTHEST = 1e6
 
 @dataclass
 class MeasuredNoise:
-    """The noise measured in a run's releases, which have `entries` entries each.
+    """The noise measured in `releases` releases of a run, which have `entries` entries each.
 
-    `squares` is the sum of the squared noise over all entries of all releases.
+    `squares` is the sum of the squared noise over all entries of all releases. `fewest` is the
+    smallest such sum of a single release.
     """
 
     entries: int
     releases: int = 0
     squares: float = 0.0
-    #: The smallest sum of squares of a single release.
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
@@ -80,8 +80,9 @@ class MeasuredNoise:
     def distance_of_least(self, moved: float, *, error: float) -> float:
         """Return a lower bound on `moved` / sigma, where sigma is that of the least noisy release.
 
-        `moved` is how far replacing a client moves every release. The bound is wrong with
-        probability at most `error`. Unlike in `distance`, the releases may depend on each other.
+        `moved` is the L2 distance by which replacing a client moves each release. The bound is
+        wrong with probability at most `error`. Unlike `distance`, it does not combine releases, so
+        the noises of different releases may be dependent.
         """
         if not self.releases:
             return 0.0
@@ -96,16 +97,18 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance by which reversing a client's update moves the releases.
+    """Return a lower bound on how far reversing a client's updates moves the releases.
 
     The client is replaced by one that sends the opposite update in each of `rounds` rounds. The
     bound is for the L2 distance between the two sequences of releases without noise, in standard
     deviations of the noise. It is too large with probability at most `error`.
 
-    `moves` has an estimate, from each of several clients, of the length of a client's update in a
-    release: the release's inner product with the direction of the client's update, averaged over
-    the rounds, in the units of `noise`. The mean of `moves` is uncertain, which makes the bound
-    smaller. The second result is the difference.
+    `moves` has one estimate for each of several clients: the length of the client's update in a
+    release, in the units of `noise`. The estimate is the release's inner product with the direction
+    of the client's update, averaged over the rounds.
+
+    The second result is the amount by which the uncertainty of the mean of `moves` has reduced the
+    bound. Returns (0, infinity) if `moves` has fewer than two entries or there is no release.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

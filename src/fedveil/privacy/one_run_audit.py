@@ -308,11 +308,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of guesses that are right, if only the surest guesses are made.
+    """Return the expected fraction of right guesses if a fraction `share` of canaries is guessed.
 
-    A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out. A
-    canary is guessed only if its score is farther from 0 than a threshold. The probability of a
-    guess is `share`.
+    A canary's score is N(mu² / 2, mu²) if it is in, and N(-mu² / 2, mu²) if it is out. The canaries
+    with the scores farthest from 0 are guessed.
     """
 
     def beyond(threshold: float) -> Float64s:

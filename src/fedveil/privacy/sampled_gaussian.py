@@ -115,13 +115,13 @@ def sampled_release(ratio: float, rate: float) -> Release:
 def sampled_loss(
     epsilon: float, delta: float, ratio: float, rate: float, per: Per = "example"
 ) -> PrivacyLoss:
-    """Return the privacy loss of a noisy sum over a batch sampled at `rate`, for one example.
+    """Return the privacy loss of one example in a noisy sum over a batch sampled at `rate`.
 
-    Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
-    epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is the
-    noise's standard deviation over 2c, where c is the largest norm of an example's contribution.
-    `per` names the unit of data. If `SampledGaussian` cannot compute the ratio, the result is the
-    loss without sampling.
+    `epsilon` and `delta` are the guarantee that the noise gives an example without sampling. With q
+    = `rate`, the result states the smaller epsilon ln(1 + q (e^epsilon - 1)) and the smaller delta
+    q `delta`. `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an
+    example's contribution. `per` names the unit of data. If `SampledGaussian` cannot compute this
+    ratio, the result is the loss without sampling.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta

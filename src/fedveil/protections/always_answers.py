@@ -44,13 +44,13 @@ def answer_trained(
 
     - `train` returns the update and the client's number of examples.
     - `half` takes that number, and returns the `ClientRound` that makes the report.
-    - `spare` is called if training or the report fails. It returns another `ClientRound` for the
-      same client and round, which then reports an update of zero. The `Reply` contains the error,
+    - `spare` is called if training or the report fails. It returns a different `ClientRound` for
+      the same client and round, which reports an update of zero. The `Reply` contains the error,
       for the client's own log.
 
-    Interrupts are raised, and so is an error that `message` itself causes, because the second
-    report fails too. Under a protection without a guarantee, every error is raised, unless `always`
-    is True.
+    Under a protection without a guarantee, every error is raised, unless `always` is True.
+    Interrupts, such as Ctrl-C, are always raised. If `message` itself causes the error, the report
+    of zero fails too, and its error is raised.
     """
     try:
         update, examples = train()

@@ -34,9 +34,11 @@ class Outcome(Protocol):
 
 
 class Audited(ABC):
-    """The methods of a protection that an audit calls."""
+    """The methods of a protection that an audit calls.
 
-    #: True if a round's aggregate must include the released sum. An audit sets it.
+    If `audited` is True, a round's aggregate must include the released sum. An audit sets it.
+    """
+
     audited: bool = False
 
     @property
@@ -50,7 +52,11 @@ class Audited(ABC):
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the kinds of random choices in a report, such as the sign or a flipped bit."""
+        """Return the kinds of random choices in a report, which an audit compares with the truth.
+
+        An example is a bit that may be flipped. An empty result means that there are none to
+        compare.
+        """
         return ()
 
     def domain(self, round: int) -> Domain:

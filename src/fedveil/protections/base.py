@@ -104,9 +104,10 @@ class JobContext:
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return a digest of the vector `sent`, which the server sends to clients for training.
+    """Return a SHA-256 digest of `sent`, the vector that the server sends to clients for training.
 
-    `dimension` is the number of entries of an update. The digest is empty if `sent` has no more.
+    `dimension` is the number of entries of an update. If `sent` has exactly this number of entries,
+    it is only the model, and the digest is empty.
     """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
@@ -144,9 +145,10 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        `dimension` is the number of entries of an update, which changes the first entries of
-        `sent`. Under FedCM, others follow. `cohort` has the round's clients, and `state` is the
-        protection's state. `summed` is as in `RoundContext`.
+        An update changes the first `dimension` entries of `sent`, which become the context's
+        `model`. Further entries, such as FedCM's last aggregate, are only for training. `cohort`
+        has the round's clients, and `state` is the protection's state. `summed` is as in
+        `RoundContext`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)

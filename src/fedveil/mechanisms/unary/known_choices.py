@@ -1,7 +1,9 @@
-"""The random choices in a report of `UnaryEncoding`, which an audit checks.
+"""The random choices in a report of `UnaryEncoding`, for an audit that knows the true values.
 
-A choice is one randomised number of the report: a bit of a parameter's one-hot code, or the sum of
-the states whose bits are 1. It is truthful if it equals the number without noise.
+A parameter's state is its value, rounded to a whole number from -cells to cells. Its one-hot code
+has one bit for each state. A choice is one randomised number of the report: a bit of a code or, in
+a report of sums, the sum of the states whose bits are 1. A choice is truthful if it equals the
+number that would be reported without noise.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the kinds of choices in a report of `dimension` parameters.
+    """Return the kinds of random choices in a report of `dimension` parameters.
 
-    A choice is one randomised number of the report. It is truthful if noise did not change it. In a
-    report of bits, each bit of a parameter's one-hot code is a choice, and is truthful with
-    probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a fair coin
-    instead. In a report of sums, each parameter's sum of states is a choice, and is truthful if it
-    equals the parameter's state. Only sums of parameters in the largest or the smallest state are
-    tested. Returns no choices if `encoding.report` is "sum" and `encoding.cells` is above 127.
+    A choice is one randomised number of the report, and is truthful if noise did not change it. A
+    parameter's state is its value, rounded to a whole number from -cells to cells.
+
+    In a report of bits, each bit of a one-hot code is a choice, and is truthful with probability
+    e^eps / (1 + e^eps). If `encoding.kind` is "oue", the bit of the parameter's own state is a fair
+    coin instead, and a separate kind. In a report of sums, each parameter's sum of states is a
+    choice. It is tested only for a parameter in the largest or the smallest state. Returns an empty
+    list for a report of sums if `encoding.cells` is above 127.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -46,11 +50,11 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return which random choices in `report` are truthful: one array for each entry of `choices`.
+    """Return which random choices in `report` are truthful: an array for each kind in `choices`.
 
-    A choice is one randomised number of the report, a bit or a sum of states. It is truthful if it
-    equals the number that `values`, the client's values, give without noise. Entries are 1 for a
-    truthful choice, 0 for one that is not, and -1 for one that is not tested.
+    An array has one entry for each choice: 1 if it is truthful, 0 if not, and -1 if it is not
+    tested. A choice is one randomised number of the report, a bit or a sum of states. It is
+    truthful if it equals the number that `values`, the client's values, give without noise.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -72,10 +76,11 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the state of each value, and a mask of the values whose rounding is certain.
+    """Return the state of each value, and a mask of the values whose state is certain.
 
-    With stochastic rounding, only a value that equals a state is certain. Any other value is
-    rounded to one of two states, of which the one nearer to 0 is returned.
+    A state is a value, scaled and rounded to a whole number from -`encoding.cells` to
+    `encoding.cells`. With stochastic rounding, the state is certain only if the scaled value is a
+    whole number. For any other value, the possible state nearer to 0 is returned.
     """
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
@@ -86,11 +91,12 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability that a report's sum for a parameter in the largest state is truthful.
+    """Return the probability that a reported sum is truthful, for a parameter in the largest state.
 
-    The sum adds up the states whose bits are 1 in the parameter's perturbed code. It is truthful if
-    it equals the parameter's state, here `cells`. `kind`, "rr" or "oue", `eps` and `cells` are the
-    parameters of the encoding.
+    A state is a whole number from -`cells` to `cells`. The report has the sum of the states whose
+    bits are 1 in the parameter's perturbed one-hot code. It is truthful if it equals the
+    parameter's state, here `cells`. `kind`, "rr" or "oue", and `eps` are the other settings of the
+    encoding.
     """
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -23,9 +23,9 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
     """Return a function that maps a vector of values to ln Pr[report | values].
 
-    Returns None if `encoding.report` is "sum" and `encoding.cells` is above 127. If values are
-    rounded at random, Pr is the average over the possible states. The error of the logarithm is at
-    most 2^-40 per parameter. Probabilities below the smallest float count as 0.
+    Returns None if `encoding.report` is "sum" and `encoding.cells` is above 127. With stochastic
+    rounding, Pr is the average over the numbers to which the values may be rounded. The error of
+    the logarithm is at most 2^-40 per parameter. Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -62,12 +62,12 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps a vector of values to Σ ln chance(state) over the values.
+    """Return a function that maps a vector of values to Σ ln (likelihood of a value's state).
 
-    `chance` maps an array of states, one for each value, to an array of likelihoods, which may lack
-    a constant factor. If values are rounded at random, each has two possible states. Their
-    likelihoods are averaged, weighted by the probabilities of the states, before the logarithm is
-    taken.
+    A state is a value, rounded to a whole number. `chance` maps an array of states, one for each
+    value, to an array of likelihoods, which may lack a constant factor. With stochastic rounding,
+    each value has two possible states. The likelihood is then the mean of `chance` over both,
+    weighted by their probabilities.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -14,14 +14,14 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """Describes the release of one parameter's report, so that a ledger can compose its loss.
+    """The release of one parameter's report, with a loss distribution that a ledger can compose.
 
-    The parameter's state, a whole number from -`cells` to `cells`, is encoded by one bit for each
-    state. The bit of this state is 1 with probability `p`, any other bit with probability `q`. A
-    report has these bits or, if `report` is "sum", only the sum S of the states whose bits are 1.
-    `epsilon` is the privacy loss of the bits. For S, the loss distribution is the worst over all
-    pairs of states. If `cells` is above 127, the loss distribution of the bits, an upper bound, is
-    used instead.
+    The parameter's state is a whole number from -`cells` to `cells`. Its one-hot code has one bit
+    for each state. The bit of the parameter's own state is 1 with probability `p`, any other bit
+    with probability `q`. If `report` is "bits", the report has all bits, and `epsilon` is their
+    privacy loss. If it is "sum", the report has only the sum of the states whose bits are 1. The
+    loss distribution is the worst over all pairs of states. For a sum with `cells` above 127, it is
+    that of the bits, which is an upper bound.
     """
 
     p: Fraction

@@ -219,9 +219,10 @@ def _stochastic(
 ) -> int:
     """Write cells * value / value_range, clipped and rounded at random, to `states` for each value.
 
-    The mean state is the clipped number. Each value has 64 random bits in `words`. A value that
-    these bits do not decide is rounded towards 0, and its index is written to `undecided`. Returns
-    the number of such values, or -1 if a value is NaN.
+    The clipped number is rounded up or down by 64 random bits, so that its expectation does not
+    change. `words` has these bits for each value. If they do not suffice to decide, the value is
+    rounded towards 0, and its index is written to `undecided`. Returns the number of such values,
+    or -1 if a value is NaN.
     """
     count = 0
     for i in range(len(values)):

@@ -95,12 +95,12 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
-    """Fill rows low..high-1 of `laws`: row v with the distribution of the sum in the state v.
+    """Add the missing bits to `law`, and write the result for each state to rows of `laws`.
 
-    The sum adds up the states whose bits are 1 in a parameter's perturbed code, which has one bit
-    for each state. In `law`, the distribution of this sum, the bits of the states low..high-1 are
-    still missing. The function adds them. In row v, bit v has the probabilities `p`, and every
-    other bit the probabilities `q`.
+    `law` is the distribution of a sum of the states whose bits are 1 in a perturbed one-hot code.
+    It lacks the bits of the states `low` to `high` - 1. In row v of the result, for a parameter in
+    state v, bit v has the probabilities `p`, and every other missing bit has the probabilities `q`.
+    Each is a pair: the probability of a 0 and that of a 1. Fills the rows `low` to `high` - 1.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -141,6 +141,9 @@ def _with_bit(law: _Law, chances: _Chances, v: int) -> _Law:
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
     """Return the exact distribution of the sum of a perturbed code, as integer weights.
+
+    There is one weight for each possible sum, from the smallest to the largest. Divided by the sum
+    of all weights, it is the probability of that sum.
 
     A parameter's state is its value, rounded to a whole number from -cells to cells. The code has
     one bit for each state. The bit of `state`, the parameter's own, is 1 with probability p, any

@@ -156,10 +156,11 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, Kind]]:
-    """Yield started rounds that are not in the run's records, each with a report's privacy charges.
+    """Yield (round, charges) for each start of a round that the run's records do not contain.
 
-    A round is yielded each time it was started. But if the run's randomness comes from a seed, it
-    is yielded only once, because its reports are equal. `done` is the last round in the checkpoint.
+    The charges are the privacy losses of one report in this round. A round that was started several
+    times is yielded several times. But if the run's randomness comes from a seed, repeated reports
+    are equal, so the round is yielded only once. `done` is the last round in the checkpoint.
     """
     if not run.started:
         return
@@ -182,9 +183,11 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
     """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    `lines` are the lines of the party's account, by their `what`. This text says how many bits a
-    part of the model sends for an example, and the job of `run` says how they are protected. A part
-    with `reuse` is charged only once. The charge is infinite if a line is about unprotected values.
+    `lines` are the lines of the party's account. Each key is a line's text, `Line.what`. A text of
+    the form "an example's N bits of PART, sent once" gives the number of bits that a part of the
+    model sends. The job of `run` gives the privacy settings of that part. If they include `reuse`,
+    the bits are drawn once and charged once. The charge is infinite if any line is about
+    unprotected values.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]

@@ -35,7 +35,10 @@ class Dossier:
 
     @classmethod
     def of(cls, run: Path) -> Dossier:
-        """Read and check a run's folder. Raises `RunFolderError` if it is damaged or was edited."""
+        """Return the dossier of the run in the folder `run`, after checking the folder.
+
+        Raises `RunFolderError` if the folder is damaged or was edited.
+        """
         evidence = read_evidence(run)
         return cls(evidence, statements(evidence))
 

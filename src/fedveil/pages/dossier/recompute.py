@@ -166,7 +166,9 @@ def faulty(error: Exception) -> str:
 def verdict(stated: float, epsilon: float, error: float) -> str:
     """Compare the epsilon `stated` in a record with the recomputed `epsilon`.
 
-    Returns "agrees", "STATES LESS" or "states more". `error` bounds `epsilon`'s rounding error.
+    Returns "STATES LESS" if the record's epsilon is too small, "states more" if it is too large,
+    and "agrees" if the difference is within the tolerance. `error` bounds `epsilon`'s rounding
+    error.
     """
     if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
         return "agrees"

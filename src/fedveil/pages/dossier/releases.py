@@ -34,10 +34,10 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges (privacy losses, each with a number of releases) to plain data.
 
-    The field `law` of each result is explained at the top of this module. A loss table becomes
-    "sampled gaussian" if it is that of Gaussian noise at one of `rates`, the job's sampling rates.
-    If `adaptive` is True, epsilons are added up and mechanisms do not matter, so every `law` is
-    "stated" or "none".
+    The field `law` of each result names the distribution of the loss. It is explained at the top of
+    this module. `rates` are the job's sampling rates. A loss distribution that equals that of
+    Gaussian noise at one of them gets the law "sampled gaussian", any other distribution the law
+    "table". If `adaptive` is True, only epsilons are added up, so every law is "stated" or "none".
     """
     found = []
     for loss, count in charges:
