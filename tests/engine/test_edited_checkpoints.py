@@ -146,6 +146,28 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     folder.close()
 
 
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(tmp_path: Path) -> None:
+    """It may have been killed before the first checkpoint, or somebody deleted this checkpoint."""
+    settings = job(rounds=3, checkpoint={"every": 2})
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(settings, tmp_path / "run", progress=kill)
+    log, latest = tmp_path / "run/events.log", tmp_path / "run/checkpoint/latest"
+    assert "starts over" not in log.read_text()
+    latest.unlink(missing_ok=True)
+    resumed = fedveil.resume(tmp_path / "run")
+    sentence = (
+        f"{latest} does not exist, so the run starts over at round 1 and replaces the records of "
+        f"2 rounds in metrics.jsonl"
+    )
+    assert log.read_text().count(sentence) == 1
+    assert [record["round"] for record in resumed.metrics] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("every", [1, 4, 5])
 def test_a_run_that_has_ended_does_not_begin_again_without_its_checkpoint(
     every: int, tmp_path: Path

@@ -243,6 +243,30 @@ def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, ed
     assert sum(sum(run.metrics[-1][kind].values()) for kind in LOST) == 1
 
 
+@pytest.mark.parametrize(("edit", "happened"), [("all of 7", "was edited"), ("none", "is missing")])
+def test_under_a_guarantee_a_client_with_an_edited_state_reports_an_update_of_zero(
+    tmp_path: Path, edit: str, happened: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = job_of("scaffold", protection="dp_encrypt", clients={**HALF, "fraction": 1.0})
+    grid, edited = deploy(tmp_path, settings), []
+
+    def change(message: Any) -> Any:
+        asked = message.has_content() and COMMON in message.content and not edited
+        if asked and decode(message.content[COMMON]["encoded"])["round"] == 3:
+            edited.append(edit)
+            forge(tmp_path / "state", edit)
+        return message
+
+    grid.tamper = change
+    caplog.set_level("WARNING", "flwr")
+    run = end(grid, tmp_path)
+    assert [record["reports"] for record in run.metrics] == [CLIENTS] * 3
+    (path,) = (tmp_path / "state").glob("*-0.kept/clients")
+    assert f"an update of zero is reported: {path / '0-2'} {happened}" in caplog.text
+    assert caplog.text.count("an update of zero") == 1
+    assert not (path / "0-3").exists()
+
+
 def forge(state: Path, edit: str) -> None:
     """Replace client 0's saved state of round 2 without knowing its key."""
     (folder,) = state.glob("*-0.kept/clients")

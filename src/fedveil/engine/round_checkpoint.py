@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,30 @@ def _check_begins(folder: RunFolder, every: int) -> None:
     It was due if more than `every` rounds, the number between checkpoints, have records, or if the
     run has ended.
     """
-    metrics = folder.path / METRICS
-    with intact(metrics):
-        lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""
-    rounds = len(lines.splitlines())
+    rounds = recorded_rounds(folder.path)
     ended = (folder.path / MODEL).exists()  # it is written after the last checkpoint
     if rounds > every or ended:
         raise RunFolderError(
             f"{folder.path / LATEST} is missing, but {METRICS} holds the records of "
             f"{quantity(rounds, 'round')}. Restore the checkpoint from a copy, or start a new run "
             f"in another folder"
+        )
+
+
+def recorded_rounds(run: Path) -> int:
+    """Return the number of rounds that have a record in the folder `run`."""
+    metrics = run / METRICS
+    if not metrics.exists():
+        return 0
+    with intact(metrics):
+        return len(read_bytes(metrics, MOST_LINES_BYTES).splitlines())
+
+
+def starting_over(run: Path) -> Iterator[str]:
+    """Yield a sentence if the folder `run` has records of rounds, but no checkpoint."""
+    rounds = recorded_rounds(run)
+    if rounds and not (run / LATEST).exists():
+        yield (
+            f"{run / LATEST} does not exist, so the run starts over at round 1 and replaces the "
+            f"records of {quantity(rounds, 'round')} in {METRICS}"
         )

@@ -17,6 +17,7 @@ from fedveil.engine.executors.client_states import open_states
 from fedveil.engine.federation import Federation
 from fedveil.engine.finished_run import Presentation
 from fedveil.engine.job_protection import in_clear
+from fedveil.engine.round_checkpoint import starting_over
 from fedveil.engine.run_parts import Parts, assemble
 from fedveil.engine.run_state import RunState
 from fedveil.errors import OutputLost, RunStopped
@@ -55,6 +56,7 @@ def start(
     how = engine.how_to_resume.format(folder=quote(str(folder.path)))
     stack.enter_context(how_to_resume(lambda: how, RunStopped, OutputLost))
     metrics = state.restore(folder)
+    over = list(starting_over(folder.path))
     if job.keeps_state and not engine.reports_leave:
         parts.test.clients = open_states(folder.path, state.done)
     state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
@@ -80,10 +82,10 @@ def start(
         reports_leave=engine.reports_leave,
         presentation=presentation,
     )
-    thin = list(filter(None, [thin_promise(job, parts.protection)]))
-    lines = [*_facts(parts, engine), *thin, *federation.charge_begun()]
+    warnings = [*over, *filter(None, [thin_promise(job, parts.protection)])]
+    lines = [*_facts(parts, engine), *warnings, *federation.charge_begun()]
     introduce(recorder.event, beginning("round", state.done), began, lines)
-    for sentence in thin:
+    for sentence in warnings:
         (warn or (lambda text: None))(sentence)
     return federation
 
