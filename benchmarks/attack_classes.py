@@ -39,6 +39,10 @@ ROWS = {
         f"{name}, one step": (*ONE_STEP, f"protection.name={name.partition(' ')[0]}", *settings)
         for name, settings in {
             "pw_encrypt": (f"protection.pw_encrypt.{FOUR}",),
+            "distributed_dp target_epsilon 8": (
+                f"protection.distributed_dp.{FOUR}", "protection.distributed_dp.target_epsilon=8",
+            ),
+            "central_gaussian target_epsilon 8": ("protection.central_gaussian.target_epsilon=8",),
             "dp_encrypt dp_eps 50": ("protection.dp_encrypt.dp_eps=50",),
             "dp_encrypt dp_eps 1": ("protection.dp_encrypt.dp_eps=1",),
             "signds sign_eps 100 sign_k 0.1": ("protection.signds.sign_k=0.1",),
