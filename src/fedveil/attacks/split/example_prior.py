@@ -11,10 +11,14 @@ from typing import Protocol
 
 import torch
 
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.smoothness import total_variation
 
 #: Width of the Laplace density of neighbouring pixels' differences, as a share of the range.
 _STEP = 0.1
+#: Spread of the numbers from which a search for an image begins. It must not begin at equal pixels:
+#: behind a normalisation, they give 0 in every channel, where a ReLU has no slope.
+_FIRST = 0.3
 
 
 class Prior(Protocol):
@@ -76,10 +80,11 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
-    rate: float = 0.3
+    rate: float = 0.1
 
     def start(self, examples: int) -> torch.Tensor:
-        return torch.zeros(examples, *self.shape)
+        chance = generator(0, "first images")
+        return _FIRST * torch.randn(examples, *self.shape, generator=chance)
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.low + (self.high - self.low) * _from_0_to_1(numbers)
