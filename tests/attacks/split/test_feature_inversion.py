@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,20 @@ def test_a_search_for_an_image_begins_where_a_normalised_layer_has_a_slope() -> 
     found = whitebox_inversion.invert(bottom, evidence, Smooth((1, 10, 10), -1, 1), steps=300)
     alike = [np.corrcoef(a.flatten(), b.flatten())[0, 1] for a, b in zip(truth, found, strict=True)]
     assert min(alike) > 0.9
+    heard: list[tuple[int, int]] = []
+
+    def with_rates(*rates: float) -> torch.Tensor:
+        prior = replace(Smooth((1, 10, 10), -1, 1), rates=rates)
+        heard.clear()
+        return whitebox_inversion.invert(
+            bottom, evidence, prior, steps=20, tell=lambda *done: heard.append(done)
+        )
+
+    slow, fast = with_rates(1e-9), with_rates(0.3)
+    assert not torch.equal(slow, fast)
+    assert torch.equal(with_rates(1e-9, 0.3), fast), "each example has the search that fits it best"
+    assert torch.equal(with_rates(0.3, 1e-9), fast)
+    assert heard == [(step, 40) for step in range(1, 41)]
     first = Smooth((1, 10, 10)).start(3)
     assert torch.equal(first, Smooth((1, 10, 10)).start(3)), "the same in every run"
     assert 0 < float((first[0] - first[1]).abs().max()) < 2

@@ -6,6 +6,7 @@ values, and the prior maps them to an example.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,11 +25,11 @@ _FIRST = 0.3
 class Prior(Protocol):
     """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `rate` is the initial step size of the search.
+    `rates` are the initial step sizes of the searches that an attacker tries.
     """
 
     @property
-    def rate(self) -> float: ...
+    def rates(self) -> Sequence[float]: ...
 
     def start(self, examples: int) -> torch.Tensor:
         """Return the free numbers of `examples` likely examples, from which a search begins."""
@@ -45,7 +46,7 @@ class Gaussian:
 
     mean: torch.Tensor
     factor: torch.Tensor
-    rate: float = 0.1
+    rates: Sequence[float] = (0.1,)
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
@@ -80,7 +81,7 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
-    rate: float = 0.1
+    rates: Sequence[float] = (0.3, 0.1)
 
     def start(self, examples: int) -> torch.Tensor:
         chance = generator(0, "first images")
