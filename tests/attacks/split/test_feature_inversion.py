@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,10 +149,43 @@ def test_a_smooth_image_costs_less() -> None:
     assert total_variation(plain).item() == 0
     assert total_variation(rough).item() == 4
     prior = Smooth((1, 4, 4), -1.0, 1.0)
-    numbers = prior.start(2)
+    numbers = torch.zeros(2, 1, 4, 4)
     assert torch.equal(prior.examples(numbers), torch.zeros(2, 1, 4, 4))
     assert (prior.cost(numbers) == 0).all()
     assert (prior.cost(20 * (rough - 0.5)) > 30).all()
+
+
+def test_a_search_for_an_image_begins_where_a_normalised_layer_has_a_slope() -> None:
+    """Equal pixels give 0 in every channel, and the ReLU after it passes no gradient back."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        bottom = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+        )  # fmt: skip
+    truth = 2 * squares(3) - 1
+    with torch.no_grad():
+        evidence = Evidence.of(bottom(truth)[None], None)
+    found = whitebox_inversion.invert(bottom, evidence, Smooth((1, 10, 10), -1, 1), steps=300)
+    alike = [np.corrcoef(a.flatten(), b.flatten())[0, 1] for a, b in zip(truth, found, strict=True)]
+    assert min(alike) > 0.9
+    heard: list[tuple[int, int]] = []
+
+    def with_rates(*rates: float) -> torch.Tensor:
+        prior = replace(Smooth((1, 10, 10), -1, 1), rates=rates)
+        heard.clear()
+        return whitebox_inversion.invert(
+            bottom, evidence, prior, steps=20, tell=lambda *done: heard.append(done)
+        )
+
+    slow, fast = with_rates(1e-9), with_rates(0.3)
+    assert not torch.equal(slow, fast)
+    assert torch.equal(with_rates(1e-9, 0.3), fast), "each example has the search that fits it best"
+    assert torch.equal(with_rates(0.3, 1e-9), fast)
+    assert heard == [(step, 40) for step in range(1, 41)]
+    first = Smooth((1, 10, 10)).start(3)
+    assert torch.equal(first, Smooth((1, 10, 10)).start(3)), "the same in every run"
+    assert 0 < float((first[0] - first[1]).abs().max()) < 2
 
 
 def squares(count: int) -> torch.Tensor:

@@ -6,25 +6,30 @@ values, and the prior maps them to an example.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.smoothness import total_variation
 
 #: Width of the Laplace density of neighbouring pixels' differences, as a share of the range.
 _STEP = 0.1
+#: Spread of the numbers from which a search for an image begins. It must not begin at equal pixels:
+#: behind a normalisation, they give 0 in every channel, where a ReLU has no slope.
+_FIRST = 0.3
 
 
 class Prior(Protocol):
     """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `rate` is the initial step size of the search.
+    `rates` are the initial step sizes of the searches that an attacker tries.
     """
 
     @property
-    def rate(self) -> float: ...
+    def rates(self) -> Sequence[float]: ...
 
     def start(self, examples: int) -> torch.Tensor:
         """Return the free numbers of `examples` likely examples, from which a search begins."""
@@ -41,7 +46,7 @@ class Gaussian:
 
     mean: torch.Tensor
     factor: torch.Tensor
-    rate: float = 0.1
+    rates: Sequence[float] = (0.1,)
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
@@ -76,10 +81,11 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
-    rate: float = 0.3
+    rates: Sequence[float] = (0.3, 0.1)
 
     def start(self, examples: int) -> torch.Tensor:
-        return torch.zeros(examples, *self.shape)
+        chance = generator(0, "first images")
+        return _FIRST * torch.randn(examples, *self.shape, generator=chance)
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.low + (self.high - self.low) * _from_0_to_1(numbers)

@@ -35,25 +35,54 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    `bottom` maps examples to outputs. If the reports reveal nothing, the result is the prior's most
-    likely examples. `tell` is called after each of the `steps` steps of Adam with the steps done
-    and their total.
+    `bottom` maps examples to outputs. Each of `prior.rates` has a search of its own, and each
+    example comes from the search that finds it most likely. If the reports reveal nothing, the
+    result is the prior's most likely examples. `tell` is called after each of the `steps` steps of
+    Adam in each search, with the steps done and their total.
+    """
+    total = steps * len(prior.rates)
+    found, costs = [], []
+    for number, rate in enumerate(prior.rates):
+        examples, cost = _search(
+            bottom, evidence, prior, rate, steps,
+            tell=lambda done, before=number * steps: tell(before + done, total),
+        )  # fmt: skip
+        found.append(examples)
+        costs.append(cost)
+    best = torch.stack(costs).argmin(dim=0)
+    return torch.stack(found)[best, torch.arange(len(best))]
+
+
+def _search(
+    bottom: Bottom,
+    evidence: Evidence,
+    prior: Prior,
+    rate: float,
+    steps: int,
+    tell: Callable[[int], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search with Adam. Returns the examples, and -ln of each one's likelihood, up to a constant.
+
+    `rate` is the first learning rate. `tell` is called after each step with the steps done.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():
         likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
         slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
+
+    def cost() -> torch.Tensor:
+        return evidence.misfit(bottom(prior.examples(numbers)), slope) + prior.cost(numbers)
+
     numbers.requires_grad_()
-    optimizer = torch.optim.Adam([numbers], prior.rate)
+    optimizer = torch.optim.Adam([numbers], rate)
     for step in range(steps):
-        falling(optimizer, prior.rate, step / steps)
+        falling(optimizer, rate, step / steps)
         optimizer.zero_grad()
-        outputs = bottom(prior.examples(numbers))
-        cost = evidence.misfit(outputs, slope) + prior.cost(numbers)
-        torch.autograd.backward(cost.sum())
+        torch.autograd.backward(cost().sum())
         optimizer.step()
-        tell(step + 1, steps)
-    return prior.examples(numbers.detach())
+        tell(step + 1)
+    with torch.no_grad():
+        return prior.examples(numbers), cost()
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
