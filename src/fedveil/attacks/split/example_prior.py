@@ -17,22 +17,24 @@ from fedveil.attacks.smoothness import total_variation
 
 #: Width of the Laplace density of neighbouring pixels' differences, as a share of the range.
 _STEP = 0.1
-#: Spread of the numbers from which a search for an image begins. It must not begin at equal pixels:
-#: behind a normalisation, they give 0 in every channel, where a ReLU has no slope.
-_FIRST = 0.3
+#: Searches for an image. One begins at equal pixels, which leave no noise where the reports reveal
+#: nothing. But behind a normalisation they give 0 in every channel, where a ReLU has no slope, so
+#: two begin at unequal ones. Large steps find digits behind flipped bits, small ones photographs.
+_SEARCHES = ((0.0, 0.3), (0.3, 0.3), (0.3, 0.1))
 
 
 class Prior(Protocol):
     """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `rates` are the initial step sizes of the searches that an attacker tries.
+    `searches` are those that an attacker tries: the spread of the numbers at the start, and the
+    first step size.
     """
 
     @property
-    def rates(self) -> Sequence[float]: ...
+    def searches(self) -> Sequence[tuple[float, float]]: ...
 
-    def start(self, examples: int) -> torch.Tensor:
-        """Return the free numbers of `examples` likely examples, from which a search begins."""
+    def start(self, examples: int, spread: float) -> torch.Tensor:
+        """Return the free numbers of `examples` likely examples, plus noise of this `spread`."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
@@ -46,7 +48,7 @@ class Gaussian:
 
     mean: torch.Tensor
     factor: torch.Tensor
-    rates: Sequence[float] = (0.1,)
+    searches: Sequence[tuple[float, float]] = ((0.0, 0.1),)
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
@@ -64,8 +66,8 @@ class Gaussian:
         mean = torch.zeros(shape)
         return cls(mean, torch.eye(mean.numel()))
 
-    def start(self, examples: int) -> torch.Tensor:
-        return self.factor.new_zeros(examples, self.factor.shape[1])
+    def start(self, examples: int, spread: float) -> torch.Tensor:
+        return spread * _noise(examples, self.factor.shape[1])
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.mean + (numbers @ self.factor.T).reshape(-1, *self.mean.shape)
@@ -81,11 +83,10 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
-    rates: Sequence[float] = (0.3, 0.1)
+    searches: Sequence[tuple[float, float]] = _SEARCHES
 
-    def start(self, examples: int) -> torch.Tensor:
-        chance = generator(0, "first images")
-        return _FIRST * torch.randn(examples, *self.shape, generator=chance)
+    def start(self, examples: int, spread: float) -> torch.Tensor:
+        return spread * _noise(examples, *self.shape)
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.low + (self.high - self.low) * _from_0_to_1(numbers)
@@ -97,3 +98,7 @@ class Smooth:
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
     """Map numbers to [0, 1] by a sigmoid, stretched and clipped so that it reaches 0 and 1."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator(0, "first images"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -35,18 +36,16 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    `bottom` maps examples to outputs. Each of `prior.rates` has a search of its own, and each
-    example comes from the search that finds it most likely. If the reports reveal nothing, the
-    result is the prior's most likely examples. `tell` is called after each of the `steps` steps of
-    Adam in each search, with the steps done and their total.
+    `bottom` maps examples to outputs. Each of `prior.searches` is tried, and each example comes
+    from the search that finds it most likely. If the reports reveal nothing, the result is the
+    prior's most likely examples. `tell` is called after each of the `steps` steps of Adam in each
+    search, with the steps done and their total.
     """
-    total = steps * len(prior.rates)
+    total = steps * len(prior.searches)
     found, costs = [], []
-    for number, rate in enumerate(prior.rates):
-        examples, cost = _search(
-            bottom, evidence, prior, rate, steps,
-            tell=lambda done, before=number * steps: tell(before + done, total),
-        )  # fmt: skip
+    for number, start in enumerate(prior.searches):
+        told = partial(later, tell, number * steps, total)
+        examples, cost = _search(bottom, evidence, prior, start, steps, told)
         found.append(examples)
         costs.append(cost)
     best = torch.stack(costs).argmin(dim=0)
@@ -57,15 +56,16 @@ def _search(
     bottom: Bottom,
     evidence: Evidence,
     prior: Prior,
-    rate: float,
+    start: tuple[float, float],
     steps: int,
     tell: Callable[[int], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Search with Adam. Returns the examples, and -ln of each one's likelihood, up to a constant.
 
-    `rate` is the first learning rate. `tell` is called after each step with the steps done.
+    `start` is one of `prior.searches`. `tell` is called after each step with the steps done.
     """
-    numbers = prior.start(len(evidence.mean))
+    spread, rate = start
+    numbers = prior.start(len(evidence.mean), spread)
     with torch.no_grad():
         likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
         slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
@@ -83,6 +83,11 @@ def _search(
         tell(step + 1)
     with torch.no_grad():
         return prior.examples(numbers), cost()
+
+
+def later(tell: Step, first: int, total: int, done: int) -> None:
+    """Call `tell` for a part of the work. `first` steps of `total` came before its `done` steps."""
+    tell(first + done, total)
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
