@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,20 +225,26 @@ def test_what_has_no_meaning_there_is_refused_in_an_app_that_was_edited(tmp_path
         LocalGrid(app, tmp_path / "state")
 
 
-@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before", "none"])
-def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
-    """A foreign control variate could move the client's update without any bound."""
-    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0})
-    grid, edited = deploy(tmp_path, settings), []
+def forging(folder: Path, edit: str) -> Callable[[Any], Any]:
+    """A `tamper` that edits the first client that is asked in round 3, before it is asked."""
+    edited: list[str] = []
 
     def change(message: Any) -> Any:
         asked = message.has_content() and COMMON in message.content and not edited
         if asked and decode(message.content[COMMON]["encoded"])["round"] == 3:
             edited.append(edit)
-            forge(tmp_path / "state", edit)
+            forge(folder / "state", edit)
         return message
 
-    grid.tamper = change
+    return change
+
+
+@pytest.mark.parametrize("edit", ["all of 7", "another client's", "of the round before", "none"])
+def test_a_state_that_was_edited_is_refused_and_moves_nothing(tmp_path: Path, edit: str) -> None:
+    """A foreign control variate could move the client's update without any bound."""
+    settings = job_of("scaffold", clients={"number": CLIENTS, "fraction": 1.0})
+    grid = deploy(tmp_path, settings)
+    grid.tamper = forging(tmp_path, edit)
     run = end(grid, tmp_path)
     assert [record["reports"] for record in run.metrics] == [CLIENTS] * 2 + [CLIENTS - 1]
     assert sum(sum(run.metrics[-1][kind].values()) for kind in LOST) == 1
@@ -248,16 +255,8 @@ def test_under_a_guarantee_a_client_with_an_edited_state_reports_an_update_of_ze
     tmp_path: Path, edit: str, happened: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = job_of("scaffold", protection="dp_encrypt", clients={**HALF, "fraction": 1.0})
-    grid, edited = deploy(tmp_path, settings), []
-
-    def change(message: Any) -> Any:
-        asked = message.has_content() and COMMON in message.content and not edited
-        if asked and decode(message.content[COMMON]["encoded"])["round"] == 3:
-            edited.append(edit)
-            forge(tmp_path / "state", edit)
-        return message
-
-    grid.tamper = change
+    grid = deploy(tmp_path, settings)
+    grid.tamper = forging(tmp_path, edit)
     caplog.set_level("WARNING", "flwr")
     run = end(grid, tmp_path)
     assert [record["reports"] for record in run.metrics] == [CLIENTS] * 3
