@@ -159,12 +159,14 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_over(tmp_path: Path) -> 
     log, latest = tmp_path / "run/events.log", tmp_path / "run/checkpoint/latest"
     assert "starts over" not in log.read_text()
     latest.unlink(missing_ok=True)
-    resumed = fedveil.resume(tmp_path / "run")
+    warned: list[str] = []
+    resumed = fedveil.resume(tmp_path / "run", warn=warned.append)
     sentence = (
         f"{latest} does not exist, so the run starts over at round 1 and replaces the records of "
         f"2 rounds in metrics.jsonl"
     )
     assert log.read_text().count(sentence) == 1
+    assert warned[0] == sentence
     assert [record["round"] for record in resumed.metrics] == [1, 2, 3]
 
 

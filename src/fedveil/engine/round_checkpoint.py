@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,14 @@ def recorded_rounds(run: Path) -> int:
         return len(read_bytes(metrics, MOST_LINES_BYTES).splitlines())
 
 
-def starting_over(run: Path) -> Iterator[str]:
-    """Yield a sentence if the folder `run` has records of rounds, but no checkpoint."""
+def starting_over(run: Path) -> str | None:
+    """Return a warning if the folder `run` has records of rounds but no checkpoint, else None."""
+    if (run / LATEST).exists():
+        return None
     rounds = recorded_rounds(run)
-    if rounds and not (run / LATEST).exists():
-        yield (
-            f"{run / LATEST} does not exist, so the run starts over at round 1 and replaces the "
-            f"records of {quantity(rounds, 'round')} in {METRICS}"
-        )
+    if not rounds:
+        return None
+    return (
+        f"{run / LATEST} does not exist, so the run starts over at round 1 and replaces the "
+        f"records of {quantity(rounds, 'round')} in {METRICS}"
+    )

@@ -56,7 +56,7 @@ def start(
     how = engine.how_to_resume.format(folder=quote(str(folder.path)))
     stack.enter_context(how_to_resume(lambda: how, RunStopped, OutputLost))
     metrics = state.restore(folder)
-    over = list(starting_over(folder.path))
+    over = starting_over(folder.path)
     if job.keeps_state and not engine.reports_leave:
         parts.test.clients = open_states(folder.path, state.done)
     state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
@@ -82,7 +82,7 @@ def start(
         reports_leave=engine.reports_leave,
         presentation=presentation,
     )
-    warnings = [*over, *filter(None, [thin_promise(job, parts.protection)])]
+    warnings = list(filter(None, [over, thin_promise(job, parts.protection)]))
     lines = [*_facts(parts, engine), *warnings, *federation.charge_begun()]
     introduce(recorder.event, beginning("round", state.done), began, lines)
     for sentence in warnings:
