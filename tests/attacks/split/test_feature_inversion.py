@@ -19,7 +19,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split import auxiliary, features, unsplit, whitebox_inversion
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.example_prior import Gaussian, Smooth
+from fedveil.attacks.split.example_prior import Gaussian, Search, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
@@ -172,7 +172,7 @@ def test_a_search_for_an_image_begins_where_a_normalised_layer_has_a_slope() -> 
     heard: list[tuple[int, int]] = []
 
     def with_rates(*rates: float) -> torch.Tensor:
-        prior = replace(Smooth((1, 10, 10), -1, 1), searches=[(0.1, rate) for rate in rates])
+        prior = replace(Smooth((1, 10, 10), -1, 1), searches=[Search(0.1, rate) for rate in rates])
         heard.clear()
         return whitebox_inversion.invert(
             bottom, evidence, prior, steps=20, tell=lambda *done: heard.append(done)
@@ -561,6 +561,8 @@ def test_a_normal_prior_has_the_covariance_of_public_examples() -> None:
     public = torch.tensor([[[1.0], [4.0]], [[5.0], [4.0]], [[1.0], [6.0]], [[5.0], [6.0]]])
     prior = Gaussian.of(public, floor=0.25)
     assert prior.examples(prior.start(1, 0.0)).flatten().tolist() == pytest.approx([3, 5])
+    exact = Gaussian.of(public.double())
+    assert exact.examples(exact.start(3, 0.5)).dtype == torch.float64
     moved = prior.examples(torch.eye(2)).flatten(1) - prior.mean.flatten()
     assert torch.allclose(moved, prior.factor.T)
     assert not torch.allclose(moved, prior.factor)

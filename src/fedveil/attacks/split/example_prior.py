@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -17,21 +17,29 @@ from fedveil.attacks.smoothness import total_variation
 
 #: Width of the Laplace density of neighbouring pixels' differences, as a share of the range.
 _STEP = 0.1
+
+
+class Search(NamedTuple):
+    """A search for an example: the spread of its numbers at the start, and its first step size."""
+
+    spread: float
+    rate: float
+
+
 #: Searches for an image. One begins at equal pixels, which leave no noise where the reports reveal
 #: nothing. But behind a normalisation they give 0 in every channel, where a ReLU has no slope, so
 #: two begin at unequal ones. Large steps find digits behind flipped bits, small ones photographs.
-_SEARCHES = ((0.0, 0.3), (0.3, 0.3), (0.3, 0.1))
+_SEARCHES = (Search(0.0, 0.3), Search(0.3, 0.3), Search(0.3, 0.1))
 
 
 class Prior(Protocol):
     """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `searches` are those that an attacker tries: the spread of the numbers at the start, and the
-    first step size.
+    `searches` are those that an attacker tries.
     """
 
     @property
-    def searches(self) -> Sequence[tuple[float, float]]: ...
+    def searches(self) -> Sequence[Search]: ...
 
     def start(self, examples: int, spread: float) -> torch.Tensor:
         """Return the free numbers of `examples` likely examples, plus noise of this `spread`."""
@@ -48,7 +56,7 @@ class Gaussian:
 
     mean: torch.Tensor
     factor: torch.Tensor
-    searches: Sequence[tuple[float, float]] = ((0.0, 0.1),)
+    searches: Sequence[Search] = (Search(0.0, 0.1),)
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
@@ -67,7 +75,7 @@ class Gaussian:
         return cls(mean, torch.eye(mean.numel()))
 
     def start(self, examples: int, spread: float) -> torch.Tensor:
-        return spread * _noise(examples, self.factor.shape[1])
+        return spread * _noise(examples, self.factor.shape[1]).to(self.factor)
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.mean + (numbers @ self.factor.T).reshape(-1, *self.mean.shape)
@@ -83,7 +91,7 @@ class Smooth:
     shape: tuple[int, ...]
     low: float = 0.0
     high: float = 1.0
-    searches: Sequence[tuple[float, float]] = _SEARCHES
+    searches: Sequence[Search] = _SEARCHES
 
     def start(self, examples: int, spread: float) -> torch.Tensor:
         return spread * _noise(examples, *self.shape)

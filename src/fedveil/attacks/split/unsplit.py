@@ -16,7 +16,7 @@ from torch import nn
 
 from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.whitebox_inversion import Step, falling, later
+from fedveil.attacks.split.whitebox_inversion import Step, falling, tell_later_part
 
 #: Number of steps on the inputs, then on the bottom, in a round.
 _IN_TURN = 10
@@ -61,11 +61,11 @@ def invert(
     best: _Pair | None = None
     for start in range(starts):
         pair = _Pair(make(start), torch.zeros(len(evidence.mean), *shape), evidence, low, high)
-        pair.improve(short, partial(later, tell, start * short, total))
+        pair.improve(short, partial(tell_later_part, tell, start * short, total))
         if best is None or pair.cost < best.cost:
             best = pair
     assert best is not None, "there is a start"
-    best.improve(rounds, partial(later, tell, starts * short, total))
+    best.improve(rounds, partial(tell_later_part, tell, starts * short, total))
     return Recovered(best.inputs.detach(), best.bottom, best.misfit)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.split.evidence import Evidence
-from fedveil.attacks.split.example_prior import Prior
+from fedveil.attacks.split.example_prior import Prior, Search
 
 Bottom: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 #: Width of a bit's slope, as a share of the spread of likely outputs.
@@ -43,29 +43,28 @@ def invert(
     """
     total = steps * len(prior.searches)
     found, costs = [], []
-    for number, start in enumerate(prior.searches):
-        told = partial(later, tell, number * steps, total)
-        examples, cost = _search(bottom, evidence, prior, start, steps, told)
+    for number, search in enumerate(prior.searches):
+        told = partial(tell_later_part, tell, number * steps, total)
+        examples, cost = _searched(bottom, evidence, prior, search, steps, told)
         found.append(examples)
         costs.append(cost)
     best = torch.stack(costs).argmin(dim=0)
     return torch.stack(found)[best, torch.arange(len(best))]
 
 
-def _search(
+def _searched(
     bottom: Bottom,
     evidence: Evidence,
     prior: Prior,
-    start: tuple[float, float],
+    search: Search,
     steps: int,
     tell: Callable[[int], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Search with Adam. Returns the examples, and -ln of each one's likelihood, up to a constant.
 
-    `start` is one of `prior.searches`. `tell` is called after each step with the steps done.
+    `tell` is called after each of the `steps` steps with the steps done.
     """
-    spread, rate = start
-    numbers = prior.start(len(evidence.mean), spread)
+    numbers = prior.start(len(evidence.mean), search.spread)
     with torch.no_grad():
         likely = numbers + torch.randn(numbers.shape, generator=generator(0, "likely"))
         slope = max(_SLOPE * float(bottom(prior.examples(likely)).std(correction=0)), 1e-12)
@@ -74,9 +73,9 @@ def _search(
         return evidence.misfit(bottom(prior.examples(numbers)), slope) + prior.cost(numbers)
 
     numbers.requires_grad_()
-    optimizer = torch.optim.Adam([numbers], rate)
+    optimizer = torch.optim.Adam([numbers], search.rate)
     for step in range(steps):
-        falling(optimizer, rate, step / steps)
+        falling(optimizer, search.rate, step / steps)
         optimizer.zero_grad()
         torch.autograd.backward(cost().sum())
         optimizer.step()
@@ -85,9 +84,9 @@ def _search(
         return prior.examples(numbers), cost()
 
 
-def later(tell: Step, first: int, total: int, done: int) -> None:
-    """Call `tell` for a part of the work. `first` steps of `total` came before its `done` steps."""
-    tell(first + done, total)
+def tell_later_part(tell: Step, before: int, total: int, done: int) -> None:
+    """Call `tell` with the steps done in all: those `before` this part, and `done` of the part."""
+    tell(before + done, total)
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
