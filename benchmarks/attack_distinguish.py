@@ -17,6 +17,7 @@ import argparse
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,6 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "pw_encrypt, central": ("pw_encrypt", {**SUM, "central_eps": 1.0}, 1e-2, 1e2),
     "central_gaussian": ("central_gaussian", {"noise_multiplier": 1.0}, 0.1, 50.0),
 }
-
-
 #: The protection of split learning, which is not a protection of updates.
 EMBEDDING = "embedding_dp"
 
@@ -66,11 +65,21 @@ def at_claim(label: str, claim: float) -> Protection:
     protection = kind(kind.settings_type(**settings), context)
     key = protection.cost_key(protection.settings)
     assert key is not None
+
+    def too_large(value: float) -> bool:
+        costly = whole_run(at_cost(protection, key, value), 1, DELTA).epsilon > claim
+        return costly != key.falls
+
+    low, high = narrowed(low, high, too_large)
+    return at_cost(protection, key, high if key.falls else low)
+
+
+def narrowed(low: float, high: float, too_large: Callable[[float], bool]) -> tuple[float, float]:
+    """Return a value that is not `too_large`, and a slightly larger one that is, by bisection."""
     while high > low * 1.0001:
         middle = (low * high) ** 0.5
-        costly = whole_run(at_cost(protection, key, middle), 1, DELTA).epsilon > claim
-        low, high = (low, middle) if costly != key.falls else (middle, high)
-    return at_cost(protection, key, high if key.falls else low)
+        low, high = (low, middle) if too_large(middle) else (middle, high)
+    return low, high
 
 
 def tried(label: str, claim: float, trials: int) -> Distinguished:
@@ -94,11 +103,8 @@ def tried_embedding(claim: float, trials: int) -> Distinguished:
     def charges(eps: float) -> list[Charge]:
         return EmbeddingDP(eps).loss.charges(DIMENSION)
 
-    low, high = 1e-3, 16.0
-    while high > low * 1.0001:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if compose(charges(middle), DELTA) > claim else (middle, high)
-    eps, entropy = low, Seeded(17, "benchmark", EMBEDDING, str(claim))
+    eps, _ = narrowed(1e-3, 16.0, lambda value: compose(charges(value), DELTA) > claim)
+    entropy = Seeded(17, "benchmark", EMBEDDING, str(claim))
     sides = []
     for sign in (1.0, -1.0):
         ones = EmbeddingDP(eps)(np.full((trials, DIMENSION), sign), entropy).sum(axis=1)

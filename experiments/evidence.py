@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, stdev
+from typing import TypeVar
 
 from fedveil.base.lazy import special
 from fedveil.privacy.finding import CONFIDENCE
@@ -18,8 +19,11 @@ from fedveil.privacy.finding import CONFIDENCE
 #: A run learnt if its accuracy is at least this far above chance level. The most frequent label of
 #: an uneven data set stays below that too.
 MARGIN = 0.1
+T = TypeVar("T")
 #: Fewest seeds that give an interval.
 LEAST_SEEDS = 3
+#: The seeds of a run, where one seed cannot decide a claim.
+SEEDS = tuple(range(LEAST_SEEDS))
 #: A difference of accuracies, or of other figures from 0 to 1, counts as none up to this. With one
 #: seed, it may be chance.
 SLACK = 0.02
@@ -136,3 +140,13 @@ def falls(values: Sequence[float], rise: float) -> tuple[bool, str]:
     if any(after > before + rise for before, after in pairwise(values)):
         return False, ""
     return decided([values[0] - values[-1]])
+
+
+def seeded(name: str, seed: int) -> str:
+    """Return the name of a run with this seed. `name` is its name with seed 0."""
+    return f"{name}-seed-{seed}" if seed else name
+
+
+def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
+    """Return the entries of `found` for all seeds of the run `name`, in the order of the seeds."""
+    return [found[each] for seed in SEEDS for each in [seeded(name, seed)] if each in found]

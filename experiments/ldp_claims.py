@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from statistics import mean
 
 from experiments.arms import Runs, accuracy, listed, mean_accuracy
-from experiments.evidence import LEAST_SEEDS, SLACK, Lost, decided, falls, idle, with_interval
+from experiments.evidence import (
+    LEAST_SEEDS,
+    SLACK,
+    Lost,
+    decided,
+    falls,
+    idle,
+    of_seeds,
+    with_interval,
+)
 from experiments.experiment import Scale, Verdict
 from experiments.ldp_jobs import (
     BASELINES,
@@ -17,7 +26,6 @@ from experiments.ldp_jobs import (
     SPLITS,
     Task,
     labels,
-    of_seeds,
     source_task,
 )
 from fedveil.privacy.finding import Measured

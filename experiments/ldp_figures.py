@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.arms import Runs, accuracy, curve, listed, mean_accuracy, trained
-from experiments.evidence import Lost, with_interval
+from experiments.evidence import SEEDS, Lost, of_seeds, seeded, with_interval
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     adapting_helps,
@@ -25,14 +25,11 @@ from experiments.ldp_jobs import (
     EPSILONS,
     LARGE,
     MECHANISMS,
-    SEEDS,
     SPLITS,
     LDPFigure,
     Task,
     estimate_s,
     labels,
-    of_seeds,
-    seeded,
     title,
 )
 from experiments.leakage import leakage

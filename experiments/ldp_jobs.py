@@ -8,11 +8,11 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from experiments import small_stand_ins
 from experiments.arms import Arm, Runs, trained
-from experiments.evidence import LEAST_SEEDS
+from experiments.evidence import seeded
 from experiments.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
@@ -20,7 +20,6 @@ from fedveil.federated.job import Job
 
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
-T = TypeVar("T")
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 #: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
@@ -86,8 +85,6 @@ _SMALL: Mapping[Task, Mapping[str, Any]] = {
     LOCATION: {"data": {"name": "location30"}, "training": _SMALL_DENSE},
 }  # fmt: skip
 SMALL_CLIENTS, SMALL_ROUNDS = 200, 30
-#: The seeds of a run, where one seed cannot decide a claim.
-SEEDS = tuple(range(LEAST_SEEDS))
 #: Seconds of a round on two cores, measured on one machine: of the replacements, of the source's.
 _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 0.7, "dnn-purchase100": 25.0, LOCATION: 5.5}
@@ -174,16 +171,6 @@ def job(
         },
         [],
     )
-
-
-def seeded(name: str, seed: int) -> str:
-    """Return the name of a run with this seed. `name` is its name with seed 0."""
-    return f"{name}-seed-{seed}" if seed else name
-
-
-def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
-    """Return the entries of `found` for all seeds of the run `name`, in the order of the seeds."""
-    return [found[each] for seed in SEEDS for each in [seeded(name, seed)] if each in found]
 
 
 def _own_size(scale: Scale, task: Task) -> bool:

@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from experiments.evidence import decided, with_interval, within
+from experiments.evidence import SEEDS, decided, seeded, with_interval, within
 from experiments.experiment import Experiment, NewPart, Outcome, Scale, Tell, Verdict
-from experiments.ldp_jobs import SEEDS, seeded
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, MOST_STATE_BYTES, read_bytes, read_text
@@ -271,7 +270,7 @@ def _cost(ours: Mapping[str, Sequence[Sequence[float]]], frequencies: float) -> 
     pairs = zip(ours[PROTECTED], ours[PLAIN], strict=True)
     our_costs = [gap(protected, plain, plain) for protected, plain in pairs]
     if math.inf in our_costs:
-        near, unsure, shown = False, "", "a share of no fall"
+        near, unsure, shown = False, "", "the loss does not fall without protection"
     else:
         near, unsure = within([each - cost for each in our_costs], _NEAR)
         shown = with_interval(our_costs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import ldp_claims, ldp_figures, ldp_jobs
+from experiments import evidence, ldp_claims, ldp_figures, ldp_jobs
 from experiments.arms import Arm
 from experiments.catalog import find
 from experiments.evidence import Lost
@@ -335,8 +335,8 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     assert (page.parent / "ldp-adaptive-lenet-mnist.svg").exists()
     fixed, adaptive, same = (
         sum(
-            ldp_figures.mean_eps(page.parent / ldp_jobs.seeded(f"lenet-mnist-{kind}", seed))
-            for seed in ldp_jobs.SEEDS
+            ldp_figures.mean_eps(page.parent / evidence.seeded(f"lenet-mnist-{kind}", seed))
+            for seed in evidence.SEEDS
         )
         / 3
         for kind in ("fixed", "adaptive", "same-total")
