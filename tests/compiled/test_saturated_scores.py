@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +92,17 @@ def _flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays])
 
 
+def saturated_step_is_torchs(
+    made: Made, factor: float, number: int, own: Callable[..., list[ClientData]], **changes: object
+) -> None:
+    """Check a step from saturated scores. `own` turns drawn examples into the model's clients."""
+    model, shape = made
+    saturated(model, factor)
+    (client,) = own(clients(shape, 5, (SIZE,)))
+    chosen = plan(optimizer="adam", lr=LR, batch_size=SIZE, epochs=1, **changes)
+    one_step_is_torchs(model, chosen, partly_right(model, client, number))
+
+
 def one_step_is_torchs(model: nn.Module, chosen: TrainingPlan, client: ClientData) -> None:
     """Check one step of Adam against the steps of all gradients within the rounding errors."""
     gradient, error = gradients(model, chosen, client)
@@ -109,32 +121,21 @@ def one_step_is_torchs(model: nn.Module, chosen: TrainingPlan, client: ClientDat
 @given(chains(), factors, right, st.sampled_from(["cross_entropy", WEIGHTED]))
 @settings(max_examples=25)
 def test_any_model(made: Made, factor: float, number: int, loss: str) -> None:
-    model, shape = made
-    saturated(model, factor)
-    (client,) = signed(clients(shape, 5, (SIZE,)))
     weights = (0.3, 2.0, 1.1, 1.0, 0.7) if loss == WEIGHTED else None
-    chosen = adam(loss=loss, class_weights=weights)
-    one_step_is_torchs(model, chosen, partly_right(model, client, number))
+    saturated_step_is_torchs(made, factor, number, signed, loss=loss, class_weights=weights)
 
 
 @given(token_chains(), factors, right)
 @settings(max_examples=25)
 def test_any_model_of_tokens(made: Made, factor: float, number: int) -> None:
-    model, shape = made
-    saturated(model, factor)
-    (client,) = of_tokens(clients(shape, 5, (SIZE,)))
-    one_step_is_torchs(model, adam(), partly_right(model, client, number))
+    saturated_step_is_torchs(made, factor, number, of_tokens)
 
 
 @given(word_chains(), factors, right)
 @settings(max_examples=25)
 def test_any_model_of_next_tokens(made: Made, factor: float, number: int) -> None:
-    model, shape = made
-    saturated(model, factor)
-    (client,) = of_tokens(clients(shape, 5, (SIZE,)))
-    client = partly_right(model, replace(client, y=(client.x * 3 + 1) % TOKENS), number)
-    one_step_is_torchs(model, adam(loss="next_token"), client)
+    saturated_step_is_torchs(made, factor, number, with_next_tokens, loss="next_token")
 
 
-def adam(**changes: object) -> TrainingPlan:
-    return plan(optimizer="adam", lr=LR, batch_size=SIZE, epochs=1, **changes)
+def with_next_tokens(drawn: list[ClientData]) -> list[ClientData]:
+    return [replace(one, y=(one.x * 3 + 1) % TOKENS) for one in of_tokens(drawn)]
