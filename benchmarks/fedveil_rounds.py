@@ -48,6 +48,7 @@ def main() -> None:
             f"model={'' if options.model in BUILT_IN else 'federation:'}{options.model}",
             f"task={'next_token' if options.model == 'transformer' else 'classification'}",
             f"training={{epochs: {options.epochs}, batch_size: {options.batch}, lr: {options.lr}}}",
+            f"training.device={options.device}",
             f"evaluation.every={rounds + 1}",
             f"protection={options.protection}",
             f"simulation.workers={options.workers}",
@@ -110,6 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="torch's name of the device")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bytes", action="store_true", help="images of 8-bit integers")
     parser.add_argument("--protection", default="not_encrypt")

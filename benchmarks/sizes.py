@@ -3,7 +3,7 @@
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
     python benchmarks/sizes.py rounds [--model resnet18|transformer|medium|adapters] [--rounds N]
                                       [--clients N] [--positions ...] [--precision bfloat16]
-                                      [--peers peers/bin/python]
+                                      [--device cuda] [--peers peers/bin/python]
     python benchmarks/sizes.py reports [--parameters N ...] [--positions NAME ...]
     python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
@@ -19,7 +19,8 @@ million (`transformer`) or 354 million parameters (`medium`), or adapters of ran
 104 million parameters (`adapters`). Weights and data are random. Prints the seconds of the last
 round without its evaluation. There is one process, and torch has one thread, also for the peers in
 requirements-peers.txt, which do the same work unprotected. `--clients` of the ten take part. With
-`--precision bfloat16` clients train in mixed precision.
+`--precision bfloat16` clients train in mixed precision. With `--device` they train on another
+device than the CPU, beside pfl alone; the memory is then the host's.
 
 `reports`: the processor time of one client's report without masks, and of the server's adding it,
 for each parameter of a model of `--parameters`.
@@ -57,7 +58,8 @@ from fedveil.protections.catalog import POSITIONS
 from large_models import ADAPTED, RANK, make_adapted
 
 HERE = Path(__file__).parent
-PEERS = ("pfl_rounds.py", "flower_rounds.py")
+CPU_ONLY = "flower_rounds.py"
+PEERS = ("pfl_rounds.py", CPU_ONLY)
 RESNET_18, TRANSFORMER = 11_173_962, 124_439_808
 CLIENT_COPIES, SERVER_COPIES = 6, 4
 #: Working memory in MB that does not grow with the model and is not counted.
@@ -188,8 +190,8 @@ def show_reports(asked: argparse.Namespace) -> bool:
     return True
 
 
-def work(model: str, precision: str = "float32") -> dict[str, Any]:
-    """Return the blocks of a job that trains a large model on its data."""
+def work(model: str, **training: Any) -> dict[str, Any]:
+    """Return a job's blocks that train a large model on its data, with the settings `training`."""
     images = model == "resnet18"
     batch = 10 if images else 2
     own: dict[str, Any] = {"model": f"large_models:{model}"}
@@ -200,11 +202,11 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
         "data": {"name": f"large_models:{model}_data"},
         **own,
         "task": "classification" if images else "next_token",
-        "training": {"epochs": 1, "batch_size": batch, "lr": 0.01, "precision": precision},
+        "training": {"epochs": 1, "batch_size": batch, "lr": 0.01, **training},
     }
 
 
-def rounds(position: str, model: str, count: int, precision: str, clients: int) -> dict[str, Any]:
+def rounds(position: str, model: str, count: int, clients: int, **training: Any) -> dict[str, Any]:
     """Run whole rounds in this process.
 
     Returns the seconds of the last round by part, its CPU seconds on all cores, and the process's
@@ -212,7 +214,7 @@ def rounds(position: str, model: str, count: int, precision: str, clients: int) 
     """
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
-    job = job_of(position, clients, count, 10, **work(model, precision), **every)
+    job = job_of(position, clients, count, 10, **work(model, **training), **every)
     ends = [0.0]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -232,16 +234,17 @@ def seconds(record: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def peer_rounds(python: str, script: str, model: str, count: int, clients: int) -> dict[str, Any]:
+def peer_rounds(asked: argparse.Namespace, script: str, model: str) -> dict[str, Any]:
     """Run the rounds of an unprotected peer.
 
     Returns its name, the median seconds of a round, and the peak memory of all its processes.
     """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
+    on = () if script == CPU_ONLY else ("--device", asked.device)
     of = last_line(
-        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", clients,
-        "--examples", examples, "--batch", batch, "--lr", 0.01, "--workers", 1,
-        "--warmup", 1, "--rounds", count, "--limit", 3600,
+        asked.peers, HERE / "peers" / script, "--model", model, "--clients", 10,
+        "--per-round", asked.clients, "--examples", examples, "--batch", batch, "--lr", 0.01,
+        "--workers", 1, "--warmup", 1, "--rounds", asked.rounds, "--limit", 3600, *on,
     )  # fmt: skip
     return {"peer": of["peer"], "round_s": of["median"], "memory_mb": of["peak_rss_mb"]}
 
@@ -314,8 +317,8 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
     if kind == "base":
         make_adapted()
         return {}
-    model, count, precision, clients = more
-    return rounds(position, model, int(count), precision, int(clients))
+    model, count, clients, precision, device = more
+    return rounds(position, model, int(count), int(clients), precision=precision, device=device)
 
 
 def show_halves(asked: argparse.Namespace) -> bool:
@@ -342,10 +345,13 @@ def show_rounds(asked: argparse.Namespace) -> bool:
         if model == "adapters":
             alone("base", "")
         for position in asked.positions:
-            of = alone("rounds", position, model, asked.rounds, asked.precision, asked.clients)
+            on = (asked.precision, asked.device)
+            of = alone("rounds", position, model, asked.rounds, asked.clients, *on)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
         for script in asked.scripts if asked.peers else ():
-            of = peer_rounds(asked.peers, script, model, asked.rounds, asked.clients)
+            if script == CPU_ONLY and asked.device != "cpu":
+                continue
+            of = peer_rounds(asked, script, model)
             held = f"{of['memory_mb']:,.0f}"
             row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", "", held)
     return True
@@ -398,6 +404,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["resnet18", "transformer"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", help="torch's name of the device")
     parser.add_argument("--peers", help="the Python of an environment with the peers")
     parser.add_argument("--scripts", nargs="+", default=list(PEERS), help="the peers to run")
     asked = parser.parse_args()

@@ -46,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before the timed ones")
     parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--device", default="cpu", help="torch's name of the device")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds before giving up")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -174,7 +175,7 @@ def launch(options: argparse.Namespace) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PFL_PYTORCH_DEVICE="cpu")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PFL_PYTORCH_DEVICE=options.device)
     for name in ("PFL_WORKER_ADDRESSES", "PFL_WORKER_RANK", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         environment.pop(name, None)
     if options.workers > 1:
