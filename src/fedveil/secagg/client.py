@@ -30,9 +30,9 @@ class Client:
     neighbourhood (itself and its neighbours in the masking graph), one share: either of that
     client's seed or of its mask key, never both. To unmask this client's vector, an attacker needs
     `threshold` shares of its seed, and also its pairwise masks with all neighbours. To an attacker
-    who lacks any of these, the masked vector is uniformly random. If a message is invalid, out of order, or asks for
-    more than the protocol allows, the client raises `ClientWithheld` and answers nothing more in
-    this round.
+    who lacks any of these, the masked vector is uniformly random. If a message is invalid, out of
+    order, or asks for more than the protocol allows, the client raises `ClientWithheld` and answers
+    nothing more in this round.
 
     Under active security, the client discloses shares only if `threshold` survivors have signed the
     same text as this client. The text has the list of survivors and everything that the server has
