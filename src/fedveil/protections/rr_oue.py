@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield an audit case for each kind of report, with epsilon `eps` (rr) or `eps` / 2 (oue)."""
+        """Yield an audit case for each kind of report, with loss `eps` (rr) or `eps` / 2 (oue)."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
