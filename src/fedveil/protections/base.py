@@ -64,6 +64,7 @@ class Spending:
 class JobContext:
     """The part of a job that a protection needs.
 
+    - `weighting` says how the server weights clients. `dimension` is the length of an update.
     - `job` is a digest of the whole job, equal for all participants.
     - `simulated` is True in a simulation. Keys that are used in more than one round are then
       derived from `seed`. In a deployment, `roster` has every client's public key, and `identity`
@@ -237,14 +238,15 @@ REPORT = "report"
 
 
 class Protection(Description):
-    """A protection for one job. It states privacy losses, and acts for server and clients.
+    """Base class of protections. An instance protects the updates of one job.
 
-    For each round, it makes one `ServerRound`, and a `ClientRound` for each client. A user's own
-    protection is a subclass. A job names it as `protection: package.module:Name`
-    (docs/own-protection.md).
+    It states the privacy losses of reports. For each round, it makes one `ServerRound`, and a
+    `ClientRound` for each client. A user's own protection is a subclass, which a job names as
+    `protection: package.module:Name` (docs/own-protection.md).
     """
 
-    #: The phases of a round in order, and the phase whose answer depends on the update.
+    #: The phases of a round in order. Clients train in the phase `trains`, whose answers depend on
+    #: their updates.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
     #: Longer updates are shortened to this L2 norm. Infinity if updates are not shortened. Under
@@ -369,12 +371,12 @@ class Protection(Description):
         """Return the object that acts for a client in the round that `context` describes."""
 
     def noise_entropy(self, round: int) -> Entropy:
-        """Return the randomness of the server's noise in a round: seeded by the job, or secure."""
+        """Return the source of a round's server noise: seeded if `context.seeded`, else secure."""
         known = self.context.seeded
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reseeded(self, seed: int) -> Self:
-        """Return a copy whose server noise derives from `seed`. Secure noise is not affected."""
+        """Return a copy with the job seed `seed`. It sets the server noise of a seeded job."""
         made = copy.copy(self)
         made.context = replace(self.context, seed=seed)
         return made

@@ -29,7 +29,10 @@ POSITIONS: dict[str, type[Protection]] = {position.name: position for position i
 
 
 def find(name: str) -> type[Protection]:
-    """Return the class of a protection, given a built-in `name` or `package.module:Name`."""
+    """Return the class of a protection, given a built-in `name` or `package.module:Name`.
+
+    Raises `InvalidValue` if no protection has this name.
+    """
     if name in POSITIONS:
         return POSITIONS[name]
     key = f"protection = {name!r}"

@@ -95,18 +95,20 @@ class CentralGaussian(Clipped):
     that lies cannot weaken the guarantee of the others.
 
     Privacy: the guarantee of `CentralNoise` for a client's whole update in one round, replace-one,
-    against everyone who sees only the mean and what is computed from it. Nothing is guaranteed
-    against the server, or against anyone who reads a report in transit. Both see the clipped
-    update. With secret cohorts (`JobContext.poisson`), a round releases the noised sum divided by a
-    constant, even if nobody reported. The secret draw of clients then amplifies the guarantee
-    against everyone who receives only the models.
+    against everyone who sees only the noisy mean and what is computed from it. Nothing is
+    guaranteed against the server, or against anyone who reads a report in transit: both see the
+    clipped update. With secret cohorts (`JobContext.poisson`), a round releases the noisy sum
+    divided by the expected number of clients, even if no client reported. Against everyone who
+    receives only the models, the secret sampling of clients then amplifies the guarantee.
 
-    For a job that computes statistics, the protected unit may be an example (`JobContext.unit`). An
-    update is then the sum of one bounded vector per example, and is not clipped itself
-    (`CentralSum`). A client that lies can then move each entry of the round's sum by 2^24 steps.
+    A job that computes statistics may protect single examples (`JobContext.unit`). An update is
+    then a sum with one bounded vector for each example, and is not clipped itself (`CentralSum`).
+    The server only limits every entry to 2^24 steps, so a client that lies can move each entry of
+    the round's sum by that much.
 
-    With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
-    was shortened (`QuantileClip`). Update and bit are one release.
+    With `clip_quantile`, the clip follows a quantile of the updates' norms (`QuantileClip`). Each
+    update is then followed by a bit that says whether it was shortened. The guarantee is for update
+    and bit together.
     """
 
     name = block = "central_gaussian"
@@ -202,7 +204,11 @@ class CentralGaussian(Clipped):
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Check every field of a report. Returns its clipped update in units of the step."""
+        """Return the clipped update in an untrusted report, as multiples of the step.
+
+        With a moving clip, the clip bit follows the update. Raises `MessageInvalid` if a field is
+        invalid or the update is longer than the clip.
+        """
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")

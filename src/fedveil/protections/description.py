@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the time limit for each phase of a round: its key in the settings, and seconds.
+        """Return the setting that limits the duration of each phase of a round: (key, seconds).
 
         Returns None if the protection has no such setting.
         """
@@ -74,10 +74,10 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return a setting from which noise for a fixed number of rounds is computed, or None.
+        """Return the setting that makes the noise depend on the job's number of rounds, or None.
 
         The result is a text such as "target_epsilon = 3". A run under such a setting cannot be
-        extended to more rounds.
+        extended to more rounds, because its noise is computed for the original number.
         """
         return None
 

@@ -62,14 +62,13 @@ class DistributedDP(Clipped, SecureSum):
     update is unusable sends an update of zero with its share of noise. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. A share 1 - assume_honest of the cohort is
-    assumed to be dishonest, and to add no noise. Before a round, ratio is that of the worst
-    permitted case: only the smallest permitted number of clients survives, and these survivors
-    include all dishonest clients. In this case, ratio is `noise_multiplier`, or is computed from
-    `target_epsilon`. After the round, ratio follows from the actual number of survivors. The
-    guarantee relies on secure aggregation. Without `active_security`, it also relies on a server
-    that follows the protocol. The members of a sum are public, so sampling does not amplify the
-    guarantee.
+    everyone who sees the sum, including the server. The fraction 1 - `assume_honest` of the cohort
+    is assumed to be dishonest, and to add no noise. A round's loss is first stated for the worst
+    permitted case: the fewest permitted clients survive, and all dishonest clients are among them.
+    For this case, ratio is `noise_multiplier`, or is computed from `target_epsilon`. After the
+    round, ratio is computed from the actual number of survivors. The guarantee relies on secure
+    aggregation and, without `active_security`, on a server that follows the protocol. It is public
+    whose vectors are in a sum, so sampling of clients does not amplify the guarantee.
 
     Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
     q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.
@@ -77,13 +76,14 @@ class DistributedDP(Clipped, SecureSum):
     Every client trains in every round, so the time of an answer does not reveal the decision. The
     mean divides by the expected number, q * survivors.
 
-    Under `privacy.unit: example`, the update is a client's sum over its secretly sampled batch, to
-    which each example adds a vector of norm at most `clip` (`DistributedSum`). The guarantee is
-    then for one example, amplified by that sampling (`SampledGaussian`), against the server too,
-    because only the client knows which examples were drawn.
+    Under `privacy.unit: example`, a client samples a batch of its examples in secret. Its update is
+    a sum of one vector for each example of the batch, with a norm of at most `clip`
+    (`DistributedSum`). The guarantee is then for one example. The sampling amplifies it
+    (`SampledGaussian`), also against the server, because only the client knows the batch.
 
-    With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
-    was shortened (`QuantileClip`). The guarantee covers both, whatever clip a client receives.
+    With `clip_quantile`, the clip follows a quantile of the updates' norms (`QuantileClip`). Each
+    update is then followed by a bit that says whether it was shortened. The guarantee covers update
+    and bit together, for any clip that the server sends.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. A sum of discrete Gaussians of variance 16 or more is a
@@ -284,9 +284,11 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noisy sum, in the units of updates, as a vector of the space `domain()`.
+        """Return the noisy sum of a round, in the same units as updates.
 
-        With a fixed clip, the sum stays rotated. With a clip that changes, the sum is decoded.
+        This is `aggregate.released` times the step, which is still rotated if vectors are rotated.
+        If that field is None, or if the clip changes between rounds, it is the mean update times
+        the number of reports.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

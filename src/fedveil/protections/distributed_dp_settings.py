@@ -86,8 +86,9 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
     def dishonest(self, clients: int) -> int:
         """Return how many of a round's `clients` clients are assumed to add no noise.
 
-        If only some of the clients share secrets, all of the dishonest ones may be among them,
-        because the server chooses which clients share secrets.
+        This is the fraction 1 - `assume_honest` of `clients`, rounded down. It is not smaller if
+        only some of the clients share secrets, because the server chooses these clients and may
+        choose all dishonest ones.
         """
         return math.floor((1 - _as_written(self.assume_honest)) * clients)
 
@@ -115,11 +116,11 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
 
 
 def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, the clients that `assume_honest` does not trust must be too few to
-    unmask others together with the server. If n clients of a round share secrets with threshold t,
-    fewer than t clients may be untrusted. With `active_security`, fewer than 2t - n may be. In a
-    sparse masking graph, at most n/5 may be, and fewer with few `neighbours`. There is no limit if
-    only one of the n clients is trusted.
+    """Under distributed_dp, the clients that `assume_honest` assumes to be dishonest must be too
+    few to unmask others together with the server. Let n clients of a round share secrets, with
+    threshold t. In the complete masking graph, fewer than t clients may be dishonest, or fewer than
+    2t - n with `active_security`. In a sparse graph, at most n/5 clients may be dishonest, and
+    fewer if `neighbours` is small. There is no limit if all but one of the n clients are dishonest.
 
     Returns an error message, or None if the settings follow this rule.
     """
@@ -139,9 +140,9 @@ def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None
 
 
 def no_node_exceeds(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, if `assume_honest` is so low that some clients of a round are not
-    trusted, at least `deployment.clients_per_node` clients must not be trusted. The operator of one
-    node knows the noise of all its clients.
+    """Under distributed_dp, `assume_honest` must trust all clients of a round, or assume that at
+    least `deployment.clients_per_node` of them (or all, if a round has fewer) are dishonest. The
+    reason is that a dishonest operator of one node knows the noise of all clients on this node.
 
     Returns an error message, or None if the settings follow this rule.
     """

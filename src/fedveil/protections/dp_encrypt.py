@@ -168,10 +168,10 @@ class DPEncrypt(Protection):
 
 
 class DPEncryptServerRound(OneReportRound):
-    """Combines the clients' reports, for example by their mean. `combining` says how.
+    """The server's half of a round: combines the clients' noisy reports.
 
-    Values are added in multiples of `form.step`. The result does not depend on the order of the
-    reports.
+    The argument `combining` says how, for example by their mean. `form` decodes the reports. The
+    result does not depend on the order of the reports.
     """
 
     sums = ("_sum",)
@@ -238,7 +238,10 @@ class _Form(Protocol):
         """Return an untrusted report's values, divided by `step`. Checks every field."""
 
     def fold(self, message: Message, into: Sum) -> None:
-        """Add the untrusted report `message` to the sum `into`. Raises an error if invalid."""
+        """Add the untrusted report `message` to the sum `into`.
+
+        Raises `MessageInvalid` or another `ValueError`, and adds nothing, if it is invalid.
+        """
 
     def empty_sum(self) -> Sum:
         """Return an empty running sum of reports."""

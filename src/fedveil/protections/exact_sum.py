@@ -147,10 +147,10 @@ def _pattern(value: float) -> np.uint32:
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units` like `_add_below`, with two threads if they are long.
+    """Add `factor * vector` to `units`, with two threads if `vector` is long.
 
-    Products are truncated to whole numbers. Returns False, and adds nothing, if the float32 bits of
-    an entry's magnitude, read as an integer, are at least `limit`.
+    Parameters and result are as in `_add_below`: returns False, and adds nothing, if an entry of
+    `vector` is too large for `limit`.
     """
 
     def add(part: slice) -> tuple[slice, bool]:

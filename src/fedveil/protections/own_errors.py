@@ -27,6 +27,9 @@ def own_errors(protection: Protection) -> Iterator[None]:
 
 
 def named(protection: Protection) -> str:
-    """Return "protection.name = module:Class" for a user's own protection, for messages."""
+    """Return the text "protection.name = MODULE:CLASS", which names the class of `protection`.
+
+    Error messages about a user's own protection start with it.
+    """
     kind = type(protection)
     return f"protection.name = {kind.__module__}:{kind.__qualname__}"

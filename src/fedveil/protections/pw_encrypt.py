@@ -247,9 +247,10 @@ class PWEncrypt(SecureSum):
     def _noised(
         self, total: npt.NDArray[np.int64], central: CentralNoise, round: int
     ) -> npt.NDArray[np.int64]:
-        """Return the sum `total` with the server's noise for the round.
+        """Return a copy of the sum `total` to which the server's noise for the round is added.
 
-        Nothing else about `total` is released, not even an error if an entry overflows.
+        Entries that leave the ring's range wrap around. There is no error, because an error would
+        reveal something about the sum without noise.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

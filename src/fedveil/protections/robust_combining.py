@@ -2,7 +2,7 @@
 
     median        the median of the reports' values, entry by entry
     trimmed_mean  the mean, entry by entry, without a fraction of the largest and smallest values
-    norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
+    norm_bound    the mean of the reports, after shortening all whose L2 norm exceeds a bound
 
 All are computed from the reports alone, so they cost no privacy. No result depends on the order of
 the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
@@ -80,12 +80,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its sum is the number of reports times their mean without extreme values.
+    """Stores all reports, and returns the number of reports times their trimmed mean or median.
 
-    The mean is taken entry by entry, and leaves out an entry's largest and smallest values. The
-    number left out at each end is the fraction `cut` of the reports, rounded up. If this would
-    leave out all values, the median remains: the middle value, or the two middle values of an even
-    number of reports.
+    The trimmed mean of an entry leaves out its largest and smallest values. The number of values
+    left out at each end is the fraction `cut` of the reports, rounded up. If no value would remain,
+    the median is used instead: the middle value, or the mean of the two middle values.
     """
 
     def __init__(self, cut: float) -> None:

@@ -66,11 +66,11 @@ class Unary(Protection):
     parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round has its own epsilon. `AdaptiveBudget` computes it from the weights
-    w before the previous round, and from w plus that round's aggregate, even if the server's
-    optimiser takes another step. Clients refuse an epsilon below the job's `eps`, which no round
-    has, and one at which a single report would exceed `total_eps`. They cannot check more, so
-    deployments need `total_eps`.
+    With `adaptive`, every round has its own epsilon. `AdaptiveBudget` computes the next one from
+    the weights before a round and from the sum of these weights and the round's aggregate, even if
+    the server's optimiser sets other weights. Clients refuse an epsilon below the job's `eps`, and
+    an epsilon at which one report costs more than `total_eps`. They have no other way to check it,
+    so deployments need `total_eps`.
 
     `total_eps` limits the total epsilon of a client that takes part in every round. The total is
     the sum of the rounds' pure losses, which is valid even if they are chosen adaptively.
@@ -113,7 +113,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return a reason if reports are whole codes (bits) in `asked`, but sums in `demanded`."""
+        """Return a reason if `asked` has `report: bits` but `demanded` has `sum`, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield one case for `report: sum` and one for `bits`, at `eps` (rr) or `eps` / 2 (oue)."""
+        """Yield an audit case for each kind of report, with loss `eps` (rr) or `eps` / 2 (oue)."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip

@@ -279,7 +279,7 @@ class MaskedServerRound:
         self._server.receive(client, message)
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase, and start the next. Raises `RoundVoid` if too few clients answered."""
+        """Return the next messages, or None at the end. Raises `RoundVoid` if too few answered."""
         try:
             messages = self._server.advance()
         except RoundVoid as void:

@@ -22,11 +22,11 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings that a job keeps if it switches to the protection `other`.
+    """Return texts "key=value" that copy a job's settings to the block of the protection `other`.
 
-    `switch` is the job's block `protection`. A setting is kept if it differs from its default and
-    if `other` has it too. The results are texts "key=value" for the block of `other`. There are
-    none if both protections use the same block.
+    `switch` is the job's block `protection`. A setting is copied if it differs from its default and
+    if `other` has it too. Returns [] if both protections use the same block, because nothing has to
+    be copied then.
     """
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:

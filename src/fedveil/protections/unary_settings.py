@@ -1,4 +1,4 @@
-"""The parameters of rr and oue, and a check that an audit can use the reports they give."""
+"""The parameters of rr and oue, and a check if an audit can use reports under these parameters."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ _INFLUENCE = "an example's influence on the later reports of others, through the
 
 
 def influence(part: str) -> str:
-    """Return the text of an account line: an example's influence on later reports about others.
+    """Return a phrase for a privacy loss: one example's influence on later reports about others.
 
-    `part` names a part of the model (or several) that examples train. So its weights depend on each
-    example, and so do the reports that it later sends about other examples.
+    `part` names one or several parts of the model. An example changes their weights in training,
+    and so influences what they later report about other examples. The phrase is the text of an
+    account line (`Line.what`).
     """
     return f"{_INFLUENCE}{part}"
 

@@ -7,8 +7,8 @@ A user who may write the folder can compute a new chain for an edited log. So at
 session, each party sends its chain's last digest to the others, who write it into their own logs
 (`anchor`). If a party then edits its log, the log contradicts what the other parties have written.
 
-A digest of lines that someone can guess confirms the guess. So a log gets a random line (`seal`)
-before its digest is sent.
+Someone who receives a digest could guess the log's lines, and check the guess against the digest.
+To prevent this, a random line (`seal`) is appended to a log before its digest is sent.
 """
 
 from __future__ import annotations

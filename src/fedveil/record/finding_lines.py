@@ -36,9 +36,9 @@ def as_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data: its fields, and three results that are computed from them.
 
     `excesses` has the names of the lower bounds on epsilon that are above the claimed epsilon.
-    `refutes` is True if there are any. `not_seen` says in words, for each lower bound with a finite
-    claim, how large the true epsilon could be without refuting the claim. Bounds for which this is
-    unknown are left out.
+    `refutes` is True if there are any. `not_seen` has a phrase for each lower bound: the largest
+    true epsilon at which the attack would probably not refute the claim (`Finding.unseen`). It
+    leaves out bounds with an infinite claim, and bounds for which this epsilon is unknown.
     """
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}

@@ -59,9 +59,10 @@ class Attempts:
     def begin(self, round: int, cost: Kind, stated: Mapping[str, Any]) -> None:
         """Record on disk that `round` is started, and that each of its reports costs `cost`.
 
-        Also saves `stated`: the number of the last started round, and the run's privacy guarantees
-        if every report requested so far is sent. The run's pages show them if that round gets no
-        record (`read_started`).
+        Also saves `stated`, for the run's pages (`read_started`). It has the highest number of a
+        round started so far, which is above `round` if a resumed run repeats earlier rounds. It
+        also has the run's privacy guarantees, computed as if clients send every report that was
+        requested.
         """
         line = json.dumps(strict(stated), allow_nan=False) + "\n"
         self._folder.write_atomically(_STATED, line.encode())

@@ -91,7 +91,13 @@ class Carrier(ABC):
 
 @dataclass
 class Outcome:
-    """The result of a round. `void` says why there is no aggregate, or is None if there is one."""
+    """The result of a round: its traffic, its times, and the fate of every client's answer.
+
+    `void` is the reason why the round has no aggregate, or None if it has one. `bytes_up` counts
+    the bytes from clients, and `bytes_down` those to clients. `rejected` (by the server),
+    `withheld` (by the client), `failed` (in training) and `unusable` count answers by reason.
+    `seconds` maps a kind of work, such as "training", to its total duration in the round.
+    """
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -114,7 +120,11 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return `call()`, or None if the round is void. `RoundVoid` in `call` voids the round."""
+        """Return `call()`, and add its duration to the server's aggregation time.
+
+        Returns None without calling it if the round is already void. Also returns None, and marks
+        the round as void, if `call` raises `RoundVoid`.
+        """
         if self.void is not None:
             return None
         try:
@@ -139,17 +149,16 @@ def drive(
     trains: str,
     charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
-    """Run one round to its end, and return its outcome.
+    """Run one round to its end. Returns its outcome, also if the round is void.
 
     `opening` has the first message to each client. `trains` is the name of the phase in which
     clients are asked for their reports. Messages of other phases reveal nothing about an update.
-    The outcome counts the clients that fail, refuse or do not answer.
 
-    Before the first client is asked for a report, `charge` is called with all clients that will be
-    asked. So they are charged even if the process is killed during the round. If the round ends,
-    the caller should charge only the clients in `Outcome.charged`, which may have sent a report.
-    All clients that were asked are in it, except those that the message did not reach, and those
-    that answered that they send no report.
+    Before any client is asked for a report, `charge` is called with all clients that will be asked.
+    It should save their privacy costs, in case the process is killed during the round. After the
+    round, the caller should charge only the clients in the outcome's `charged` instead. These are
+    all clients that were asked, except those that the message did not reach, and those that
+    answered that they send no report.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -257,7 +266,7 @@ def _folds(server: ServerHalf, carrier: Carrier) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the total length of the encoded messages in bytes. Each receiver counts."""
+    """Return the total length of the encoded messages in bytes, counted once for each client."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 

@@ -20,15 +20,15 @@ class Effort:
     """The seconds that a client and the carrier spent on an answer, and the client's warnings.
 
     An unknown time is 0. If several clients train together, the first client's answer has the
-    training time and the warnings of all these clients.
+    training time and the warnings of all these clients. In a simulation, `unusable` is the reason
+    why an update was replaced by zeros, or None, and `raised` is True if training raised an error.
     """
 
     training_s: float = 0.0
     protection_s: float = 0.0
     aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
-    #: Why the report is of an update of zero, and whether the client's training raised an error.
-    #: Known only in a simulation. Neither leaves a client.
+    #: Known only in a simulation. In a deployment, neither leaves a client.
     unusable: str | None = None
     raised: bool = False
 

@@ -26,15 +26,16 @@ class Client:
     """The client's part in a round of secure aggregation.
 
     It checks each message of the server, and answers it once, in order. It sends only public keys,
-    encrypted shares of its own secrets, its masked vector, and one share of each client in its
-    neighbourhood (itself and its neighbours in the masking graph). This is a share of that client's
-    seed or of its key, never of both. To unmask the vector, an attacker needs `threshold` shares of
-    the client's seed, and its pairwise masks with all neighbours. To anyone with less, the masked
-    vector is uniform. If a message is out of order, invalid or asks for more than the protocol
-    allows, the client raises `ClientWithheld` and answers nothing more in this round.
+    encrypted shares of its own secrets, its masked vector, and, for each client in its
+    neighbourhood (itself and its neighbours in the masking graph), one share: either of that
+    client's seed or of its mask key, never both. To unmask this client's vector, an attacker needs
+    `threshold` shares of its seed, and also its pairwise masks with all neighbours. To an attacker
+    who lacks any of these, the masked vector is uniformly random. If a message is invalid, out of
+    order, or asks for more than the protocol allows, the client raises `ClientWithheld` and answers
+    nothing more in this round.
 
-    Under active security, it discloses shares only if `threshold` survivors have signed the same
-    text as this client. The text covers the list of survivors and everything that the server has
+    Under active security, the client discloses shares only if `threshold` survivors have signed the
+    same text as this client. The text has the list of survivors and everything that the server has
     shown before: the terms, all clients' keys, the clients that share secrets, and `origin`. The
     caller must make sure that a client sends only one vector in a round.
 
@@ -284,7 +285,11 @@ class Client:
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Sign the list of survivors together with everything that this client was shown before."""
+        """Return this client's signature of the survivors in `message`, as the answer's fields.
+
+        The signature also covers everything that the server has shown this client before. Raises
+        `ClientWithheld` if the list of survivors is not acceptable.
+        """
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -307,7 +312,11 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Disclose one share of each client: of a survivor's seed, or of a dropped client's key."""
+        """Return the shares that unmask the sum, as the answer's fields.
+
+        There is one share of each client whose shares this client has: of a survivor's seed, or of
+        a dropped client's mask key. Raises `ClientWithheld` if the message is invalid.
+        """
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")
@@ -325,7 +334,7 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """Raise an error unless `threshold` survivors signed the text that this client signed.
+        """Raise `ClientWithheld` unless `threshold` survivors signed the text this client signed.
 
         `message` has the signatures. The signed text includes the keys that this client made for
         this attempt at the round. So signatures from another attempt at the same round are not

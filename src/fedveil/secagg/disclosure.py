@@ -201,8 +201,8 @@ class Disclosure:
         """Return the row of `dealer`'s share among the shares that `holder` disclosed.
 
         The rows are ordered by dealer, and dealers that `holder` refused have no row. `index` is a
-        cache: it maps a neighbourhood to the row of each dealer if none is refused. This method
-        adds a neighbourhood that is missing in it.
+        cache, which this method fills. For the number of a neighbourhood, it maps each dealer to
+        its row, as it would be if the holder refused no dealer.
         """
         number = self._graph.numbers[holder]
         if number not in index:
