@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 from test_simulation import job
 
 import parts
+from fedveil.base import reused_memory
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import (
     ClientsData,
@@ -23,6 +25,7 @@ from fedveil.engine.executors.client_side import (
     Made,
     Trained,
 )
+from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.threads import Threads
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld
@@ -233,3 +236,21 @@ def test_threads_ask_no_more_clients_once_nobody_takes_the_answers(phase: int) -
         assert len(asked) < 12
     finally:
         threads.close()
+
+
+def test_an_executor_that_is_closed_leaves_the_process_as_it_was() -> None:
+    """Its arrays are freed, and garbage collections look through all objects again."""
+    protection: Any = SimpleNamespace(dimension=3, plain_reports=False)
+    training: Any = SimpleNamespace(keeps=False)
+    side = ClientSide(protection, training, np.zeros(3, np.float32), Seeded(2))
+    users = reused_memory._users
+    alone = InProcess(side, cores=1)
+    assert reused_memory._users == users + 1
+    alone.close()
+    assert reused_memory._users == users
+    threads = Threads([side])
+    assert gc.get_freeze_count() > 0
+    threads.close()
+    unfrozen = gc.get_freeze_count() == 0
+    gc.freeze()  # as it is in all tests
+    assert unfrozen
