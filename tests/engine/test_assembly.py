@@ -249,3 +249,28 @@ def test_examples_without_classes_are_not_dealt_by_class(split: str) -> None:
     job = Job(data={"split": split}, clients={"number": 7})
     with pytest.raises(DataInvalid, match=f"^data.split = {split} needs classes"):
         make_partition(job, dataset)
+
+
+@pytest.mark.parametrize(("train", "weights"), [("head", 84 * 7 + 7), ("all", 61_451)])
+def test_a_server_sends_only_the_weights_of_the_part_that_is_trained(
+    train: str, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_model, "free_bytes", lambda device: None)
+    own = Job(model="lenet", clients={"number": 4}, training={"train": train})
+    shape = ModelShape((1, 28, 28), 7)
+    check_weights(own, shape, weights)
+    with pytest.raises(ModelInvalid, match=f"least {weights:,} weights, but the server sends"):
+        check_weights(own, shape, weights - 1)
+
+
+def test_a_server_cannot_make_a_client_store_more_fixed_weights_than_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client builds all layers before the head, which no server sends."""
+    own = Job(model="lenet", clients={"number": 4}, training={"train": "head"})
+    shape, head = ModelShape((1, 28, 28), 7), 84 * 7 + 7
+    room = 2 * 4 * (61_451 - head)
+    for free in (room, room - 1):
+        monkeypatch.setattr(job_model, "free_bytes", lambda device, free=free: free)
+        with nullcontext() if free == room else pytest.raises(ModelInvalid, match="is free"):
+            check_weights(own, shape, head)

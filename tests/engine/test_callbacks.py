@@ -87,6 +87,23 @@ def test_one_may_end_the_run_and_all_are_told(tmp_path: Path) -> None:
     assert "finished after round 2: two are enough" in (run.folder / "events.log").read_text()
 
 
+class Tired(Callback):
+    """Ends a run after each round."""
+
+    def round(self, record: Record) -> str | None:
+        return f"tired of round {record['round']}"
+
+
+def test_the_first_reason_to_stop_is_told_and_those_of_objects_come_first() -> None:
+    for given, why in (
+        ([Tired()], "tired of round 2"),
+        ([Told()], "two are enough"),
+        ([Told(), Tired(), Enough()], "tired of round 2"),
+    ):
+        named = ["test_callbacks:Enough", "test_callbacks:Tired"]
+        assert Callbacks(named, given).round({"round": 2}) == why
+
+
 def test_all_planned_rounds_are_stated_of_a_run_that_one_ended(tmp_path: Path) -> None:
     """It may have read the rounds' results, on which the number of rounds then depends."""
     run = fedveil.simulate(job("Enough", protection="dp_encrypt"), tmp_path / "run")

@@ -158,9 +158,12 @@ def test_few_clients_are_told_the_noise_and_what_helps() -> None:
     assert then.noise(240) == pytest.approx(MOST_NOISE, rel=0.25)
 
 
-def test_a_meaningful_promise_gets_no_advice() -> None:
+@pytest.mark.parametrize(("epsilon", "promise"), [(2.0, "meaningful"), (0.25, "strong")])
+def test_a_meaningful_promise_gets_no_advice(epsilon: float, promise: str) -> None:
     job = small_job(**CROWD)
-    assert next_protection(job, prepared(job)[0], Figure(2.0, 1e-5), 240) is None
+    promised = Figure(epsilon, 1e-5)
+    assert promised.promise == promise
+    assert next_protection(job, prepared(job)[0], promised, 240) is None
 
 
 def test_a_job_with_another_optimiser_is_told_that_plain_sgd_replaces_it() -> None:
@@ -240,3 +243,20 @@ def test_without_an_example_no_noise_is_compared_and_no_protection_of_examples_a
     advice = str(next_protection(job, prepared(job)[0], NOTHING, 0))
     assert advice.startswith("too few clients for a meaningful promise")
     assert "privacy.unit" not in advice
+
+
+def test_only_a_classification_is_advised_a_model_for_images() -> None:
+    layout = prepared(small_job())[0]
+    advice = next_protection(small_job(task="task_parts:OwnStep"), layout, NOTHING, 240)
+    assert str(advice).endswith("and a model with fewer trained weights")
+
+
+def test_noise_below_ten_times_the_update_has_a_decimal() -> None:
+    job = small_job(**CROWD)
+    layout = prepared(job)[0]
+    advice = next_protection(job, layout, NOTHING, 240)
+    (found,) = candidates(job, layout.dimension, 2.0, ["distributed_dp"])
+    noise = found.noise(240)
+    assert noise is not None
+    assert abs(noise - round(noise)) > 0.05
+    assert f"its noise is {noise:.1f} times as long" in str(advice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -9,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from test_simulation import job
 
 import parts
+from fedveil.base import reused_memory
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import (
     ClientsData,
@@ -21,10 +25,12 @@ from fedveil.engine.executors.client_side import (
     Made,
     Trained,
 )
+from fedveil.engine.executors.in_process import InProcess
+from fedveil.engine.executors.threads import Threads
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData
-from fedveil.protections.base import JobContext
+from fedveil.protections.base import JobContext, RoundContext
 from fedveil.rounds.outcomes import Effort, Failed, Withheld
 from round_parts import ROUND, server_half
 
@@ -180,3 +186,71 @@ def test_a_client_keeps_its_side_within_a_round_and_has_a_new_one_in_the_next() 
         (withheld,) = side.answers({7: {}})
         assert isinstance(withheld, Withheld)
         assert (withheld.client, withheld.reason) == (7, "not a third time")
+
+
+class Doubling(Warning2):
+    """A trainer that changes the examples which it gets."""
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Any]:
+        for client in clients:
+            client.x.mul_(2)
+        yield np.zeros((len(clients), 3), np.float32), [None] * len(clients)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_only_a_native_trainer_reads_examples_without_a_copy(native: bool) -> None:
+    """It promises to leave them unchanged."""
+    x = np.ones((5, 2), np.float32)
+    data = ClientsData(x, np.zeros(5, np.int64), np.arange(5), np.array([0, 2, 5]))
+    trainer: Any = Doubling()
+    trainer.native = native
+    assert len(list(LocalTraining(trainer, data, Seeded(0)).updates([1]))) == 1
+    assert x[:, 0].tolist() == [1, 1, *([2, 2, 2] if native else [1, 1, 1])]
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_threads_ask_no_more_clients_once_nobody_takes_the_answers(phase: int) -> None:
+    """In the second phase, each thread has clients that only it can serve."""
+    asked = list[Any]()
+
+    class Slowly(Counting):
+        def respond(self, message: object, update: object) -> dict[str, int]:
+            asked.append(message)
+            time.sleep(0.06)  # the answers are then delivered one by one
+            return {"n": 1}
+
+    protection: Any = SimpleNamespace(dimension=3, client_round=Slowly)
+    training: Any = SimpleNamespace(
+        open=lambda round, model: None, examples=lambda client: 5, updates=lambda clients: iter(())
+    )
+    side = ClientSide(protection, training, np.zeros(3, np.float32), Seeded(2))
+    threads = Threads([side])
+    try:
+        threads.open(RoundContext([], 1, np.zeros(3, np.float32)))
+        for _ in range(1, phase):
+            assert len(list(threads.ask("keys", {client: {} for client in range(24)}))) == 24
+        asked.clear()
+        answers = threads.ask("tell", {client: {} for client in range(24)})
+        next(answers)
+        answers.close()  # type: ignore[attr-defined]
+        assert len(asked) < 12
+    finally:
+        threads.close()
+
+
+def test_an_executor_that_is_closed_leaves_the_process_as_it_was() -> None:
+    """Its arrays are freed, and garbage collections look through all objects again."""
+    protection: Any = SimpleNamespace(dimension=3, plain_reports=False)
+    training: Any = SimpleNamespace(keeps=False)
+    side = ClientSide(protection, training, np.zeros(3, np.float32), Seeded(2))
+    users = reused_memory._users
+    alone = InProcess(side, cores=1)
+    assert reused_memory._users == users + 1
+    alone.close()
+    assert reused_memory._users == users
+    threads = Threads([side])
+    assert gc.get_freeze_count() > 0
+    threads.close()
+    unfrozen = gc.get_freeze_count() == 0
+    gc.freeze()  # as it is in all tests
+    assert unfrozen

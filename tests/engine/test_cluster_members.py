@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.engine.cluster import membership
-from fedveil.engine.cluster.cluster import Place
-from fedveil.engine.cluster.many_machines import ManyMachines
+from fedveil.engine.cluster.cluster import MachineLost, Place
+from fedveil.engine.cluster.machine import Played
+from fedveil.engine.cluster.many_machines import ManyMachines, _Used
 from fedveil.engine.cluster.membership import Membership
 from fedveil.engine.cluster.placement import Expected
 from fedveil.errors import ClusterUnavailable
@@ -188,3 +190,42 @@ def test_a_round_remembers_what_was_asked_of_its_clients() -> None:
     assert made._requests == [("keys", keys)]
     list(made.ask("masked", vectors))
     assert made._requests == [("keys", keys), ("masked", vectors)]
+
+
+@pytest.mark.parametrize(("least", "lengths"), [(1, [15.0, 5.0, 10.0]), (4, [10.0, 10.0, 10.0])])
+def test_expected_times_are_learnt_from_clients_that_train_alone(
+    least: int, lengths: list[float]
+) -> None:
+    """In a group, the first client has the time of all. An answer without a training tells none."""
+    made, of = machines(a=1)
+    made._least, made._used, made._members.worked = least, {}, lambda machine: None
+    columns = np.array([[8, 5.0, 1.0, 9.0], [8, 1.5, 0.5, 9.0], [8, 0.0, 3.0, 9.0]])
+    played = Played([3, 5, 7], columns, took_s=2.5)
+    assert [answer.client for answer in made._heard(of["a"], [3, 5, 7], played)] == [3, 5, 7]
+    assert [made._expected.length(client) for client in (3, 5, 7)] == pytest.approx(lengths)
+
+
+def test_a_client_is_counted_once_in_a_round_of_several_phases() -> None:
+    made, of = machines(a=1)
+    made._used, made._members.worked = {}, lambda machine: None
+    for phase, took_s in (("keys", 2.5), ("masked", 1.5)):
+        assert list(made._heard(of["a"], [3, 5, 7], Played(took_s=took_s))) == []
+        made._requests.append((phase, {}))
+    assert made._used == {"a": _Used(3, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("fold", "repeatable", "again"),
+    [(True, True, [3, 8]), (True, False, [3, 8]), (False, True, [3, 8]), (False, False, [])],
+)
+def test_clients_of_a_lost_machine_train_again_unless_their_reports_may_be_known(
+    fold: bool, repeatable: bool, again: list[int]
+) -> None:
+    made, of = machines(a=1, b=2)
+    events, lost = list[str](), list[Any]()
+    made._repeatable, made._event, made._members.lose = repeatable, events.append, lost.append
+    made._context, made._retrained, made._homeless = SimpleNamespace(round=6), 1, False
+    assert list(made._lost(of["b"], MachineLost("it died"), [3, 8], fold=fold)) == again
+    what = "train again on other machines" if again else "drop out of the round"
+    assert events == [f"round 6: machine b was lost (it died): its 2 clients {what}"]
+    assert (lost, made._homeless, made._retrained) == ([of["b"]], True, 1 + len(again))

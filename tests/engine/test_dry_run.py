@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 
 import fedveil
 from fedveil.engine import dry_run
+from fedveil.engine.assembly import ModelShape, load_data
 from fedveil.engine.simulation import Simulator
 from fedveil.errors import ModelInvalid, with_notes
-from fedveil.record.run_folder import TRACEBACK
+from fedveil.record.run_folder import TRACEBACK, RunFolder
+from task_parts import OwnStep
 
 OWN = """\
 import numpy as np
@@ -197,3 +201,40 @@ def test_the_trial_is_one_batch(own: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_language_model_is_named_by_its_folder() -> None:
     assert dry_run._defined_at("hf:models/small") == "hf:models/small"
+
+
+def noisy() -> torch.nn.Module:
+    class Noisy(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            warnings.warn(f"{len(x)} examples", RuntimeWarning, stacklevel=1)
+            return super().forward(x)
+
+    return Noisy(6, 3)
+
+
+class NoStep(OwnStep):
+    """A task whose loss can be computed, but whose own training step fails."""
+
+    def train(self, model: torch.nn.Module, batches: Any, plan: Any) -> None:
+        raise LookupError("no step")
+
+
+def tried(settings: fedveil.Job, folder: Path) -> None:
+    """Try a batch of the job, as a run does before its first round."""
+    dataset, engine = load_data(settings), Simulator()
+    settings = engine.settle(settings, dataset)
+    with closing(RunFolder.create(folder, "tried")) as opened:
+        engine.try_out(settings, ModelShape.of(dataset), opened)
+
+
+def test_the_trial_repeats_no_warning_of_the_rounds(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        tried(job("test_dry_run:noisy"), tmp_path / "run")
+    assert [str(one.message) for one in heard if one.category is RuntimeWarning] == []
+
+
+def test_the_trial_takes_the_own_step_of_a_task(tmp_path: Path) -> None:
+    own = {"task": "test_dry_run:NoStep", "data": {"name": "task_parts:slope"}}
+    with pytest.raises(ModelInvalid, match="cannot train: LookupError: no step"):
+        tried(job("task_parts:linear", **own), tmp_path / "run")

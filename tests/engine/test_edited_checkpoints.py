@@ -6,6 +6,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedveil.engine.executors.client_states import ClientStates, open_states
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.simulation import Simulator
 from fedveil.errors import RunFolderError
+from fedveil.privacy.ledger import Ledger
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed, unsealed
 
@@ -295,3 +298,17 @@ def test_what_clients_keep_cannot_be_taken_away(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="clients is missing"):
         open_states(run, 1)
     assert open_states(run, 0).load(0, 1, 3) is None, "before the first round there are none"
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("protection", ["adaptive", "signds"])
+def test_a_ledger_of_the_other_kind_is_one_sentence(protection: str, tmp_path: Path) -> None:
+    """An adaptive run must not continue with the costs of rounds that were fixed in advance."""
+    folder = tmp_path / "run"
+    interrupted(folder, PROTECTIONS[protection])
+    saved = Checkpoint.at(folder)
+    assert saved is not None
+    other = Ledger(adaptive=protection != "adaptive")
+    with closing(RunFolder.reopen(folder)) as opened:
+        replace(saved, ledger=other.to_state()).write(opened)
+    assert "field adaptive does not match the protection" in str(refused(folder))

@@ -14,10 +14,14 @@ from torch import nn
 import fedveil
 import parts
 from fedveil.attacks.target import Target
+from fedveil.engine import simulation
+from fedveil.engine.assembly import ModelShape, load_data, make_model, make_protection
+from fedveil.engine.simulation import Simulator
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.evaluate import score
 from fedveil.learning.learning_task import Classification
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 
 SIZE = 9 * parts.CLASSES
@@ -153,3 +157,19 @@ def test_filters_learn_digits(tmp_path: Path) -> None:
     assert set(tensors(run)) == {"1.weight", "1.bias"}
     assert isinstance(run.model, nn.Sequential)
     assert down(run) == 7850
+
+
+def test_machines_are_compared_by_a_training_of_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the examples themselves it would fail, on each machine alike."""
+    monkeypatch.setattr(simulation, "start_on_a_cluster", lambda *given, **named: given)
+    settings = job(simulation={"on": "ray"}, training={"batch_size": 7})
+    engine, dataset = Simulator(), load_data(settings)
+    engine.settle(settings, dataset)
+    shape, protection = ModelShape.of(dataset), make_protection(settings, SIZE)
+    given: Any = engine.start(settings, shape, protection, tmp_path, lambda line: None)
+    batch, test = given[3], dataset.test
+    seen = TrainedPart.of(make_model(settings, shape)).seen(test.x[:21], "cpu")
+    np.testing.assert_array_equal(batch.x, seen)
+    np.testing.assert_array_equal(batch.y, test.y[:21])

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine import language_results
+from fedveil.engine import language_results, run_state
 from fedveil.engine.language_results import before_after
+from fedveil.engine.run_state import RunState
+from fedveil.engine.server_optimizer import ServerOptimizer
 from fedveil.federated.job import Job
+from fedveil.federated.training_blocks import ServerSettings
+from fedveil.protections.base import Aggregate
 from fedveil.record.before_after import BeforeAfter
 
 
@@ -76,3 +80,21 @@ def test_without_prompts_or_first_weights_there_is_less_to_compare(
     assert line.what == "perplexity"
     monkeypatch.setattr(language_results, "text_form", lambda job: None)
     assert list(before_after(parts, weights, weights)) == []
+
+
+def test_a_run_keeps_its_first_weights_while_a_step_overwrites_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_state, "text_form", lambda job: "a form")
+    begun: Any = SimpleNamespace(
+        job=Job(model="hf:m", task="next_token", clients={"number": 8}),
+        test=SimpleNamespace(layout=SimpleNamespace(vector=lambda: np.arange(3, dtype=np.float32))),
+        protection=SimpleNamespace(initial_state=dict, adaptive=False),
+        canaries=SimpleNamespace(clients=()),
+        optimizer=ServerOptimizer(ServerSettings(), np.ones(3, np.bool_)),
+    )
+    state = RunState(begun)
+    state.apply(Aggregate(np.array([0.5, 0.25, 1.0]), 4))
+    assert state.first is not None
+    assert state.first.tolist() == [0, 1, 2]
+    assert state.weights.tolist() == [0.5, 1.25, 3]

@@ -68,3 +68,12 @@ def test_nothing_is_stated_that_nobody_knows(settings: dict[str, Any], rounds: i
     ends = {"target": 0.0} if rounds else {}
     job = Job(rounds=7, privacy={"delta": 1e-4}, stopping=ends, **settings)
     assert list(other_accounts(job, make_protection(job, 5), rounds)) == []
+
+
+def test_the_unit_that_is_added_or_removed_is_the_jobs() -> None:
+    apart = {"training": {"sampling_rate": 1.0}, "privacy": {"delta": 1e-4, "unit": "example"}}
+    job = Job(
+        protection={"name": "distributed_dp", "distributed_dp": {"noise_multiplier": 3.0}}, **apart
+    )
+    found = list(other_accounts(job, make_protection(job, 5), 3))
+    assert [line.what.partition(" instead")[0] for line in found] == ["an example added or removed"]

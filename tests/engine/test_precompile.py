@@ -111,3 +111,23 @@ def test_a_report_calls_the_loop_that_shows_what_is_cached(
     monkeypatch.setattr(gaussian, "sum_of_squares", counted)
     make_one_report(make_protection(job(f"protection={name}", "simulation.masks=false"), 600))
     assert calls
+
+
+@pytest.mark.parametrize("way", ["refused", "ended"])
+def test_a_run_needs_no_second_process(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """It may not start, or it may end before it has read the job."""
+    start, runs = precompile.subprocess.Popen, []
+
+    def fail(command: list[str], **how: Any) -> Any:
+        if way == "refused":
+            raise OSError("no memory for a process")
+        process = start([sys.executable, "-c", ""], **how)
+        process.wait(60)
+        return process
+
+    monkeypatch.setattr(precompile.subprocess, "Popen", fail)
+    with precompiling(job("protection=dp_encrypt")):
+        runs.append(way)
+    assert runs == [way]

@@ -180,3 +180,14 @@ def test_a_step_that_fails_in_its_last_part_changes_no_moment() -> None:
         optimizer.step(weights, bad)
     for name, moment in before.items():
         np.testing.assert_array_equal(optimizer.state()[name], moment, name)
+
+
+def test_a_weight_that_only_the_sum_makes_too_large_changes_nothing() -> None:
+    count = 140_001  # three parts
+    optimizer = ServerOptimizer(ServerSettings(), np.ones(count, np.bool_))
+    weights, mean = np.linspace(-1, 1, count, dtype=np.float32), np.full(count, 0.5)
+    weights[-1], mean[-1] = 3e38, 1e38  # float32 holds each of them
+    before = weights.copy()
+    with pytest.raises(RoundVoid, match="not finite"):
+        optimizer.step(weights, mean, in_place=True)
+    np.testing.assert_array_equal(weights, before)

@@ -9,7 +9,7 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -247,8 +247,8 @@ def test_workers_that_started_before_one_failed_are_ended(monkeypatch: pytest.Mo
     assert ended == [0, 1]
 
 
-def started(workers: int, cores: int | None = None) -> Any:
-    job = Job(clients={"number": 4, "fraction": 1.0}, simulation={"workers": workers})
+def started(workers: int | str, cores: int | None = None, clients: int = 4) -> Any:
+    job = Job(clients={"number": clients, "fraction": 1.0}, simulation={"workers": workers})
     data = ClientsData.of_one(3, np.ones((3, 2), np.float32), np.zeros(3, np.int64))
     nothing: Any = lambda *_: None  # noqa: E731
     return local.start_locally(
@@ -280,3 +280,25 @@ def test_an_executor_on_this_machine_keeps_to_its_cores_and_a_failed_pool_is_clo
     with pytest.raises(KeyboardInterrupt):
         started(2)
     assert ended == ["2 workers", "closed"]
+
+
+def test_a_machine_of_a_cluster_has_as_many_workers_as_its_cores_and_no_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node may have more cores than the machine got."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 6, 7, 9})
+    monkeypatch.setattr(local, "WorkerPool", lambda workers, *given: Counted(workers, given[-1]))
+    monkeypatch.setattr(local, "Threads", lambda sides: ("threads", sides))
+    for sides, kind in (([], Counted(3, None)), (["a side"], ("threads", ["a side"]))):
+        monkeypatch.setattr(local, "make_client_sides", lambda *_, sides=sides: sides)
+        assert started("auto", cores=3, clients=130) == kind
+    assert started("auto", clients=130) == Counted(5, local.serve)
+
+
+class Counted(NamedTuple):
+    """A pool that only knows the number of its workers, and the function that forks call."""
+
+    workers: int
+    serve: Any
+
+    def start(self, *given: Any) -> None: ...

@@ -13,7 +13,7 @@ from fedveil.engine.executors.reports import Folding, encoded, merge_sums
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS, build
-from fedveil.rounds.outcomes import Folded, Refused, Report, Withheld
+from fedveil.rounds.outcomes import Effort, Folded, Refused, Report, Withheld
 from round_parts import ROUND, client_half, server_half
 
 LENGTH = 30
@@ -89,3 +89,24 @@ def test_arrays_of_a_shared_block_lie_apart() -> None:
         arrays["a"].tolist(), arrays["c"].tolist(),
     ]  # fmt: skip
     block.close()
+
+
+@pytest.mark.parametrize(("client", "kind"), [(2, Folded), (9, Refused)])
+def test_an_answer_keeps_the_effort_of_its_client_when_it_is_added_up(
+    client: int, kind: type[Folded | Refused]
+) -> None:
+    folding = Folding(protection(), MODEL)
+    folding.open(RoundContext(COHORT[:3], ROUND, MODEL))
+    effort = Effort(2.0, 0.5, warnings=["RuntimeWarning: few"])
+    answer = folding.fold(Made(client, report(2), effort=effort))
+    assert isinstance(answer, kind)
+    assert (answer.effort.training_s, answer.effort.protection_s) == (2.0, 0.5)
+    assert answer.effort.warnings == ["RuntimeWarning: few"]
+    assert answer.effort.aggregation_s > 0
+
+
+def test_the_time_to_encode_a_report_is_the_protections() -> None:
+    sent = encoded(Made(2, report(2), effort=Effort(2.0, 0.5)))
+    assert sent.effort.training_s == 2.0
+    assert sent.effort.protection_s > 0.5
+    assert sent.effort.aggregation_s == 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.protections.catalog import find
 from fedveil.protections.central_gaussian import CentralGaussianSettings
 from fedveil.protections.dp_encrypt import DPEncryptSettings
@@ -23,6 +24,7 @@ from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.signds import SignDSSettings
 from fedveil.protections.unary_settings import UnarySettings
 from fedveil.settings import allowed
+from fedveil.settings.allowed import shown
 from job_checks import POSITIONS, at, load, problems, vectors
 
 DEFAULT = """\
@@ -427,6 +429,41 @@ def test_advice(overrides: list[str], beginning: str):
 )
 def test_no_advice_where_none_is_due(overrides: list[str]):
     assert Job.load(None, overrides).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "other", "used", "unused"),
+    [
+        ("server.momentum", 0.5, "server.optimizer", "momentum", "none adagrad adam yogi"),
+        ("server.beta1", 0.5, "server.optimizer", "adagrad adam yogi", "none momentum"),
+        ("server.beta2", 0.5, "server.optimizer", "adam yogi", "none momentum adagrad"),
+        ("server.tau", 0.5, "server.optimizer", "adagrad adam yogi", "none momentum"),
+        ("server.trim", 0.2, "server.aggregation", "trimmed_mean", "mean median norm_bound"),
+        ("server.norm_bound", 2.0, "server.aggregation", "norm_bound", "mean median trimmed_mean"),
+        ("training.lr_rounds", 3, "training.lr_schedule", "step cosine", "constant own:rate"),
+        ("training.lr_factor", 0.5, "training.lr_schedule", "step cosine", "constant own:rate"),
+        ("training.dynamic", 0.5, "training.algorithm", "feddyn", "fedavg scaffold fedcm"),
+        ("training.own_direction", 0.5, "training.algorithm", "fedcm", "fedavg scaffold feddyn"),
+        ("data.shards_per_client", 3, "data.split", "shards", "iid dirichlet"),
+        ("data.alpha", 0.3, "data.split", "dirichlet", "iid shards"),
+        ("data.folder", "f", "data.name", "image_folder text_folder", "digits own:data"),
+    ],
+)
+def test_a_key_is_unread_under_each_choice_that_does_not_need_it(
+    key: str, value: object, other: str, used: str, unused: str
+):
+    for choice in f"{used} {unused}".split():
+        text = {"model": "hf:m", "task": "next_token"} if choice == "text_folder" else {}
+        warnings = Job().with_({key: value, other: choice, **text}).warnings
+        told = f"{key} = {shown(value)} has no effect under {other} = {choice}"
+        assert (told in "; ".join(warnings)) == (choice in unused.split()), choice
+
+
+def test_another_protection_of_ones_own_gets_default_parameters():
+    held = {"name": "a:One", "own": {"x": 3}, "unary": {"eps": 2.0}}
+    assert ProtectionSettings.shorthand(held, "b:Two") == {"name": "b:Two", "unary": {"eps": 2.0}}
+    assert ProtectionSettings.shorthand(held, "rr") == {"name": "rr", "own": {"x": 3}}
+    assert ProtectionSettings.shorthand(held, "a:One") == held
 
 
 def test_parameters_of_a_position_that_is_not_picked_are_told_of():
