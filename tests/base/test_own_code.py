@@ -113,7 +113,7 @@ def test_the_end_of_a_program_or_of_a_generator_is_no_error_of_its_code(
 ) -> None:
     with pytest.raises(end), own_code.as_exceptions():
         raise end
-    with pytest.raises(RuntimeError, match="^SystemExit: 3$"), own_code.as_exceptions():
+    with pytest.raises(RuntimeError, match=r"^SystemExit: 3$"), own_code.as_exceptions():
         sys.exit(3)
 
 
