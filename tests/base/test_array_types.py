@@ -17,7 +17,7 @@ def test_every_number_becomes_a_float(
 ) -> None:
     monkeypatch.setattr(array_types, "_PART", 4)
     monkeypatch.setattr(two_threads, "_LONG", long)
-    for scale in ((), (3.0, 8.0)):
+    for scale in ((), (3.0, 8.0), (3.0, 7.0)):
         numbers = np.arange(7, 7 + length, dtype=dtype)
         unit, divisor = scale or (1.0, 1.0)
         expected = [float(number) * unit / divisor for number in numbers]

@@ -97,6 +97,26 @@ def test_the_place_of_an_error_is_the_line_that_raised_it() -> None:
     assert str(caught.value).endswith(f"({__file__}, line {line})")
 
 
+def test_the_place_of_a_syntax_error_in_executed_text_is_the_line_that_executes_it() -> None:
+    def inner() -> None:
+        compile("x =", "<string>", "exec")
+
+    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+        inner()
+    line = inner.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f"({__file__}, line {line})")
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, GeneratorExit])
+def test_the_end_of_a_program_or_of_a_generator_is_no_error_of_its_code(
+    end: type[BaseException],
+) -> None:
+    with pytest.raises(end), own_code.as_exceptions():
+        raise end
+    with pytest.raises(RuntimeError, match=r"^SystemExit: 3$"), own_code.as_exceptions():
+        sys.exit(3)
+
+
 def test_an_error_is_described_and_code_is_named_by_its_place() -> None:
     assert own_code.described(ValueError()) == "ValueError"
     assert own_code.described(KeyError("a")) == "KeyError: 'a'"

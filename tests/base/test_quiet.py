@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from fedveil.base import quiet
@@ -53,3 +56,28 @@ def test_lost_output_is_left_to_the_step_itself(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(watch, "_end", clock)
     watch._watch()
     assert tried == [8.0, 16.0, 24.0]
+
+
+def test_silence_begins_with_the_step_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A display makes its watch before the first step starts."""
+    clock, heard = Clock(25.0, ()), list[float]()
+    monkeypatch.setattr(quiet.time, "monotonic", lambda: clock.now_s)
+    watch = Quiet(8.0, heard.append)
+    monkeypatch.setattr(watch, "_end", clock)
+    clock.now_s, clock.end_s = 150.0, 175.0
+    watch.start()
+    watch._thread.join()
+    assert heard == [8.0, 16.0, 24.0]
+
+
+def test_a_line_is_whole_before_the_step_has_ended() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(seconds: float) -> None:
+        begun.set()
+        time.sleep(0.2)
+        ended.set()
+
+    with Quiet(0.01, slow):
+        assert begun.wait(30)
+    assert ended.is_set()

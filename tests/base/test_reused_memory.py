@@ -51,6 +51,16 @@ def test_a_short_array_takes_no_long_block(reusing: None) -> None:
     assert place(reused_memory.empty(MANY, np.uint8)) != at
 
 
+def test_an_array_takes_the_smallest_block_that_fits(reusing: None) -> None:
+    """The first, and largest, is left for an array that needs it."""
+    large, small = (reused_memory.empty(size, np.uint8) for size in (MANY + 900, MANY + 90))
+    places = place(small), place(large)
+    del large, small
+    first = reused_memory.empty(MANY, np.uint8)
+    second = reused_memory.empty(MANY + 500, np.uint8)
+    assert (place(first), place(second)) == places
+
+
 def test_nothing_is_kept_unless_a_run_asks_for_it() -> None:
     reused_memory.start_reusing()
     reused_memory.start_reusing()

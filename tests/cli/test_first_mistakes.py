@@ -49,6 +49,12 @@ def test_a_value_that_the_shell_split_is_to_be_quoted(
     )
 
 
+def test_an_option_after_an_unfinished_one_is_no_value_of_it(command: Command) -> None:
+    code, _, err = command("run", "--set", "rounds", "--bogus")
+    assert code == Exit.WRONG
+    assert err.startswith("error: there is no option --bogus")
+
+
 def test_a_command_after_its_argument_is_named_first(command: Command) -> None:
     code, _, err = command("attack", "job.yaml", "gradient")
     assert code == Exit.WRONG
@@ -192,14 +198,15 @@ def test_a_warning_is_one_sentence_and_is_printed_once(capsys: pytest.CaptureFix
 
     @app.command()
     def twice() -> None:
-        for _ in range(2):
-            warnings.warn("the sums may wrap", FedveilWarning, stacklevel=1)
+        for text in ("the sums may wrap", "the noise is small", "the sums may wrap"):
+            warnings.warn(text, FedveilWarning, stacklevel=1)
 
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr(sys, "argv", ["fedveil"])
         assert ended(app) == Exit.DONE
-    assert capsys.readouterr().err == "warning: the sums may wrap\n"
+    said = "warning: the sums may wrap\nwarning: the noise is small\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_warning_of_another_package_is_passed_on(capsys: pytest.CaptureFixture[str]) -> None:

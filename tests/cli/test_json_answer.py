@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from test_exits import commands
 
+from fedveil.base import plain_text
+from fedveil.cli import json_answer
 from fedveil.federated.job import Job
 from fedveil.record.recorder import revived
 
@@ -24,6 +26,14 @@ TINY = (
 def test_every_command_takes_it() -> None:
     for name, command in commands():
         assert any("--json" in parameter.opts for parameter in command.params), name
+
+
+def test_a_command_within_another_prints_no_more_than_that_one_may() -> None:
+    with json_answer.alone(True):
+        with json_answer.alone(False):
+            assert plain_text.to_stderr
+        assert plain_text.to_stderr
+    assert not plain_text.to_stderr
 
 
 def test_only_a_service_promises_no_json() -> None:

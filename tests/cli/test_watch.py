@@ -77,6 +77,28 @@ def test_a_run_is_followed_as_it_grows_a_half_written_line_included(
     assert len(seen) == 3
 
 
+def test_a_round_that_a_resumed_run_repeats_is_shown_once(finished: Path, tmp_path: Path) -> None:
+    """A resumed run first removes the records after its checkpoint."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    metrics, events = copy / "metrics.jsonl", copy / "events.log"
+    lines, log = metrics.read_bytes().splitlines(True), events.read_bytes()
+    metrics.write_bytes(b"".join(lines[:2]))
+    events.write_bytes(log[: log.index(b"\n") + 1])
+    (copy / "model.safetensors").rename(copy / "later")
+
+    def repeat() -> Iterator[None]:
+        for end in (1, 2):
+            metrics.write_bytes(b"".join(lines[:end]))
+            yield
+        metrics.write_bytes(b"".join(lines))
+        (copy / "later").rename(copy / "model.safetensors")
+        events.write_bytes(log)
+        yield
+
+    assert rounds(watched(copy, repeat())) == ["1/3", "2/3", "3/3"]
+
+
 def test_a_run_that_goes_on_after_its_end_is_followed(finished: Path, tmp_path: Path) -> None:
     """A run that was given more rounds still has its earlier model."""
     copy = tmp_path / "copy"
@@ -206,6 +228,32 @@ def test_a_vertical_run_that_grows_shows_each_line_once(tmp_path: Path) -> None:
 
     said = watched(folder, grow())
     assert [said.count(f"step {step}/6") for step in (2, 4, 6)] == [1, 1, 1]
+
+
+def test_a_step_that_a_resumed_vertical_run_repeats_is_shown_once(tmp_path: Path) -> None:
+    job = VerticalJob(name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms")
+    folder = tmp_path / "run"
+    lines = [
+        json.dumps({"party": "lead", "epoch": 0, "look": look, "test_loss": 0.25}) + "\n"
+        for look in (2, 4, 6)
+    ]
+    for party, before in (("lead", "".join(lines[:2])), ("bank", "")):
+        (folder / party).mkdir(parents=True)
+        (folder / party / "metrics.jsonl").write_text(before)
+        (folder / party / "events.log").write_text("2026-03-01T10:00:00 began: fedveil\n")
+    (folder / "job.yaml").write_text(job.to_yaml())
+    metrics = folder / "lead" / "metrics.jsonl"
+
+    def repeat() -> Iterator[None]:
+        for end in (1, 3):
+            metrics.write_text("".join(lines[:end]))
+            yield
+        with (folder / "lead" / "events.log").open("a") as events:
+            events.write("2026-03-01T11:00:00 ended after step 6: interrupted\n")
+        yield
+
+    said = watched(folder, repeat())
+    assert len([line for line in said.splitlines() if line.startswith("epoch 0 ")]) == 3
 
 
 def test_a_vertical_run_shows_the_leader_s_lines(tmp_path: Path) -> None:

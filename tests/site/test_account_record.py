@@ -72,6 +72,7 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
     assert sums.of == "one example, job sums"
     assert any("8 releases, 3 without an epsilon" in s for s in record.record()["statements"])
+    assert record.accounts()[0].missing == ""
     mixed = replace(record, limits=replace(record.limits, unit="client")).accounts()[0]
     assert (mixed.epsilon, mixed.missing) == (
         math.inf, "losses for one example leave no epsilon for a client",

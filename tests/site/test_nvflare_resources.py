@@ -33,6 +33,7 @@ def test_closed_resources_are_accepted(tmp_path: Path) -> None:
         ({"allow_log_streaming": "false"}, "allow_log_streaming"),
         ({"allow_log_streaming": None}, "allow_log_streaming"),
         ({"class_list_enforcement_mode": "warn"}, "class_list_enforcement_mode"),
+        ({"class_list_enforcement_mode": None}, "class_list_enforcement_mode"),
         ({"class_allow_list": None}, "write a class_allow_list"),
         ({"class_allow_list": ["*"]}, "it allows every class"),
         ({"class_allow_list": ["nvflare"]}, "remove nvflare"),

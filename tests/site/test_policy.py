@@ -205,12 +205,21 @@ def test_a_sum_needs_as_many_neighbours_as_fedveil_would_choose() -> None:
         (("data", {"-a": {}}), "data has the name -a: use letters"),
         (("servers", {"a b": {}}), "servers has the name a b: use letters"),
         (("servers", {"a": {"superlink": "host"}}), "superlink = 'host' is not HOST:PORT"),
+        (("servers", {"a": {"superlink": "h:650000"}}), "superlink = 'h:650000' is not HOST:PORT"),
     ],
 )  # fmt: skip
 def test_a_wrong_policy_is_one_sentence(change: tuple[str, Any], problem: str) -> None:
     with pytest.raises(JobError) as raised:
         of(change)
     assert problem in str(raised.value)
+
+
+def test_a_port_has_up_to_five_digits() -> None:
+    servers = {"a": {"superlink": "study.org:65000"}, "b": {"superlink": "127.0.0.1:1"}}
+    policy = of(("servers", servers))
+    assert [server.superlink for server in policy.servers.values()] == [
+        "study.org:65000", "127.0.0.1:1",
+    ]  # fmt: skip
 
 
 def test_code_of_a_job_leaves_at_a_fixed_time_under_any_isolation() -> None:

@@ -113,9 +113,9 @@ def test_the_time_of_an_answer_is_no_term_of_a_sum() -> None:
     keys = {"protection": "pw_encrypt", **SUMMED}
     one, other = (Terms.read({**keys, **more}) for more in ({}, {"answer_after_s": 9.0}))
     assert one.job(JOB, 20) == other.job(JOB, 20)
-    third = Terms.read({**keys, "clip": 3.0})
+    third, fourth = (Terms.read({**keys, **more}) for more in ({"clip": 3.0}, {"clients": 5}))
     jobs = {one.job(JOB, 20), one.job(JOB, 21), one.job("job-8", 20), third.job(JOB, 20)}
-    assert len(jobs) == 4
+    assert len({*jobs, fourth.job(JOB, 20)}) == 5
 
 
 def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:

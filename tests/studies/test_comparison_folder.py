@@ -27,10 +27,11 @@ from fedveil.errors import (
     RunStopped,
 )
 from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.protections.base import RoundContext
-from fedveil.record.finding_lines import FINDINGS
+from fedveil.record.finding_lines import FINDINGS, add_finding
 from fedveil.record.recorder import ADVICE
-from fedveil.record.run_folder import IMPORTS, JOB, METRICS, MODEL
+from fedveil.record.run_folder import IMPORTS, JOB, METRICS, MODEL, RunFolder
 from fedveil.run_display import of_run
 from fedveil.studies import comparison, comparison_folder, several_runs
 from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
@@ -251,6 +252,28 @@ def test_the_run_of_the_first_seed_is_attacked_once(tmp_path: Path) -> None:
     assert [finding.effort for finding in both.findings] == ["full", "quick"]
 
 
+def test_a_run_with_the_finding_of_another_attack_is_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def refused(target: object, effort: str, watch: object) -> None:
+        tried.append(effort)
+        raise AttackImpossible("nothing to attack")
+
+    monkeypatch.setattr(membership, "attack", refused)
+    job = small_job(rounds=1)
+    (found,) = compared(tmp_path / "c", "not_encrypt", job=job, attack="membership")
+    assert found.run is not None
+    other = Finding("clients", "quick", "not_encrypt", [Measured("accuracy", 0.5, cases=40)])
+    with ExitStack() as stack:
+        folder = RunFolder.reopen(found.run.folder)
+        stack.callback(folder.close)
+        add_finding(folder, other)
+    compared(tmp_path / "c", "not_encrypt", job=job, attack="membership")
+    assert tried == ["quick", "quick"]
+
+
 def test_an_attack_has_the_effort_that_was_asked_for_or_says_why_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +336,20 @@ def test_an_error_that_names_a_command_names_that_of_the_study() -> None:
         with pytest.raises(RunStopped) as raised, resumed_by("fedveil compare"):
             raise error
         assert getattr(raised.value, "__notes__", []) == notes
+    with pytest.raises(KeyboardInterrupt) as ended, resumed_by("fedveil compare"):
+        raise KeyboardInterrupt  # between two runs, so that no run has added a note
+    assert ended.value.__notes__ == ["`fedveil compare` goes on from here"]
+
+
+def test_a_search_without_a_result_is_saved_like_any_other(tmp_path: Path) -> None:
+    job = small_job(rounds=20)
+    asked = Asked(protections=["dp_encrypt"], epsilons=[0.01])
+    with ExitStack() as stack:
+        (cell,) = ComparisonFolder.open(tmp_path / "c", Comparison(job, asked), stack).cells(print)
+        assert cell.job is None
+    with ExitStack() as stack:
+        again = ComparisonFolder.reopen(tmp_path / "c", stack).comparison
+        assert again.solutions == {"dp_encrypt,epsilon=0.01": cell.reason}
 
 
 class Killed(BaseException):

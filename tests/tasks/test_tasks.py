@@ -405,6 +405,10 @@ def test_a_task_of_the_user_s_own(tmp_path, monkeypatch):
         (lambda: Columns(np.array([[1]])), r"ids has dtype int64 and shape \(1, 1\)"),
         (lambda: Columns(np.arange(2), {"x": torch.ones(3)}), "x has 3 rows, but ids has 2"),
         (lambda: Columns(np.arange(2), labels=torch.ones(1)), "labels has 1 rows, but ids has 2"),
+        (
+            lambda: Columns(np.arange(2), {"labels": torch.ones(3)}, torch.ones(2)),
+            "labels has 3 rows, but ids has 2",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(columns, sentence):

@@ -225,6 +225,29 @@ def test_in_the_u_shape_the_last_gradient_stands_for_ready() -> None:
     )
 
 
+def test_each_of_two_followers_waits_for_the_commit() -> None:
+    """The leader's last tensor shows that it has checked all, and nothing of the other follower."""
+    split = SplitModel(
+        [
+            Part("left", "a", ("data.x",), (2,)),
+            Part("right", "b", ("data.x",), (2,)),
+            Part("top", "lead", ("left", "right"), (2,)),
+        ],
+        leader="lead",
+    )
+    made = programs(split, 2)
+    for follower in ("a", "b"):
+        assert made[follower][-2:] == (ReceiveWord("commit", "lead"), Apply())
+        assert made["lead"].count(SendWord("commit", follower)) == 1
+
+
+def test_nobody_commits_before_every_loss_is_known() -> None:
+    """Here the leader returns no gradient, so that its losses are the last of its work."""
+    parts = [Part("left", "a", ("data.x",), (2,)), Part("last", "lead", ("left",), (2,))]
+    split = SplitModel(parts, leader="lead").replace("left", privacy=BLIND)
+    assert written(programs(split, 2)["lead"]) == ("<left0 L.last0 <left1 L.last1 >commit apply")
+
+
 def test_what_nobody_awaits_is_computed_last() -> None:
     """The leader runs its own part ahead of the others' outputs, and backward after the rest."""
     parts = [
@@ -250,6 +273,22 @@ def test_a_backward_pass_on_the_way_to_another_party_comes_before_one_that_is_no
         "F.side0 F.side1 <emb0 F.body0 F.last0 >last0 <emb1 F.body1 F.last1 >last1 "
         "<last.g0 B.last0 B.body0 >emb.g0 <last.g1 B.last1 B.body1 >emb.g1 B.side0 B.side1 "
         "<commit apply"
+    )
+
+
+def test_a_backward_pass_is_awaited_through_any_number_of_own_parts() -> None:
+    parts = [
+        Part("side", "lead", ("data.x",), (2,)),
+        Part("body", "a", ("data.x",), (2,)),
+        Part("one", "lead", ("body",), (2,)),
+        Part("two", "lead", ("one",), (2,)),
+        Part("three", "lead", ("two",), (2,)),
+        Part("last", "lead", ("side", "three"), (2,)),
+    ]
+    program = written(programs(SplitModel(parts, leader="lead"), 1)["lead"])
+    assert program == (
+        "F.side0 <body0 F.one0 F.two0 F.three0 L.last0 B.three0 B.two0 B.one0 >body.g0 "
+        "<ready B.side0 apply"
     )
 
 

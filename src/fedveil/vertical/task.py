@@ -65,10 +65,10 @@ class Columns:
         if not are_distinct(self.ids):
             values, counts = np.unique(self.ids, return_counts=True)
             raise DataInvalid(f"the id {values[counts.argmax()]} occurs {counts.max()} times")
-        named = dict(self.columns)
-        if self.labels is not None:
-            named["labels"] = self.labels
-        for name, column in named.items():
+        named = [*self.columns.items()]
+        if self.labels is not None:  # a column may have this name too
+            named.append(("labels", self.labels))
+        for name, column in named:
             if len(column) != len(self.ids):
                 raise DataInvalid(f"{name} has {len(column)} rows, but ids has {len(self.ids)}")
 
