@@ -167,7 +167,7 @@ def test_a_client_with_too_many_examples_reports_nothing() -> None:
 
 
 def test_each_part_of_a_long_update_has_its_own_entries_and_rounding() -> None:
-    """Updates are rounded in parts of 65,536 entries, and each entry is multiplied by the weight."""
+    """Updates are rounded in parts of 65,536 entries. The weight multiplies each of them."""
     length = 2 * 65_536
     made = protection(dimension=length)
     update = np.full(length, 0.5 * made.fixed.step, np.float32)
