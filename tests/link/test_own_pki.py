@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 import shutil
@@ -80,6 +81,16 @@ def test_keys_and_authorities_of_every_usual_kind(
 @pytest.mark.parametrize("kind", ["p521", "ed25519"])
 def test_keys_that_the_tls_of_the_link_cannot_use(pki: Pki, tmp_path: Path, kind: str) -> None:
     folder = pki.issuing.leaf("bank", kind=kind).write(tmp_path / "bank", pki.root)
+    assert "is a key of a kind that gRPC's TLS does not use: take an RSA key" in refusal(folder)
+
+
+def test_a_key_of_an_unknown_algorithm(pki: Pki, tmp_path: Path) -> None:
+    folder = pki.issuing.leaf("bank").write(tmp_path / "bank", pki.root)
+    der = bytes.fromhex("300f020100300506032a030404030a0b0c")  # of the algorithm 1.2.3.4
+    text = base64.b64encode(der).decode()
+    (folder / "key.pem").write_text(
+        f"-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n"
+    )
     assert "is a key of a kind that gRPC's TLS does not use: take an RSA key" in refusal(folder)
 
 

@@ -58,6 +58,14 @@ def test_the_first_proxy_in_grpcs_order_is_taken(connected: Callable[..., Any]) 
     assert connected("bank.example", grpc_proxy="socks5://x:1") == ("bank.example", 8443)
 
 
+def test_an_empty_variable_is_the_first_that_is_set(connected: Callable[..., Any]) -> None:
+    """In gRPC, an empty proxy is none, and an empty list of exceptions has none."""
+    host, proxied = "bank.example", {"https_proxy": "http://second:3128"}
+    assert connected(host, grpc_proxy="", **proxied) == (host, 8443)
+    assert connected(host, no_proxy=host, **proxied) == (host, 8443)
+    assert connected(host, no_grpc_proxy="", no_proxy=host, **proxied)[:2] == ("second", 3128)
+
+
 @pytest.mark.parametrize(
     ("entries", "host", "direct"),
     [

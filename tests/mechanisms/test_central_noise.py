@@ -154,6 +154,17 @@ def test_a_long_vector_is_measured_whole() -> None:
         assert not made.within(vector)
 
 
+def test_each_part_of_a_long_vector_has_its_own_entries() -> None:
+    """Vectors are rounded in parts of 65,536 entries."""
+    length = 65_536 + 3
+    steps = np.arange(length) % 1000 - 500
+    steps[-3:] = (7, 0, -9)
+    made = CentralNoise(1.0, 1e-5, 0.25, 2.0**-25, length)
+    np.testing.assert_array_equal(made.clipped(steps * made.step), steps)
+    summed = CentralSum(1.7, 1e-5, 0.5, length)
+    np.testing.assert_array_equal(summed.clipped(steps * summed.step), steps)
+
+
 def test_a_vector_of_doubles_is_rounded_as_doubles_and_the_reach_is_in_steps() -> None:
     """A float32 has 24 bits, and the fixed-point numbers of a sum may have more."""
     made = CentralNoise(30.0, 1e-5, 1.0, 2.0**-25 / 3, 3)

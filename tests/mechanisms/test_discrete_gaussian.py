@@ -202,6 +202,18 @@ def test_a_negative_zero_is_drawn_again() -> None:
     assert DiscreteGaussian(50).draw(1, Scripted(zero | 1, zero | 1, five | 1)).tolist() == [-5]
 
 
+def test_an_undecided_negative_zero_is_drawn_again_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Draws are made in chunks. The zero is in the second chunk, and the first is not touched."""
+    monkeypatch.setattr(discrete_gaussian, "_WORDS_AT_ONCE", 1)
+    floors = cumulative(50, 63)
+    five, six = ((floors[cell - 1] + 1) << 1 for cell in (5, 6))
+    entropy = Scripted(five, floors[0] << 1 | 1, 0, six)
+    assert DiscreteGaussian(50).draw(2, entropy).tolist() == [5, 6]
+    assert entropy.left == 0
+
+
 @pytest.mark.parametrize(("cell", "place"), [(0, 1), (0, 7), (2, 3), (9, 7), (25, 7)])
 def test_whether_a_draw_is_kept_is_decided_exactly(cell: int, place: int) -> None:
     noise = DiscreteGaussian(7, 3)

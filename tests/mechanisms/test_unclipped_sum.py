@@ -37,6 +37,17 @@ def test_the_noise_is_as_wide_as_it_says() -> None:
     assert abs(noise.mean()) < 5 * mechanism.sigma / math.sqrt(1 << 14)
 
 
+def test_each_part_of_a_long_sum_has_its_own_entries() -> None:
+    """Sums are rounded and noised in parts of 65,536 entries. An entry far above the noise shows
+    where it is."""
+    length = 65_536 + 3
+    mechanism = GaussianSum(1.0, 1e-3, 1.0, dimension=length)
+    update = np.zeros(length)
+    update[[5, length - 2]] = 25 * mechanism.sigma, -50 * mechanism.sigma
+    found = mechanism.privatize(update, Seeded(0, "parts"))
+    assert np.abs(found - update).max() < 10 * mechanism.sigma
+
+
 def test_an_empirical_bound_stays_below_the_claim_and_above_it_where_noise_is_for_half() -> None:
     """Sums far longer than the clip. Each entry is one more try of a contribution of one entry."""
     tries = 20_000

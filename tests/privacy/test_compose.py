@@ -476,6 +476,19 @@ def test_the_plain_path_leaves_out_no_pair():
     assert len({curve.tobytes() for curve in found}) == 6
 
 
+def test_the_plain_path_takes_the_largest_of_all_batches():
+    """The largest curve is that of a pair in the first batch or in the last, in turn."""
+    laws = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.45, 0.5, 0.05]])
+    pairs = np.array(list(itertools.permutations(range(3), 2)))
+    expected = pairwise_curve.largest_curve(laws, pairs, 2.5, 60, 0.0, infinite=False)
+    for turned in (pairs, pairs[::-1]):
+        with pytest.MonkeyPatch.context() as plain:
+            plain.setattr(pairwise_curve, "_raise", pairwise_curve._raise_numpy)
+            plain.setattr(pairwise_curve, "_BATCH", 2 * laws.shape[1])  # two pairs
+            found = pairwise_curve.largest_curve(laws, turned, 2.5, 60, 0.0, infinite=False)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_mirrored_pairs_are_left_out_without_loss():
     laws = unary_laws("rr", 0.5, 6)
     laws = (laws + laws[::-1, ::-1]) / 2  # a mirror image to the last bit

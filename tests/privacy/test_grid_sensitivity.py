@@ -10,6 +10,7 @@ import pytest
 
 from fedveil.privacy.grid_sensitivity import (
     LARGEST,
+    MOST,
     as_update,
     clip_within,
     grid_step,
@@ -62,3 +63,11 @@ def test_an_update_is_on_its_grid_exactly(clip: float, dimension: int) -> None:
     assert update.dtype == np.float32
     assert np.array_equal(update.astype(np.float64) / step, to_grid(total, step))
     assert 0.98 * clip < clip_within(clip, dimension) < clip
+
+
+@pytest.mark.parametrize("dimension", [1, 7, 61_706])
+def test_a_smaller_clip_leaves_room_for_the_errors_of_the_largest_sums(dimension: int) -> None:
+    """Adding up n terms is wrong by at most n * 2^-53 of their magnitudes, in either sum."""
+    clip = 0.3
+    furthest = moved(clip_within(clip, dimension), grid_step(clip, dimension), dimension)
+    assert furthest + 2 * MOST * (MOST * clip) * 2.0**-53 < clip

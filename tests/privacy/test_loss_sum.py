@@ -30,3 +30,15 @@ def test_a_sum_is_the_convolution_of_its_parts() -> None:
     kept = (places >= 0) & (places < len(exact))
     np.testing.assert_allclose(found.weights[kept], exact[places[kept]], atol=1e-12)
     assert found.weights[kept].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [7, 1025, 3001])
+@pytest.mark.parametrize("order", [-3.0, 0.5, 4.0])
+def test_a_moment_is_never_too_small(size: int, order: float) -> None:
+    """A long distribution is read in blocks of 16 losses, each as if all its mass had the largest
+    factor in it."""
+    step = 0.01
+    weights = np.random.default_rng(0).dirichlet(np.ones(size))
+    found = Tilted(-4.0, step, weights).log_moment(order)
+    exact = float(np.log(weights @ np.exp(order * (-4.0 + step * np.arange(size)))))
+    assert exact - 1e-12 <= found <= exact + 15 * step * abs(order) + 1e-12

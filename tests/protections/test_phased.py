@@ -44,6 +44,17 @@ def test_a_client_answers_each_phase_once_and_in_order() -> None:
             half.respond(again, UPDATE)
 
 
+def test_a_client_that_was_asked_for_its_update_at_once_sends_it_once() -> None:
+    """A server that leaves out the first phase gets no second update."""
+    made = protection()
+    told = requests({3: client_half(made, 3, MODEL)}, server_half(made, COHORT, MODEL))[3]
+    half = client_half(made, 3, MODEL)
+    half.respond(told, UPDATE)
+    with pytest.raises(ClientWithheld, match="out of order"):
+        half.respond(told, UPDATE)
+    assert half.keep() == {}
+
+
 def test_a_client_goes_on_from_its_state_until_its_last_answer() -> None:
     """A state after the last phase would let a client send a second update."""
     made = protection()

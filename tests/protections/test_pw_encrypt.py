@@ -166,6 +166,20 @@ def test_a_client_with_too_many_examples_reports_nothing() -> None:
         messages._vector(updates()[1], {})
 
 
+def test_each_part_of_a_long_update_has_its_own_entries_and_rounding() -> None:
+    """Updates are rounded in parts of 65,536 entries. The weight multiplies each of them."""
+    length = 2 * 65_536
+    made = protection(dimension=length)
+    update = np.full(length, 0.5 * made.fixed.step, np.float32)
+    update[[7, -2]] = 0.25, -0.5
+    context = ClientContext(1, 2, np.zeros(length, np.float32), 3, Seeded(0, "long"))
+    vector = made.vector(update, context, {})
+    assert vector[-1] == 3
+    steps = vector[:-1] / 3
+    np.testing.assert_allclose(steps, update.astype(np.float64) / made.fixed.step, rtol=0, atol=1)
+    assert not np.array_equal(steps[8:65_530], steps[65_536 + 8 : 65_536 + 65_530])
+
+
 def test_entries_beyond_clip_are_warned_about() -> None:
     made, data = protection(clip=0.5), updates()
     with pytest.warns(FedveilWarning, match=r"pw_encrypt\.clip = 0\.5 and are clipped"):

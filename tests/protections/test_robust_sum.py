@@ -69,6 +69,12 @@ def test_a_shortened_report_keeps_its_weight() -> None:
     assert total.value().tolist() == [-1, 0.75]
 
 
+def test_a_report_whose_squares_overflow_is_shortened_to_the_bound() -> None:
+    total = Combining("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total.add(np.array([3e30, -4e30], np.float32))
+    np.testing.assert_allclose(total.value(), [0.3, -0.4], rtol=1e-6)
+
+
 def test_a_long_report_is_shortened() -> None:
     bounded = aggregate(Combining("norm_bound", norm_bound=3.0)).update
     rows = np.array(list(UPDATES.values()), float)

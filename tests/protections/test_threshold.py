@@ -108,6 +108,14 @@ def settings(**options: Any) -> PWEncryptSettings:
             {"threshold": 21, "neighbours": 28}, {"threshold": 21}, 30, 30,
             "a client has 28 neighbours, but at least 29 are required",
         ),
+        # The pinned graph is of the 6,000 clients that share secrets, not of all 8,000.
+        (
+            {"threshold": 81, "neighbours": 141, "ratio": 0.75}, {"ratio": 0.75}, 8000, 8000,
+            "a client has 141 neighbours, but at least 142 are required",
+        ),
+        (
+            {"threshold": 81, "neighbours": 142, "ratio": 0.75}, {"ratio": 0.75}, 8000, 8000, None,
+        ),
     ],
 )  # fmt: skip
 def test_a_pin_holds_at_its_border(
@@ -267,10 +275,11 @@ def test_a_job_compares_its_nodes_with_the_clients_that_it_distrusts() -> None:
 
 
 def test_the_graph_is_of_the_clients_that_share_secrets() -> None:
-    for clients, ratio, sharing in ((1800, 0.5, 900), (8000, 0.75, 6000)):
+    for clients, ratio, sharing, hood in ((1800, 0.5, 900, 900), (8000, 0.75, 6000, 143)):
         settings = PWEncryptSettings(share_secrets_ratio=ratio)
         made: Any = build("pw_encrypt", settings, JobContext("equal", 6, clients, rounds=2))
         terms = made.terms(3)
         assert (terms.round, terms.length, terms.sharing) == (3, made.length, sharing)
         assert terms.neighbours == settings.graph_degree(sharing) != settings.graph_degree(clients)
         assert terms.threshold == settings.threshold(clients)
+        assert settings.neighbourhood(clients) == hood

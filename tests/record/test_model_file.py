@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedveil.errors import RunFolderError
+from fedveil.pretrained.base_weights import mark_base
 from fedveil.record.model_file import read_model, write_model
 from fedveil.record.run_folder import MODEL, RunFolder
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     """Two layers that share a weight, and one that is in memory in another order."""
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
@@ -34,6 +35,20 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
     read_model(folder.path / MODEL, other)
     for name, tensor in made.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
+
+
+def test_a_base_weight_with_two_names_is_in_no_file(tmp_path: Path) -> None:
+    made, other, folder = model(), model(), RunFolder.create(tmp_path / "run")
+    for each in (made, other):
+        each[:2].requires_grad_(False)
+        mark_base(each)
+    write_model(folder, made)
+    folder.close()
+    assert list(safetensors.torch.load_file(folder.path / MODEL)) == ["2.weight"]
+    read_model(folder.path / MODEL, other)
+    found, written = other.state_dict(), made.state_dict()
+    assert torch.equal(found["2.weight"], written["2.weight"])
+    assert not torch.equal(found["1.weight"], written["1.weight"])
 
 
 def test_what_was_there_stays_until_the_new_one_is_whole(

@@ -37,7 +37,11 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _first(names: tuple[str, ...]) -> str:
-    return next((value for name in names if (value := os.environ.get(name))), "")
+    """Return the value of the first variable that is set, or "" if none is.
+
+    An empty value counts, as in gRPC: an empty `grpc_proxy` means no proxy.
+    """
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 def _excepts(entry: str, host: str) -> bool:
