@@ -261,8 +261,7 @@ def apply(
     """Copy a file's `data`, and apply `overrides` such as "training.lr=0.1".
 
     Returns the copy, and an error message for each override that is malformed or has an unknown
-    key. `model` defines which keys exist. An override of a whole block is applied before overrides
-    of single keys in it.
+    key. `model` defines which keys exist. A whole block is set before single keys in it.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
