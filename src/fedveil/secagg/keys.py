@@ -132,7 +132,7 @@ class Identity:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Sign `text`: a client's public keys (`keys_text`) or the survivors (`survivors_text`)."""
+        """Return the client's signature of `text`, made by `keys_text` or `survivors_text`."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:
@@ -140,12 +140,18 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that `client` signs: its public `keys`, and `context`, a digest of terms."""
+    """Return the text that `client` signs to confirm that the public `keys` are its own.
+
+    `context` is the digest of the round's terms (`Terms.context`).
+    """
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs: `survivors`, and `view`, the digest of what it saw."""
+    """Return the text that a client signs to confirm which clients are the `survivors`.
+
+    `view` is the digest of what the server has shown to the client in this round.
+    """
     return b"fedveil survivors" + view + _ids(survivors)
 
 

@@ -36,10 +36,11 @@ class Ring:
 
     @classmethod
     def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
-        """Return the smallest ring in which a sum of `terms` terms cannot wrap.
+        """Return the smallest ring in which a sum of `terms` numbers cannot wrap.
 
-        The terms' magnitudes are at most `largest`. `beyond` is the largest magnitude of anything
-        else that is added to the sum, such as noise. All possible sums must fit 64 bits.
+        The magnitude of each number is at most `largest`. `beyond` is the largest magnitude of
+        anything else that is added to the sum, such as noise. Raises `InvalidValue` if the ring
+        would need more than 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 

@@ -67,10 +67,11 @@ def complete(clients: Sequence[int]) -> MaskingGraph:
 
 
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
-    """Return a random graph in which each client has `neighbours` neighbours.
+    """Return a random graph of `clients`, in which each client has `neighbours` neighbours.
 
     No such graph exists if `neighbours` and the number of clients are both odd. Then each client
-    has one neighbour more. If there are too few clients, all are neighbours.
+    has one neighbour more. Returns the complete graph if there are no more clients than a client
+    and its neighbours. `entropy` draws the order of the clients on the circle.
     """
     ordered = sorted(clients)
     n = len(ordered)
@@ -89,9 +90,10 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> Masking
 
 @lru_cache
 def default_threshold(clients: int) -> int:
-    """Return the smallest threshold for which `automatic` finds a safe number of neighbours.
+    """Return the smallest threshold for which `automatic` returns a number of neighbours.
 
-    The result is at least `LEAST_THRESHOLD`. `clients` is above `COMPLETE_UP_TO`.
+    The result is at least `LEAST_THRESHOLD`. Requires more than `COMPLETE_UP_TO` clients, because
+    `automatic` returns None for fewer.
     """
     return next(t for t in count(LEAST_THRESHOLD) if automatic(clients, t) is not None)
 
@@ -144,14 +146,14 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
     """Return how many of `clients` clients can collude with the server without unmasking others.
 
     Each client has `neighbours` neighbours. In the complete graph, the result is `threshold` - 1.
-    In a sparse graph, it is at most the fraction `CORRUPT` of the clients, and the probability that
-    others are unmasked is at most `UNMASKED`. They are unmasked if a neighbourhood has `threshold`
-    colluding clients, or if the graph of the honest survivors is not connected.
+    In a sparse graph, the result is at most the fraction `CORRUPT` of the clients. If no more
+    clients than the result collude, they unmask others with a probability of at most `UNMASKED`.
+    They do so if a neighbourhood has `threshold` of them, or if the graph of the honest survivors
+    is not connected.
 
     This holds for any dropouts, because the server voids a round with too few clients: it draws no
     graph among fewer than `fewest_drawn` clients, and unmasks no sum of fewer than `fewest_left`
-    vectors. If at most the fraction `DROPPED` of the clients drops out, no round is void for this
-    reason.
+    vectors. While at most the fraction `DROPPED` of the clients drops out, enough clients are left.
     """
     if neighbours >= clients - 1:
         return threshold - 1
@@ -190,9 +192,9 @@ def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> in
     """Return the smallest number of vectors whose sum the server may unmask.
 
     The round was planned for `clients` clients, and as many of them as `tolerated` returns may
-    collude. The server drew the graph among `drawn` clients. If fewer vectors are left than the
-    result, the graph without dropouts and colluding clients may be disconnected with a probability
-    that is too high (see `UNMASKED`).
+    collude. The server drew the graph among `drawn` clients, each with `neighbours` neighbours. If
+    it unmasked a sum of fewer vectors, the colluding clients might unmask a part of the sum with a
+    probability above `UNMASKED`: dropouts and colluding clients together could cut the graph.
     """
     if not (corrupt := _at_risk(clients, neighbours, threshold)):
         return threshold
@@ -204,7 +206,11 @@ def fewest_left(clients: int, drawn: int, neighbours: int, threshold: int) -> in
 
 
 def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
-    """Return how many clients may collude (`tolerated`), or 0 if no dropouts can help them."""
+    """Return how many colluding clients (`tolerated`) might unmask others after many dropouts.
+
+    Returns 0 if this number of clients can never unmask others: in the complete graph, or if the
+    number is at most the result of `_certainly`.
+    """
     most = tolerated(clients, neighbours, threshold)
     complete = neighbours >= clients - 1
     return 0 if complete or most <= _certainly(neighbours, threshold) else most
@@ -238,8 +244,8 @@ def _exposed(drawn: int, left: int, corrupt: int, neighbours: int, threshold: in
 def _overrun(drawn: int, corrupt: int, neighbours: int, threshold: int) -> float:
     """Return an upper bound on Pr[some honest client has `threshold` colluding neighbours].
 
-    Of the graph's `drawn` clients, `corrupt` collude, and each has `neighbours` neighbours. If the
-    bound is at most `UNMASKED`, additional honest clients make it smaller.
+    Of the graph's `drawn` clients, `corrupt` collude. Each client has `neighbours` neighbours. A
+    bound of at most `UNMASKED` also holds for a graph with more honest clients.
     """
     # The exact union bound is the number of honest clients, drawn - corrupt, times a tail among the
     # drawn - 1 others. Its term for j colluding neighbours is the term used here, times 1 -
@@ -260,7 +266,7 @@ def _cut(drawn: int, gone: int, neighbours: int) -> float:
 
 
 def _even(neighbours: int) -> int:
-    """Return `neighbours`, rounded up to an even number: `sparse` may give a client that many."""
+    """Round `neighbours` up to an even number: the most neighbours of a client in `sparse`."""
     return neighbours + neighbours % 2
 
 

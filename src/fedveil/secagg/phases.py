@@ -1,8 +1,8 @@
 """The phases of a round, and the fields of their messages.
 
-Every message also has the fields `phase` and `round`. A neighbourhood is a client and its
-neighbours in the masking graph, in ascending order. If an array has a row for each member, its rows
-are in the same order.
+Every message also has the fields `phase` and `round`. The members of a neighbourhood are a client
+and its neighbours in the masking graph. In an array with a row for each member, the rows are in the
+ascending order of the members.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def as_ids(clients: Sequence[int]) -> np.ndarray:
 
 
 def take_bytes(message: Message, name: str, size: int) -> bytes:
-    """Read exactly `size` bytes from the field `name` of an untrusted message."""
+    """Read a byte string from the field `name` of an untrusted message.
+
+    Raises `MessageInvalid` if it does not have exactly `size` bytes.
+    """
     value: bytes = take(message, name, bytes)
     if len(value) != size:
         raise MessageInvalid(f"field {name} has the wrong length")
@@ -109,14 +112,18 @@ def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
 
 
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
-    """Read `count` byte strings of `size` bytes from the field `name` of an untrusted message."""
+    """Read a list of byte strings from the field `name` of an untrusted message.
+
+    Raises `MessageInvalid` unless it has exactly `count` strings of `size` bytes each.
+    """
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
     """Read a mapping of clients to byte strings from two fields of an untrusted message.
 
-    The field `ids` has the clients, and the field `name` their strings of `size` bytes.
+    The field `ids` has the clients in ascending order, and the field `name` their strings of `size`
+    bytes. Raises `MessageInvalid` if a field has another form.
     """
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))

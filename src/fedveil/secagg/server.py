@@ -35,15 +35,18 @@ _CUT = (
 class Server:
     """The server's part in a round of secure aggregation.
 
-    It adds up masked vectors as they arrive, then removes the masks. `receive` raises
-    `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
-    when `advance` closes a phase has dropped out. If too few remain, or if the dropouts disconnect
-    a sparse graph, `advance` raises `RoundVoid` and the sum is never unmasked. Too few clients
-    remain in a sparse graph if colluding clients among them might unmask a part of the sum
-    (`terms.fewest_drawn` and `terms.fewest_left`). `entropy` draws the sparse graph. It also draws
-    the clients that continue, if more than `terms.sharing` clients answer at first. `origin` is a
-    digest of the data that the vectors were made from. This digest must be equal on server and
-    clients.
+    It adds up masked vectors as they arrive, then removes the masks. `receive` takes a client's
+    message. For an invalid message, it raises `ReportRejected` and changes nothing. `advance`
+    closes a phase. A client that has not answered by then has dropped out. If too few clients are
+    left, or if the dropouts disconnect a sparse graph, `advance` raises `RoundVoid`, and the sum is
+    never unmasked. In a sparse graph, enough clients must be left that colluding ones among them
+    cannot unmask a part of the sum (`Terms.fewest_drawn` and `Terms.fewest_left`).
+
+    - `cohort` has the clients that are asked to take part.
+    - `entropy` draws the sparse graph. If more than `terms.sharing` clients answer the first
+      message, it also draws those that continue.
+    - `origin` is a digest of the public values from which the vectors are computed, such as the
+      model. It must be equal for the server and all clients.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms

@@ -28,7 +28,7 @@ _PLACE = struct.Struct("<qqB")
 
 
 class Tagger:
-    """Computes the tags (hashes) by which the server recognises a wrong share in a round."""
+    """Computes the tags of a round's shares. `context` is the digest of the round's terms."""
 
     def __init__(self, context: bytes) -> None:
         self._prefix = b"fedveil share" + context

@@ -122,7 +122,11 @@ class RoundState:
         return _OPEN.get(self.name)
 
     def after(self, event: Phase | Event) -> State:
-        """Return the state to which `event` leads. Raises an error if it is not allowed now."""
+        """Return the state to which `event` leads, without changing the state.
+
+        If the event is not allowed now, raises `ClientWithheld` (the state of a client) or
+        `InvalidValue` (the state of the server).
+        """
         row = self._table[self.name]
         if event not in row:
             raise self._refusal(self.name, event)

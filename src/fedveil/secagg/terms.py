@@ -26,8 +26,9 @@ class Terms:
     A client takes them from its own job, not from the server. It checks that it has not answered
     this round before (`Answered`), that `length` fits its model, and that the parameters have not
     changed during the round. In a Flower app, the server sends the parameters, and the client
-    checks them against its own demands (`pins`).
+    refuses them if they protect less than its own settings demand (`flower.app.pins`).
 
+    - `job` identifies the run, and `round` is the round's number.
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
     - `sharing` is the largest number of clients that share secrets in the round.
     - `threshold` is the number of clients of a neighbourhood that can reconstruct a secret.

@@ -50,8 +50,9 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
     """Return the digest of what the server shows to clients before they mask vectors.
 
-    The digest covers `keys` (the digest of `keys_view`), `origin` (the digest of the data that the
-    vectors are made from) and, in a complete graph, `sharers` (the clients that share secrets).
+    The digest covers `keys` (the digest of `keys_view`), `origin` (a digest of the public values
+    from which the vectors are computed, such as the model) and, in the complete graph, `sharers`
+    (the clients that share secrets).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:

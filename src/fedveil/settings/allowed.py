@@ -72,8 +72,11 @@ class TextRule:
 class Allowed:
     """The allowed values of one field, in words, for error messages and the reference page.
 
-    Each attribute that is set allows some values: `words` these words, `text` a text that it
-    describes, `number` a number (in `interval`), `flag` true and false, and `null` null.
+    Each attribute that is set allows more values: `words` these words, `text` the texts that it
+    describes, `number` numbers (only in `interval`, if that is set), `flag` true and false, and
+    `null` null. If `several` is True, the field is a list of such values. If `each` is set, the
+    field is a mapping to the values that `each` allows. Its keys are `words` or, without words, any
+    names.
     """
 
     words: tuple[str, ...] = ()
@@ -82,8 +85,8 @@ class Allowed:
     interval: str = ""
     flag: bool = False
     null: bool = False
-    each: Allowed | None = None  #: values of a mapping whose keys are `words`
-    several: bool = False  #: a list of such values
+    each: Allowed | None = None
+    several: bool = False
 
     def __str__(self) -> str:
         if self.each is not None:

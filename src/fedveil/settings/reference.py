@@ -63,11 +63,12 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """Yield a table of the keys of `model`, then tables of its blocks. `place` is the model's path.
+    """Yield a Markdown table of the keys of `model`, then one for each block in it.
 
-    `told` maps each row of the earlier tables to the path of its block. If at least `_ALIKE` rows
-    of this table are in it, a reference to one earlier block replaces the rows that are the same as
-    there. Adds the rows of this table to `told`.
+    `place` is the path of `model` in the job, or "" for the job itself. `told` maps each row of the
+    tables so far to the path of its block, and gets the rows of the new tables. If a table repeats
+    at least `_ALIKE` rows, the first of these is looked up in `told`, and all rows that come from
+    the same block are replaced by a reference to it.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

@@ -109,11 +109,10 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return a copy of `held`, the content of this block, that chooses `word`.
+        """Return a copy of `held`, the content of this block, whose `name` is `word`.
 
-        If `held` already has `word` as its `name`, the copy is equal. Otherwise `word` becomes its
-        `name`, and the settings block that belongs to `word` (`block_of`) is left out, so it gets
-        default values. The settings blocks of other names stay.
+        If this changes the name, the copy leaves out the settings block of `word` (`block_of`). So
+        its settings have default values. The settings blocks of all other names stay.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

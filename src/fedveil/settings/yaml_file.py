@@ -258,9 +258,10 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a copy of `data` with `key=value` overrides, and a sentence for each wrong one.
+    """Copy a file's `data`, and apply `overrides` such as "training.lr=0.1".
 
-    `model` defines which keys exist. Settings of whole blocks are applied first.
+    Returns the copy, and an error message for each override that is malformed or has an unknown
+    key. `model` defines which keys exist. A whole block is set before single keys in it.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -298,7 +299,7 @@ def put(
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Copy `data` without the value at `path`.
 
-    If `path` leads through a value that is no mapping, this value is left out.
+    If a key on this path has a single value instead of a mapping, the copy leaves out this key.
     """
     name, *rest = path
     inner = data.get(name)
@@ -360,7 +361,11 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Copy `held`, the content of `block`, with `value` set at `path`. Mappings are merged."""
+    """Copy `held`, the content of the settings block `block`, and set `value` at `path` in it.
+
+    If `path` is empty, `value` is for the whole block. A mapping then replaces only the keys that
+    it has, and a text selects a choice (`Choice.shorthand`).
+    """
     if isinstance(held, str):
         held = _opened(block, {}, held)
     if held is None and (path or value is not None):

@@ -105,11 +105,10 @@ class Privacy:
 
 
 class Charged(NamedTuple):
-    """A line of an account: a charged release and its time.
+    """A line of an account: a message that was charged, and the time of the charge (`at`).
 
-    `kind` is the release's combination of charges: pairs of a privacy loss and its number of
-    releases. It is empty for values that were sent in the clear. The other fields are as in
-    `Release`.
+    `kind` has the message's charges: pairs (loss, count) of a privacy loss and how often it counts.
+    It is empty for values that were sent in the clear. The other fields are as in `Release`.
     """
 
     at: datetime
@@ -124,7 +123,13 @@ class Charged(NamedTuple):
 
 @dataclass
 class Window:
-    """The total privacy cost of all charges of one run, of one month or of all time."""
+    """The total privacy cost of all charges of one run, of one month or of all time.
+
+    `releases` is the number of charged messages, and `without_epsilon` how many of them have no
+    finite epsilon. `total` has the charges of all others. `of_examples` is True if one of these
+    charges is for one example instead of all data of the site. `in_clear` names the values that
+    were sent unprotected.
+    """
 
     total: AdaptiveSum = field(default_factory=AdaptiveSum)
     releases: int = 0
@@ -162,11 +167,11 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if any privacy loss in a combination of charges has no finite epsilon.
+    """Return True if a message with the charges `kind` has no finite epsilon at any delta.
 
-    `kind` is the combination of charges of one release: pairs of a privacy loss and its number of
-    releases. A loss that is stated as infinite still has finite epsilons if its mechanism is known
-    (`PrivacyLoss.release`).
+    A charge is a pair (loss, count) of a privacy loss and how often it counts. A loss has no finite
+    epsilon if its own one is infinite and its mechanism is unknown (`PrivacyLoss.release` is None).
+    From a known mechanism, finite epsilons follow at other deltas.
     """
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 

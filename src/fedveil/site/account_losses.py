@@ -13,15 +13,15 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return `kind`, a combination of charges, as plain data for JSON.
+    """Convert the charges `kind` of a message to plain data for JSON.
 
-    A charge is a privacy loss and its number of releases.
+    A charge is a pair (loss, count) of a privacy loss and how often it counts.
     """
     return [{"count": count, **_of_loss(loss)} for loss, count in kind]
 
 
 def from_plain(losses: list[dict[str, Any]]) -> Kind:
-    """Convert plain data from `to_plain` back to a charge's privacy losses."""
+    """Return the charges that `to_plain` converted to `losses`."""
     return tuple((_loss(one), one["count"]) for one in losses)
 
 

@@ -168,7 +168,8 @@ class CodeTraining:
 
         The training runs in a separate process. Raises `SiteRefused` if that process fails.
         `reader` names the site's own function, `package.module:function`, which reads the examples
-        in this process. An error in this function is raised. `reader` must not be None.
+        in this process. An error in this function is raised. `reader` is never None here, because
+        the policy demands a reader.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -176,10 +177,11 @@ class CodeTraining:
             return self.exchanged(process, client, reader)
 
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
-        """Train with the examples of client number `client` in `process`.
+        """Send the examples of client number `client` to `process`, which trains with them.
 
-        Returns the update and the number of examples. `reader` names the site's function that reads
-        the examples. An error in this function is raised. Raises `SiteRefused` if `process` fails.
+        Returns the process's update and the number of examples. `reader` names the site's function
+        that reads the examples. An error in this function is raised. Raises `SiteRefused` if
+        `process` fails.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)

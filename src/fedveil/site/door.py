@@ -92,9 +92,10 @@ class Door:
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
-        """Return a function that trains for one round with the code in `order`.
+        """Return a function that creates the training of one round with the code in `order`.
 
-        The training runs in another process.
+        The function takes the job and the fields of the server's message that all clients get, such
+        as the weights. The training itself runs in another process.
         """
         code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
         assert limit_s is not None, "a rule of the policy"

@@ -98,7 +98,8 @@ class SiteReports:
 
         `words` is the encoded message, and `dimension` the length of an update. `job` identifies
         the run, `site` is this site's name in it, and `round` the round's number. Raises
-        `SiteRefused` if the protection does not use secure aggregation.
+        `SiteRefused` if the protection does not use secure aggregation, or if `dimension` or
+        `round` is invalid.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")

@@ -14,7 +14,10 @@ def write(name: str, columns: list[str], rows: list[list[object]]) -> None:
 
 
 def main() -> None:
-    """Write two tables. The rows are in different orders, and only the clinic has the diagnosis."""
+    """Write clinic.csv and laboratory.csv, two tables of mostly the same patients.
+
+    Their rows are in different orders, and only the clinic's table has the diagnosis.
+    """
     bunch = load_breast_cancer()
     names = [name.replace(" ", "_") for name in bunch.feature_names]
     mean, worst = np.round(bunch.data[:, :10], 4), np.round(bunch.data[:, 20:], 4)

@@ -36,10 +36,11 @@ _EXACT = "the sums have no noise: the interval is that of sampling alone"
 def answer_of(
     file: QuestionFile, name: str, rounds: Sequence[Sequence[Sums]], schedule: Schedule
 ) -> Answer:
-    """Return the answer to the question `name`.
+    """Return the answer to the question `name` in `file`.
 
-    `rounds[r]` has the sums of the question's parts in the r-th round that asked this question.
-    `schedule` holds the results of the question's quantile searches and of its prefix tree.
+    `rounds` has a list for each round that asked this question: the sums of the question's parts. A
+    part is the question, or one level of its tree. `schedule` has the results of quantile searches,
+    and of the prefix tree in which a heavy_hitters question finds frequent words.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
@@ -64,9 +65,10 @@ def _groups(question: QuestionSettings) -> list[dict[str, str]]:
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return the sums of each part of a question, averaged over all rounds.
+    """Return the mean over all rounds of the sums of each part of a question.
 
-    `rounds[r]` has the sums of the question's parts in round r.
+    `rounds` has a list for each round: the sums of the question's parts. A part is the question, or
+    one level of its tree.
     """
     many = len(rounds)
     return [

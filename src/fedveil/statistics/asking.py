@@ -33,17 +33,21 @@ from fedveil.statistics.simulation import Contributions, Simulated
 
 
 class Engine(ABC):
-    """Carries a question's messages to clients. Subclasses: `Simulator`, and one for Flower."""
+    """Carries a question's messages to clients. Subclasses: `Simulator`, and one for Flower.
 
-    #: True if reports leave the machine on which they are made.
+    `who` describes the clients. `reports_leave` is True if reports leave the machine on which they
+    are made.
+    """
+
     reports_leave: bool
     who: Participants
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the object that carries the messages of round `step` to the clients and back.
+        """Return the carrier that takes the messages of round `step` to the clients and back.
 
-        `layout` is the layout of a client's vector, and `carriage` encodes it as an update.
+        `layout` says how the round's parts divide a client's joint vector. `carriage` encodes the
+        joint vector as an update.
         """
 
     def drawn(
@@ -51,9 +55,9 @@ class Engine(ABC):
     ) -> Float64s | None:
         """Draw the aggregate of a round from its distribution, without making any report.
 
-        Returns None if this engine cannot do so, and must exchange messages with the clients in
-        `cohort`. `step` is the round, `layout` the layout of a client's vector, and `carriage`
-        encodes it as an update.
+        Returns None if this engine cannot do so. Then the caller must ask the clients in `cohort`
+        for their reports. `step` is the round. `layout` says how the round's parts divide a
+        client's joint vector. `carriage` encodes the joint vector as an update.
         """
         return None
 
@@ -78,11 +82,11 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the aggregate of the cohort's reports from its exact distribution.
+        """Draw the aggregate of the reports of `cohort` from its exact distribution.
 
-        Makes no single report. Returns None, and draws nothing, if `fidelity` is `per_client`.
-        `step` is the round, `layout` the layout of a client's vector, and `carriage` encodes it as
-        an update.
+        Makes no single report. Returns None, and draws nothing, if the question file's `fidelity`
+        is `per_client`. `step` is the round. `layout` says how the round's parts divide a client's
+        joint vector. `carriage` encodes the joint vector as an update.
         """
         if self._file.fidelity == "per_client":
             return None
@@ -209,10 +213,11 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before the round `step`, which costs `spending`.
+        """Charge `spending`, the cost of the round `step`, to the account, if there is one.
 
-        Under rr and oue, only round 1 is charged: all rounds cost the same, and each client takes
-        part in one of them. `asked`, the round's clients, is not used.
+        Call this method before the clients `asked` make their reports. (The charge does not depend
+        on them.) Under rr and oue, only round 1 is charged, because all rounds cost the same and
+        each client takes part in only one.
         """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"

@@ -69,8 +69,9 @@ def make_protection(
 
     A joint vector has a client's vectors for all questions, one after another. All rounds together
     cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part in only one round,
-    so each round costs the whole epsilon. Raises `JobError` if the clients `who` are too few, or if
-    they break a rule of the protection.
+    so each round costs the whole epsilon. `who` describes the clients. Raises `JobError` if there
+    are too few of them for secure aggregation, or if a rule of the protection forbids this number
+    of clients with its settings.
     """
     context = JobContext(
         weighting="equal",
@@ -146,12 +147,12 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 class Carriage:
     """Encodes clients' joint vectors as updates, and decodes their aggregate to a sum with noise.
 
-    A joint vector has a client's vectors for all questions, one after another. The noise is
-    computed for joint vectors that are at most 2 apart. Rounding can move them further apart, so
-    they are first scaled down a little.
+    A joint vector has a client's vectors for all questions, one after another. The protection's
+    noise is made for joint vectors whose largest distance is 2. Rounding could make the distance
+    larger, so `update` first scales a vector down a little.
 
-    Some protections round towards zero, to a grid, which would bias the sum. For these, the scaled
-    vector is first rounded to the same grid at random, without bias.
+    Some protections round every entry towards zero, to a grid, which would bias the sum. For these,
+    `update` itself rounds the scaled vector to the same grid, at random and without bias.
     """
 
     def __init__(self, protection: Protection) -> None:

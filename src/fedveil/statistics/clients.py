@@ -57,8 +57,8 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
     If `column` is None, every row is a client. Clients are numbered in alphabetical order of their
     names. `rows` is the largest number of rows that a client contributes (None: no limit).
 
-    Raises `DataInvalid` if a row has no client. If `table.apart` is True, such rows are left out
-    instead, and the error is raised only if no row has a client.
+    Raises `DataInvalid` if a row has no client. If no single row may cause an error (`table.apart`
+    is True), rows without a client are left out, and the error is raised only if no row has one.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)

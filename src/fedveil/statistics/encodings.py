@@ -56,9 +56,8 @@ class Rows:
       marked.
     - `lost` marks rows that are excluded because a value is missing or has no cell. Rows that
       `without` excludes are not marked.
-    - `spare[i]` is the entry that `cells[i]` gets if row i is excluded, by `lost` or by `without`.
-      It is a cell, or -1 for the zero vector. If `spare` is None, every excluded row has the zero
-      vector.
+    - `spare[i]` is the cell into which row i is put if it is excluded, by `lost` or by `without`,
+      or -1 for the zero vector. If `spare` is None, every excluded row has the zero vector.
     """
 
     width: int
@@ -87,10 +86,13 @@ class Rows:
 
 
 class Encoding(ABC):
-    """Turns a table's rows into bounded vectors of `width` entries."""
+    """Turns a table's rows into bounded vectors of `width` entries.
+
+    `spare` is the probability that an excluded row is put into the first cell. Otherwise it has the
+    zero vector.
+    """
 
     width: int
-    #: The probability that an excluded row is put into the first cell.
     spare: float = 0.0
 
     @abstractmethod
@@ -245,13 +247,13 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """One-hot codes of the numbers of one or two columns, rounded at random to -1 or 1.
+    """One-hot codes from which the server estimates moments of one or two columns.
 
-    Each number is first scaled to [-1, 1], and then rounded `draws` times. The row's cell says how
-    many draws of each column are 1. The client reports the cell as a one-hot code, from which the
-    server estimates moments. If u and u' are draws for the scaled number x, and v is a draw for the
-    scaled number y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no privacy,
-    because it depends only on the row itself.
+    Each number is scaled to [-1, 1], and then rounded at random to -1 or 1, independently `draws`
+    times. The cell of a row says how many of each column's roundings are 1. If u and u' are
+    roundings of the scaled number x, and v is a rounding of the scaled number y, then E[u] = x,
+    E[u u'] = x² and E[u v] = x y. The rounding costs no privacy, because it depends only on the row
+    itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:

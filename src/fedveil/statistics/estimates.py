@@ -56,12 +56,13 @@ _ROUNDED = 1e-13
 class Sums:
     """All clients' sums for one part of a question, with the variances of their noise.
 
-    `asked` of the `clients` clients reported. `values` is the sum of their reports, multiplied by
-    `clients` / `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is
-    the largest number of rows that a client contributes.
+    - `values` is the sum of the reports, multiplied by `clients` / `asked`. Of all `clients`,
+      `asked` reported, and the others are assumed to be like them.
+    - `noise` has the variance of the noise in each entry of `values`.
+    - `rows` is the largest number of rows that a client contributes.
 
-    Under `unit: row`, `rows` is None, and `values` is not multiplied. (Exception: under rr and oue,
-    if not all clients reported.)
+    If the epsilon covers one row (`unit: row`), `rows` is None, and the sum of the reports is not
+    multiplied. But under rr and oue, this is so only if all clients reported.
     """
 
     values: Float64s
@@ -75,9 +76,9 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which the sampling variance is larger than that of independent rows.
+        """The factor by which the sampling variance exceeds that of independent rows.
 
-        It covers equal rows of one client, and clients that were not asked.
+        It is `rows` (as if all rows of a client were equal; 1 if None) times `clients` / `asked`.
         """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
@@ -117,12 +118,15 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """Functions that compute a statistic, such as a mean in [`low`, `high`], from noisy sums.
+    """Functions that compute a statistic, such as a mean, from noisy sums.
 
-    The argument of each function is the `values` of `Sums`. `value` returns the statistic, and
-    `spread` its sampling variance times the number of rows. Under rr and oue, `spread` is None,
-    because the sampling variance follows by the delta method. `divisor` returns a further number by
-    which `value` divides, besides the number of rows, or 1 if there is none.
+    The argument of each function is the `values` of `Sums`.
+
+    - `value` returns the statistic. Its possible range is `low` to `high`.
+    - `spread` returns the sampling variance of the statistic, times the number of rows. It is None
+      under rr and oue, where the sampling variance follows by the delta method.
+    - `divisor` returns what `value` divides by, besides the number of rows. For a correlation, this
+      is the product of two standard deviations. For most statistics, it is 1.
     """
 
     value: Callable[[Float64s], float]
