@@ -89,11 +89,11 @@ class Filter:
 
 
 def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
-    """Return what replaces a quoted text or name in a condition, so that Python can parse it.
+    """Return the replacement of a quoted text or name, so that Python can parse the condition.
 
-    `found` is the quoted text or name, a match of `_QUOTED`. A text in quotation marks stays
-    unchanged. A column's name in backticks is replaced by a new word such as _quoted_0, and is
-    stored as `quoted[word]`.
+    `found`, a match of `_QUOTED`, is the quoted text or name. A text in quotation marks is returned
+    unchanged. For a column's name in backticks, a new word such as _quoted_0 is returned, and the
+    name is stored as `quoted[word]`.
     """
     if found[1] is None:
         return found[0]
@@ -103,9 +103,10 @@ def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
 
 
 def _check_exact(tree: ast.expr, text: str, place: str) -> None:
-    """Raise `JobError` if a condition has a whole number that a 64-bit float does not hold exactly.
+    """Raise `JobError` if a condition has an integer too large to be an exact 64-bit float.
 
-    The error says that the number is in the condition `text` of the key `place`.
+    Such an integer is 2^53 or more in magnitude. `tree` is the parsed condition. `text`, the
+    condition as written, and `place`, its key, appear in the error message.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _EXACT:

@@ -26,9 +26,10 @@ _MAX_NAME = 32
 
 
 def deployable(file: QuestionFile) -> QuestionFile:
-    """Return the question file with the number of clients filled in.
+    """Return a copy of `file` that states the number of clients, ready to be run by real clients.
 
-    Raises `DeploymentError` if a key has a value that is only for simulations.
+    If `file` does not state the number, the clients in its data are counted. Raises
+    `DeploymentError` if `fidelity` or `randomness` has a value that is only for simulations.
     """
     if file.fidelity == "aggregate":
         raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")

@@ -108,10 +108,10 @@ class Member:
         return [(epsilon, delta) for epsilon, delta in named if epsilon is not None]
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return the rows of this SuperNode's client, in a table grouped by client.
+        """Return a table grouped by client, and the index of this SuperNode's client in it.
 
-        Also returns the client's index among the clients of this table. `file` is the question
-        file.
+        With `data`, the table has only this client's rows, and the index is 0. Otherwise it has
+        the rows of all clients in the data of the question file `file`.
         """
         if self.data is None:
             return load(file), self.client
@@ -151,7 +151,11 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle`. If it raises an error, the reply to a message is only "withheld"."""
+    """Return a function that replies to a message with the bytes that `handle` returns.
+
+    If `handle` raises an error, the error is logged, and the reply is an error that says only
+    "withheld".
+    """
 
     def reply(message: Message, context: Context) -> Message:
         try:

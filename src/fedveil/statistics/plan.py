@@ -1,11 +1,15 @@
 """Compiles questions to parts: bounded vectors that a protection can add up over all clients.
 
+Under the protections rr and oue, each client sends randomly perturbed one-hot codes. All other
+protections sum vectors.
+
     question        parts
     count           one cell (a cell is an entry that counts rows)
     histogram       one-hot cells
     contingency     one-hot cells of two columns
-    mean, variance, correlation     powers of numbers scaled to [-1, 1]; under rr and oue: one-hot
-                    cells that count how many random roundings of a number to -1 or 1 gave 1
+    mean, variance, correlation     powers and products of numbers scaled to [-1, 1]; under rr and
+                    oue: each number is randomly rounded to -1 or 1, once or twice, and a row's
+                    one-hot cell says how many of the results are 1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
                     under rr and oue: one cell for values below an edge, which changes every round
     heavy_hitters   one-hot prefixes, new ones in every round
@@ -140,7 +144,11 @@ def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]
 
 
 def columns_of(question: QuestionSettings) -> list[Scaled]:
-    """Return the scaled columns of a question for a mean, a variance or a correlation."""
+    """Return the columns of a question for a mean, a variance or a correlation.
+
+    There are two columns for a correlation, otherwise one. Each is clipped to its range in the
+    question, and scaled to [-1, 1].
+    """
     assert question.column is not None, "the rules have checked it"
     columns = [Scaled(question.column, question.range)]
     if question.ask == "correlation":
@@ -152,8 +160,9 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    Only rows of `group` count (None: all rows). `q` is the quantile that is searched for, such as
-    0.5 for the median.
+    It is used in a search for the quantile `q`, such as 0.5 for the median. A row that is excluded
+    (its number is missing, it is not in `group`, or it does not meet a condition) is counted with
+    probability `q`. If the question has no groups, `group` is ignored.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -179,8 +188,8 @@ class Ball:
 
     A part is a question, or one level of a question's tree. The joint vector is what the protection
     adds up: the sections of all parts, one after another. The section of a part is (vector -
-    `centre`) / `scale`. Except under not_encrypt, a replaced client (under `unit: row`, a replaced
-    row) moves it by at most 2 `weight`. The squares of all parts' weights sum to 1.
+    `centre`) / `scale`. If a client (under `unit: row`, a row) is replaced, the section moves by at
+    most 2 `weight`, except under not_encrypt. The squares of all parts' weights sum to 1.
 
     - Under `unit: client`, `centred` is True. The vector is the sum of a client's encoded rows, at
       most `rows`, and `centre` is `rows` times the centre of the encoding.

@@ -35,10 +35,11 @@ def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
 
 
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
-    """Return the number of letters that each round of a heavy_hitters question adds to a prefix.
+    """Return, for each round of a heavy_hitters question, how many letters it adds to a prefix.
 
-    Under rr and oue (`local`), the number of rounds is the smallest with which each round's
-    candidates fit into a report. Otherwise each round adds one letter.
+    If `local` is True (under rr and oue), there are as few rounds as possible: a round may add
+    several letters, as long as its candidates fit into one report. Otherwise each round adds one
+    letter.
     """
     if not local:
         return [1] * question.length

@@ -53,9 +53,10 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read a round of the question file `file` from the fields of a message.
+        """Return the step that `message` describes, for a round of the question file `file`.
 
-        Raises `MessageInvalid` if the message has no such round.
+        Raises `MessageInvalid` if a field is missing or invalid, or if `file` has no round with
+        this number, edge and prefixes.
         """
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:

@@ -41,10 +41,11 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return a client's update.
+        """Return a client's update for this round, from which its protection makes the report.
 
-        Only the client's own log says how many rows are left out, and how many values are missing
-        or moved into range.
+        Also logs how many of the client's rows are used if there are too many, and how many values
+        are missing or were clipped to the range of a question. These numbers are in the client's
+        own log only.
         """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
@@ -111,8 +112,9 @@ class Simulated(Carrier):
     ) -> Iterator[Answer]:
         """Send `messages` to the clients, and add their reports to `server`, one after another.
 
-        Yields `Folded` or `Refused` for each report, and every other answer unchanged. `phase` is
-        not used.
+        Yields one answer per client: `Folded` if its report was added, `Refused` if `server`
+        rejected it, and otherwise the client's own answer, such as `Withheld`. `phase` is not
+        used.
         """
         for client, message in messages.items():
             answer = self._answer(client, message)

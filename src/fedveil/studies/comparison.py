@@ -32,7 +32,10 @@ Tell = Callable[[str], None]
 
 
 class Goal(NamedTuple):
-    """A metric on the test examples, and the value to reach."""
+    """A value to reach of the metric `figure` on the test examples.
+
+    `better` says whether "higher" or "lower" values of the metric are better.
+    """
 
     figure: str
     value: float
@@ -174,7 +177,10 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """Sentences about unavoidable differences between the runs besides their protections."""
+        """Sentences about differences between the runs that have nothing to do with protections.
+
+        Only differences that a comparison with this job cannot avoid. Often there are none.
+        """
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []

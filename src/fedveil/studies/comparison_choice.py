@@ -58,10 +58,11 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a card that recommends a protection, or None if no setting has a target epsilon.
+    """Return a card for the page that recommends a protection at each target epsilon.
 
-    At each epsilon, it recommends the best protection that needs no trusted server. If all need a
-    trusted server, it recommends the best of all. `found` has one `Line` of results per setting.
+    The best protection that needs no trusted server is recommended or, if all need a trusted
+    server, the best of all. Returns None if no setting has a target epsilon. `found` has one `Line`
+    of results per setting.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []

@@ -72,7 +72,11 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the largest final `epsilon_<what>` of this line's runs. None if no run has one."""
+        """Return the largest epsilon in the last records of this line's runs, with its delta.
+
+        `what` says what the epsilon covers. It is a key of `LEDGER`, such as "per_round". Returns
+        None if no run has such an epsilon.
+        """
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 

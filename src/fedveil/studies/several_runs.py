@@ -42,10 +42,10 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Context manager: gives errors a note that says to resume with `command`.
+    """Context manager: adds a note to errors that says that `command` resumes the study.
 
-    A KeyboardInterrupt always gets the note. An error of fedveil gets it only if it already has
-    notes. These say how to resume a single run of the study, and the new note replaces them.
+    A KeyboardInterrupt always gets the note. A `FedveilError` gets it only if it already has notes,
+    which say how to resume a single run. In both cases, the note replaces all earlier ones.
     """
     try:
         yield

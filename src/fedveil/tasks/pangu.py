@@ -61,9 +61,10 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the model's three parts.
+        """Return the split model, with its parts `embedding`, `backbone` and `head`.
 
-        `here` are the parties whose parts have modules. None means all parties.
+        Builds torch modules (with initial weights) only for the parts of the parties in `here`, or
+        of all parties if `here` is None. The module of every other part is None.
         """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None

@@ -64,11 +64,13 @@ def wide_and_deep(
 ) -> SplitModel:
     """Build the split model: a wide and a deep part for each party with features, and the top.
 
-    `owners` maps each of these parties to its features. The top's output is one number or, with
-    `classes`, one logit per class. `words` is the length of a word's vector, or None if no party
-    has words. Initial weights are drawn from `seed`. The top has a module only if the leader is in
-    `here` (None: all parties). A party's wide and deep parts have modules only if its features are
-    not None.
+    `owners` maps each of these parties to the sizes of its features, or to None. The top's output
+    is one number or, with `classes`, one logit per class. `words` is the length of a word's vector,
+    or None if no party has words.
+
+    Torch modules are built only for some parts, with initial weights drawn from `seed`: the wide
+    and the deep part of each party whose features are not None, and the top if `here` is None or
+    has the leader. The module of every other part is None.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -125,7 +127,10 @@ class _Top(nn.Module):
 
 
 class Wide(nn.Module):
-    """A linear layer without bias on one-hot features, computed as a sum of weight rows."""
+    """A linear layer without bias on one-hot features, computed as a sum of weight rows.
+
+    `first` has, for each column of features, the index of its first row in the weight matrix.
+    """
 
     first: torch.Tensor
 
@@ -147,7 +152,10 @@ class Wide(nn.Module):
 
 
 class Deep(nn.Module):
-    """A dense network over scaled numbers and word vectors."""
+    """A dense network over scaled numbers and word vectors.
+
+    `first` has, for each column of words, the index of its first vector in the table of all words.
+    """
 
     first: torch.Tensor
 

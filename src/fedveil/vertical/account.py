@@ -96,11 +96,11 @@ class Releases:
 
     @property
     def examples(self) -> int:
-        """The number of training examples that had certainly been sent when `restore` was called.
+        """A lower bound of the number of training examples that were sent before `restore`.
 
-        An example counts if it is in a training step up to the restored one. If the counts are
-        read from files, it also counts if it is in a later step that had ended. The last step that
-        had begun may have been interrupted, so it is not included.
+        The examples of all steps up to the restored one count. If the counts are read from files,
+        so do the examples of later steps that had ended. The last step that had begun does not
+        count if it is later than the restored one, because it may have been interrupted.
         """
         return int(np.count_nonzero(self._sent(0, self._finished)))
 
@@ -296,13 +296,13 @@ def figures(
 ) -> list[Line]:
     """Return lines that state a party's epsilons.
 
-    - Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows
-      differ in two bits), and for all bits of an example that is sent once.
+    - Each part under EmbeddingDP has three lines: for a single bit, for a one-hot row of bits (two
+      such rows differ in two bits), and for all bits of an example that is sent once.
     - `label`, a label's privacy loss under LabelDP (None: without LabelDP), adds a line.
     - Each part that sends unprotected outputs of the party's own data has a line with an infinite
       epsilon.
-    - Each part of another party to which a follower returns gradients has a line with an infinite
-      epsilon, if the follower computes these gradients from its own columns.
+    - If the party is a follower and returns gradients that depend on its own columns, each part
+      that receives such gradients has a line with an infinite epsilon.
     - Each part that learns from the party's examples, and is used to compute EmbeddingDP's bits,
       has a line with an infinite epsilon. An example changes the part's weights, and so the bits
       that are later sent for other examples.

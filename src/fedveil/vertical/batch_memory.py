@@ -62,10 +62,11 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """A mode that adds the tensors of fused attention to `kept` instead of computing the attention.
+    """A torch mode that records the memory of fused attention instead of computing the attention.
 
-    Added are the inputs and an output of the right shape, since fused attention saves its inputs
-    and its output for the backward pass. Queries and keys may differ in number.
+    Fused attention saves its inputs and its output for the backward pass. The mode adds the inputs
+    to `kept`, and a tensor with the output's shape, which it returns as the output. Queries and
+    keys may differ in number.
     """
 
     def __init__(self, kept: _Kept) -> None:

@@ -237,7 +237,7 @@ class RecordSettings(Block):
 
 
 class EvaluationSettings(Block):
-    """When to evaluate. Evaluations use the messages and the protection of training."""
+    """When to evaluate. In an evaluation, outputs are sent and protected as in training."""
 
     every_epochs: int | None = Field(
         1, ge=1, description="evaluate after every N epochs, and after the last epoch. null: never"

@@ -194,10 +194,11 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 
 
 def retire(run: RunFolder) -> None:
-    """Make the bundle in a party's folder unusable, because the run goes on.
+    """Make the bundle in the folder of `run` unusable, if there is one.
 
-    The bundle does not know how often the further steps send each example. The end of the run
-    writes a new one. Raises `FolderInUse` if a command is scoring with the bundle.
+    Call it before further training steps. They send examples again, so the bundle's counts of how
+    often each example was sent become too small. A new bundle is written at the end of the run.
+    Raises `FolderInUse` if a command is scoring with the bundle.
     """
     path = run.path / BUNDLE
     if (path / MANIFEST).exists():
@@ -207,11 +208,11 @@ def retire(run: RunFolder) -> None:
 
 
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
-    """Encode the number of times that each example was sent. Ids are replaced by their digests.
+    """Return the bytes of a file that says how often each example was sent, by digest of its id.
 
-    Each argument has one entry per subset, such as "train". An entry of `times` has the number of
-    times for each of the subset's ids. `labelled` is True for training examples, whose labels are
-    charged too.
+    Each argument has one entry per subset ("train" or "test"). `times[i]` has the number of times
+    for each of the ids `ids[i]`. `labelled[i]` is True if the subset's examples also cost the
+    epsilon of their labels, as training examples do. Subsets without ids are omitted.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]

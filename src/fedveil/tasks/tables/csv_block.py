@@ -28,12 +28,13 @@ Asked: TypeAlias = tuple[str, str]
 
 
 class CsvBlock(Piece):
-    """Rows of a CSV file, whose cells are located but not yet converted.
+    """Rows of a CSV file. A column's cells are converted when they are first needed.
 
     `cells`, [columns, rows, 2], has the positions in `block` at which each cell of the columns
-    `names` begins and ends. `asked` lists the conversions that callers have needed since the last
-    call of `prepare`. Each is a pair: a key of `_READERS` that names the conversion, and a column.
-    `places` are the rows' line numbers, which the caller sets.
+    `names` begins and ends. `asked` lists the conversions that were used since the last call of
+    `prepare`, so that a later block can prepare the same ones. Each is a pair: a key of
+    `_READERS`, such as "dates", and a column. `places` are the rows' line numbers, which the caller
+    sets.
     """
 
     unit = "line"

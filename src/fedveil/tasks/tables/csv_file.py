@@ -91,7 +91,11 @@ def _slowly(path: str, columns: Sequence[str], records: Iterator[Record]) -> Ite
 
 
 class _Lines(Iterator[str]):
-    """The lines of a CSV file. They can be skipped to the end of a record."""
+    """Iterates over the lines of a CSV file, for Python's csv reader.
+
+    A record can span several lines. `skip` passes over the rest of a record that the reader could
+    not finish. For this, call `begin` before each record.
+    """
 
     def __init__(self, found: CsvFormat, blocks: Iterator[str]) -> None:
         self._lines = (line for block in blocks for line in io.StringIO(block, newline=""))
@@ -104,11 +108,11 @@ class _Lines(Iterator[str]):
         return line
 
     def begin(self) -> None:
-        """Take the next line as the first line of a record."""
+        """Treat the next line as the first line of a record."""
         self._record.clear()
 
     def skip(self) -> int:
-        """Skip the remaining lines of a record that has a too long cell. Returns their number.
+        """Skip the remaining lines of a record with an overlong cell. Returns their number.
 
         Raises csv.Error if the quotes in the record are invalid. In particular, the rows after an
         unclosed quote must not be skipped as if they were a part of the quoted cell.

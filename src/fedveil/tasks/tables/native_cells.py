@@ -173,7 +173,11 @@ def _word(block: Array, at: int) -> np.uint64:
 
 @compiled()
 def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
-    """Append the digits at `at` to `whole`. Returns the position after them, and the new number."""
+    """Read the decimal digits of `block` from the position `at` on, and append them to `whole`.
+
+    With `whole` 12, the digits 34 give 1234. Returns the position after the digits, and the new
+    number.
+    """
     count = np.uint64(8)
     while count == 8:
         word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
@@ -247,10 +251,11 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 
 @compiled()
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
-    """Write the letters of a column's cells to the rows of `texts`, with zeros after the last.
+    """Copy the bytes of each cell of a column to a row of `texts`, and fill the row with zeros.
 
-    `cells`, [rows, 2], has each cell's start and end in `block`. Returns False if a cell is empty,
-    or has a byte for which the table `plain` is False.
+    `cells`, [rows, 2], has each cell's start and end in `block`. `plain[b]` is True if a cell may
+    contain the byte b. Returns True, or False if a cell is empty or has a byte that is not allowed.
+    After False, `texts` is incomplete.
     """
     for row in range(len(texts)):
         start, length = cells[row, 0], cells[row, 1] - cells[row, 0]
@@ -310,10 +315,11 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Index the distinct cells of a column. Returns their number, or -1 after many collisions.
+    """Number the distinct cells of a column from 0. Returns how many there are.
 
-    `cells`, [rows, 2], has each cell's start and end in `block`. Writes each row's index to
-    `codes`, and the first row with each index to `firsts`. `table` is zeros, and its length is a
+    Returns -1 if too many cells collide in the hash table. `cells`, [rows, 2], has each cell's
+    start and end in `block`. Writes the number of each row's cell to `codes`, and the first row
+    with each number to `firsts`. `table` is memory for the hash table: zeros, whose length is a
     power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024

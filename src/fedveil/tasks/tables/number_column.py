@@ -178,7 +178,11 @@ class NumberColumn:
 
     @property
     def evidence(self) -> str | None:
-        """Return the only decimal separator or date order that fits this column, or None."""
+        """Return the only decimal separator or date order that fits this column.
+
+        Returns None if several fit or none does, if two forms read the cells as different numbers,
+        or if all cells are missing.
+        """
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:

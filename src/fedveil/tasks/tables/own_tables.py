@@ -76,7 +76,8 @@ class Tables(ByLabel):
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Return the split model: a wide and a deep part for each party with features, and the top.
 
-        `here` are the parties whose parts have modules. None means all parties.
+        Builds torch modules (with initial weights) only for the parts of the parties in `here`, or
+        of all parties if `here` is None. The module of every other part is None.
         """
         owners = {
             owner: self._features(owner) if here is None or owner in here else None
@@ -121,7 +122,7 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return each class's weight (default: 1), or None if the leader's settings state none."""
+        """Return each class's weight (1 if not stated), or None if the job states no weight."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None

@@ -21,7 +21,10 @@ class _Problem:
 
 @dataclass
 class Refusals:
-    """Collects problems of the file `path`: of single rows, and of whole columns."""
+    """Collects problems of the file `path`: of single rows, and of the whole file or a column.
+
+    `unit` is what messages call a row: "line" or "row".
+    """
 
     path: str
     unit: str = "line"
@@ -38,7 +41,7 @@ class Refusals:
         problem.rows.extend(rows[: _ROWS - len(problem.rows)])
 
     def add(self, sentence: str) -> None:
-        """Add a problem of the whole file, as a sentence that does not name the file."""
+        """Add a problem of the whole file or a column: a sentence that does not name the file."""
         self._others.append(sentence)
 
     def __len__(self) -> int:
@@ -58,7 +61,10 @@ class Refusals:
                 self.add(str(error).removeprefix(f"{self.path}: "))
 
     def left_out(self) -> int:
-        """Return the number of problems of single rows. Raises an error for any other problem."""
+        """Return the number of problems of single rows, for callers that omit such rows.
+
+        Raises DataInvalid if the whole file or a column has a problem.
+        """
         if self._others:
             Refusals(self.path, self.unit, _others=self._others).check()
         return sum(problem.count for problem in self._rows.values())

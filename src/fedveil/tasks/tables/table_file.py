@@ -35,7 +35,8 @@ class Wanted:
     """The columns to read, by kind. If `id` is None, rows have no ids.
 
     Columns in `may_lack` can have empty cells. An empty number becomes NaN, an empty word "".
-    `place` is the path of the file's settings in the job, for messages.
+    `reading` says how the file is written, `rules` how ids are normalised. `place` is the path of
+    the file's settings in the job, for messages.
     """
 
     id: str | None
@@ -51,9 +52,11 @@ class Wanted:
 class Table:
     """The requested columns of a file, in the order of its rows. Ids are distinct.
 
-    `places` has the rows' line or row numbers in the file, as `unit` says. `known` has the distinct
-    words of each word column. `said` has sentences on how the file was read, and `kinds` the kind
-    of content of each number column. `chosen` has the indices of selected rows (None: all rows).
+    `places` has the rows' numbers in the file: line numbers if `unit` is "line", row numbers if it
+    is "row". `spool` stores the columns on disk: numbers, and indices of words in `known`, the
+    distinct words of each word column. `said` has sentences on how the file was read, and `kinds`
+    the kind of content of each number column. `chosen` has the indices of selected rows (None: all
+    rows).
     """
 
     path: str
