@@ -200,7 +200,10 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
 
 
 def _plain(message: Message, name: str) -> Any:
-    """Decode the JSON in the field `name`. Raises MessageInvalid if the text is too long."""
+    """Return the value that the field `name` contains as JSON.
+
+    Raises MessageInvalid if the field is no text or is too long.
+    """
     text = take(message, name, str)
     if len(text) > MOST_JOB_BYTES:
         raise MessageInvalid(f"its {name} has {len(text):,} characters")
@@ -236,7 +239,11 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the numbers of ids in `counts` to `party`'s total in `own`, save it, and return it."""
+    """Add the numbers of ids in `counts` to the total of `party`, and return the new total.
+
+    `own`, this party's state, has the number of ids that each other party has sent so far. The new
+    total is saved before it is returned.
+    """
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -375,10 +382,13 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return the positions in this party's data of the common examples that `agreed` states.
+    """Return the positions of the common examples of `subset` in this party's data.
 
-    `leads` is the leader's number of ids of `subset`. With `exchanged`, the record of an exchange
-    of ids, `agreed` must prove that the leader sent each common id. Else raises `MessageInvalid`.
+    `agreed` is the leader's message with these examples. `leads` is the leader's number of ids of
+    `subset`. `exchanged` is the record of the exchange of ids, or None if no ids were exchanged.
+    With a record, `agreed` must prove that the leader has sent the id of every common example.
+    Without one, the leader may state examples only under `digests`, if this party has no ids, or if
+    the leader has none and `own.least_common` is 0. Raises `MessageInvalid` for an invalid message.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

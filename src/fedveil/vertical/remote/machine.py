@@ -270,7 +270,10 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity, so that this party has it even if all others are killed."""
+        """Save the run's identity in this party's folder, which is created if needed.
+
+        After a restart, the party then knows its run without asking another party.
+        """
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -322,7 +325,8 @@ class Machine:
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
         """Wait until all parties have written their files. Log the last digest of each peer's log.
 
-        A party that restarts before it has written its files still needs this party.
+        A party must not leave earlier: a peer that restarts before it has written its files needs
+        all others to finish the run.
         """
         run.log.event(seal())
         log: dict[str, Value] = {"head": run.log.head}
