@@ -130,8 +130,9 @@ class Order:
     """The examples of each training step, equal for all parties.
 
     `aside` of the `count` examples are set aside: no step uses them. The `seed` determines which
-    these are, and the order of each epoch. An epoch uses every other example once, in steps of
-    `batch_size` examples. Its last step may have fewer. Steps are numbered from 1, epochs from 0.
+    these are, and the order of each epoch. An epoch uses each of the remaining examples once, in
+    steps of `batch_size` examples. Its last step may have fewer. Steps are numbered from 1, epochs
+    from 0.
     """
 
     seed: int

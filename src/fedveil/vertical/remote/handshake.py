@@ -200,10 +200,7 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
 
 
 def _plain(message: Message, name: str) -> Any:
-    """Return the value that the field `name` contains as JSON.
-
-    Raises MessageInvalid if the field is no text or is too long.
-    """
+    """Decode the JSON in the field `name`. Raises MessageInvalid if it is no text or too long."""
     text = take(message, name, str)
     if len(text) > MOST_JOB_BYTES:
         raise MessageInvalid(f"its {name} has {len(text):,} characters")
@@ -239,11 +236,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the numbers of ids in `counts` to the total of `party`, and return the new total.
-
-    `own`, this party's state, has the number of ids that each other party has sent so far. The new
-    total is saved before it is returned.
-    """
+    """Add the numbers of ids in `counts` to `party`'s saved total, and return the new total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -382,13 +375,11 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return the positions of the common examples of `subset` in this party's data.
+    """Return the positions of the common examples of `subset` in this party's data, from `agreed`.
 
-    `agreed` is the leader's message with these examples. `leads` is the leader's number of ids of
-    `subset`. `exchanged` is the record of the exchange of ids, or None if no ids were exchanged.
-    With a record, `agreed` must prove that the leader has sent the id of every common example.
-    Without one, the leader may state examples only under `digests`, if this party has no ids, or if
-    the leader has none and `own.least_common` is 0. Raises `MessageInvalid` for an invalid message.
+    `leads` is the leader's number of ids. `exchanged` is the record of an exchange of ids, or None.
+    Raises `MessageInvalid` if `agreed` is invalid, or does not prove that the leader sent the ids
+    of these examples although ids had to be exchanged.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

@@ -270,10 +270,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity in this party's folder, which is created if needed.
-
-        After a restart, the party then knows its run without asking another party.
-        """
+        """Save the run's identity, so that a restarted party knows it without asking others."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -325,8 +322,7 @@ class Machine:
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
         """Wait until all parties have written their files. Log the last digest of each peer's log.
 
-        A party must not leave earlier: a peer that restarts before it has written its files needs
-        all others to finish the run.
+        If this party left earlier, a peer that restarts before it has written its files would wait.
         """
         run.log.event(seal())
         log: dict[str, Value] = {"head": run.log.head}
