@@ -51,9 +51,9 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Return message fields for an unprotected `tensor`, the output or gradient in `transfer`.
+    """Return the message fields that carry `tensor`, an output or gradient not under EmbeddingDP.
 
-    The tensor is compressed if the job compresses this transfer.
+    `transfer` says which tensor it is. The values are compressed if the job says so.
     """
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
@@ -93,9 +93,10 @@ def check_not_abort(message: Message, peer: str) -> None:
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
-    """Raise ExchangeError unless an untrusted peer's message is the word `word` for step `step`.
+    """Raise ExchangeError unless an untrusted `message` is the signal `word` for step `step`.
 
-    The two words are `ready` and `commit`.
+    A signal, such as `ready` or `commit`, has this word as its kind, and no data. If the message
+    aborts the step, raises PeerAborted, or PeerAtLimit for a privacy limit.
     """
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})

@@ -148,10 +148,11 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn each example's group into a class, and return the classes. Groups get different classes.
+    """Assign a class to each group, and return the class of every example.
 
-    `labels` are the known labels of the examples with the indices `places`. The result agrees with
-    as many of them as possible.
+    `groups` has each example's group. `labels` are the known labels of the examples with the
+    indices `places`. Different groups get different classes, so that as many of the known labels as
+    possible are right.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
@@ -229,8 +230,8 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 def _apart(rows: Float64s, count: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
-    The first row is drawn uniformly. Each further row is drawn in proportion to its squared
-    distance to the nearest drawn row. Each number `start` gives other rows.
+    The first row is drawn uniformly. Each further row is drawn with a probability proportional to
+    its squared distance to the nearest row already drawn. `start` is the seed.
     """
     drawn = Seeded(0, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]

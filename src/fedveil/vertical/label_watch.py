@@ -61,13 +61,14 @@ class WatchedGradients:
 class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    Call this object with a gradient. It calls `passed` to protect the gradient, measures the
-    result, and returns it. `classes` is the task's number of classes, or None if labels are not
-    classes. `steps` is the number of steps left in the run. The first few and the last few of them
-    are measured. After each of these two groups of steps, `tell` receives sentences: one for each
-    part whose gradient is returned, and one for all parts of a follower together. A step that is
-    repeated after a restart is not measured again, even if its gradients differ. `tells_loss` is
-    True if followers receive the loss of every step.
+    Call this object with a gradient. It returns what the function `passed` returns, the protected
+    gradient, and saves it for the attack. `classes` is the task's number of classes, or None if
+    labels are not classes. `steps` is the number of steps left in the run. The first few and the
+    last few of them are measured. After each of these two groups of steps, `tell` receives
+    sentences with the results: one for each part whose gradient is returned, and one for all parts
+    of a follower together. A step that is repeated after a restart is not measured again, even if
+    its gradients differ. If `tells_loss` is True, followers receive the loss of every step, and a
+    sentence about a follower without a returned gradient mentions this.
     """
 
     def __init__(
@@ -254,7 +255,8 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
     examples that have it. A blind attack guesses this class as often for its own examples as for
     others. So the chance level is the attack's false-positive rate: the share of the other examples
-    for which it guessed this class. The result has the upper end of this rate's interval.
+    for which it guessed this class. The chance level in the result is the upper end of this rate's
+    confidence interval.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
@@ -304,8 +306,9 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 class GradientSums:
     """Adds up each example's returned gradients over a run's steps, separately for each part.
 
-    Each micro-batch's gradients are divided by their root mean square norm. Includes the run's
-    first `examples` examples, or fewer if a part's sums would have more than `values` entries.
+    Each micro-batch's gradients are first divided by their root mean square norm. Includes the
+    `examples` examples that occur first in the run. A part includes fewer if its sums would
+    otherwise have more than `values` entries.
     """
 
     def __init__(self, examples: int, values: int) -> None:

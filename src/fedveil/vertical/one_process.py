@@ -1,4 +1,4 @@
-"""A vertical run with every party in one process: exact and repeatable.
+"""Runs a vertical job with every party in one process.
 
 Each party's folder in the run folder has the same files as on a machine of its own.
 """
@@ -246,9 +246,9 @@ class Parties:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _bundle(self) -> None:
-        """Complete every party's model bundle, if all parties have one.
+        """Write the manifest into every party's model bundle, if all parties have a bundle.
 
-        The bundles need no signatures, because one user has all files.
+        The manifest is not signed, because one user has the files of all parties.
         """
         contents = {name: run.contents for name, run in self.runs.items()}
         known = {name: found for name, found in contents.items() if found is not None}

@@ -63,7 +63,10 @@ class PartOptimizers:
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Restore the optimiser states of the parts in `held`. Learning rate schedules continue."""
+        """Restore the optimiser states of the parts in `held`.
+
+        Learning rates need no state: `step` computes them from the number of its training step.
+        """
         self._made = list(_make(self._split, self._party))
         for made in self._made:
             groups = made.optimizer.state_dict()["param_groups"]

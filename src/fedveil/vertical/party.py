@@ -144,11 +144,12 @@ class Party:
     def look(
         self, number: int, batch: Batch, *, occasion: int = 0, subset: str = "test"
     ) -> Exchange[torch.Tensor | None]:
-        """Run only the forward pass on a batch, under the protection of training.
+        """Compute the model's outputs for a batch, with its data protected as in training.
 
-        Returns the last part's outputs at the leader, and None at a follower. `number` is the
-        batch's number, and `occasion` the number of the evaluation. EmbeddingDP's noise is
-        independent for different numbers. The batch's positions refer to the examples of `subset`.
+        Returns the last part's outputs at the leader, and None at a follower. No weights change.
+        `number` is the number of the batch in the evaluation `occasion`. EmbeddingDP's noise is
+        independent in different batches and evaluations. The batch's positions refer to the
+        examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)

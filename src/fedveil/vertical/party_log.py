@@ -32,7 +32,11 @@ class PartyLog:
         self._recorder: Recorder | None = None
 
     def open(self, metrics: Metrics) -> None:
-        """Open the folder's files for appending. Removes all records that are not in `metrics`."""
+        """Open the folder's files for appending, and keep only the records in `metrics`.
+
+        Records that the folder has after these, such as those of steps that will be repeated, are
+        removed.
+        """
         self.close()
         self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records
@@ -51,7 +55,7 @@ class PartyLog:
 
     @property
     def head(self) -> str:
-        """The last digest of the log's chain, which depends on all lines."""
+        """The last digest in the event log's hash chain. It depends on all lines of the log."""
         return self._opened.log_head
 
     def say(self, sentence: str) -> None:

@@ -46,7 +46,7 @@ OWN_SEED = "own-seed"
 def begin(
     setting: Setting, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> PartyRun:
-    """Return a party's side of a run.
+    """Build a party's objects from `setting`, and return its side of the run.
 
     `progress` is called with each of the party's records, `say` with each sentence for its user.
     """
@@ -55,7 +55,11 @@ def begin(
 
 
 class PartyRun:
-    """A party in a run. Call `load` with a step that all parties have saved, `settle`, `train`."""
+    """One party's side of a run: training, evaluations, predictions, checkpoints.
+
+    First call `load` with a step that all parties have saved, then `settle`. After that, `train` or
+    another method can run.
+    """
 
     def __init__(self, setting: Setting, parts: PartyParts, log: PartyLog) -> None:
         self.setting, self.name = setting, setting.party
@@ -86,10 +90,10 @@ class PartyRun:
     def most_ahead(self) -> int:
         """The most messages that an honest peer sends before it learns that the run has ended.
 
-        These are the messages of one batch of training, because the peer waits for an answer in
-        every training step, and of all batches of an evaluation and a calibration, where it may
-        never have to wait. A batch has at most one message per crossing and micro-batch, and one
-        `ready` or `commit`. An abort comes last.
+        A peer waits for an answer in every training step, so it is ahead by at most one batch of
+        training. It may not have to wait in an evaluation or a calibration, so it can also be ahead
+        by all batches of one evaluation and one calibration. A batch has at most one message per
+        crossing and micro-batch, and one `ready` or `commit`. The last message may be an abort.
         """
         job, order, held_out = self.setting.job, self._parts.order, self._parts.rows["test"].count
         batches = 1 + -(-held_out // order.batch_size) + -(-order.aside // order.batch_size)
@@ -127,8 +131,9 @@ class PartyRun:
     def train(self) -> Exchange[None]:
         """Run all remaining steps, and write the final files of the run.
 
-        A step or an evaluation that would bring an example above its party's `privacy.max_epsilon`
-        ends the run early. Raises LimitReached or PeerAtLimit only if no step was done before.
+        The run ends early, without an error, if a step or an evaluation would bring an example's
+        cost above the `privacy.max_epsilon` of its party. If no step of the run was done before,
+        raises LimitReached for this party's limit, and PeerAtLimit for another party's.
         """
         self.stopped = None
         try:
@@ -266,9 +271,9 @@ class PartyRun:
     ) -> None:
         """Raise LimitReached if sending examples once more would exceed `privacy.max_epsilon`.
 
-        `positions` are the positions of the examples in `subset`. `times` is the number of times
-        that the run will then have sent them. The times that they were scored with the model bundle
-        are added. `what` names the step or the evaluation, for the error.
+        `positions` are the positions of the examples in `subset`. `times` is how often the run will
+        have sent them, this time included. Uses of the examples in scoring with this run's model
+        bundle count too. `what` names the step or the evaluation in the error.
         """
         parts, ids = self._parts, self._parts.rows[subset].ids
         if self.setting.job.privacy.max_epsilon is None:
@@ -278,9 +283,10 @@ class PartyRun:
         parts.limit.check(what, times, labelled=subset == "train", scored=scored)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Run the model on the examples set aside, and fit the leader's calibrator to their labels.
+        """Run the model on the training examples that no step uses. The leader fits its calibrator.
 
-        The true labels are used even under LabelDP, because the calibrator stays with the leader.
+        The calibrator is fitted to the true labels even under LabelDP, because it stays with the
+        leader.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside

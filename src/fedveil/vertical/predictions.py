@@ -46,7 +46,11 @@ class PredictionFile:
         self._path = new_file(path, TABLE, ARRAYS)
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
-        """Run a party's side of the prediction. Returns the predictions, or None at a follower."""
+        """Compute predictions for the held-out examples, as one party's side of the exchange.
+
+        Returns the predictions, or None at a follower. Writes nothing (see `write`). Raises
+        InvalidValue if the file is a table that cannot hold the model's outputs.
+        """
         task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
         fits_a_line = predictions_of(task) is not None or output == (task.classes or 1,)

@@ -129,9 +129,10 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    The `seed` determines the order of each epoch. It also draws `aside` of the `count` examples
-    that are set aside: no step uses them. Each epoch uses all others once, `batch_size` in a step.
-    The last step of an epoch may have fewer. Steps are numbered from 1, epochs from 0.
+    `aside` of the `count` examples are set aside: no step uses them. The `seed` determines which
+    these are, and the order of each epoch. An epoch uses each of the remaining examples once, in
+    steps of `batch_size` examples. Its last step may have fewer. Steps are numbered from 1, epochs
+    from 0.
     """
 
     seed: int

@@ -12,9 +12,9 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has checked all that it receives
 
-  A party sends no such message to another party to which it still sends a tensor after it has
-  received and checked all its own tensors. That tensor says the same. With several followers, the
-  leader always sends `commit`.
+  A party omits such a message if it sends a tensor to the same receiver after it has received and
+  checked all tensors of the step that are sent to it, because that tensor means the same. With
+  several followers, the leader always sends `commit`.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
     """Return the parts with an awaited forward pass, and those with an awaited backward pass.
 
-    A pass is awaited if another party needs its result. It is also awaited if the owner of the part
-    needs its result for an awaited pass of another part.
+    A pass is awaited if its result is sent to another party. A pass is also awaited if an awaited
+    pass of another part of the same party needs its result.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -243,10 +243,10 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Add a `ReceiveTensor` for each tensor from another party to the operations of `party`.
+    """Return the instructions of `party`: its operations and sends, and a receipt for each tensor.
 
-    It comes before the first operation that needs the tensor. `sent` has every party's operations
-    and sends in order. Returns the resulting instructions.
+    A receipt (`ReceiveTensor`) comes before the first operation that needs its tensor. `sent` has
+    every party's operations and sends in order.
     """
     due = {
         peer: deque(

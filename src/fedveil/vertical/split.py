@@ -223,7 +223,7 @@ class SplitModel:
         return settled
 
     def joined(self) -> Joined:
-        """Return all parts as one module for one machine, without privacy."""
+        """Return all parts as one module for one machine. It does not apply EmbeddingDP."""
         return Joined(self)
 
     @cached_property

@@ -94,7 +94,7 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to an offset for its random seeds, so that no two parts have the same."""
+        """Map each part's name to an offset for its random seeds, a different one for each part."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 

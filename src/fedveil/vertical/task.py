@@ -142,7 +142,10 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """Return the model's parts. The seed determines initial weights, never shapes."""
+        """Return the model's parts.
+
+        The seed with which the task was built determines the initial weights, but no shapes.
+        """
 
     def owned(self, party: str, subset: Subset) -> Columns:
         """Return a party's own data of a subset, such as "train".

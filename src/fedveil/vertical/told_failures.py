@@ -16,7 +16,10 @@ from fedveil.record.run_folder import TRACEBACK, RunFolder
 
 
 def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
-    """Save the traceback of `failure` in `folder`. Call it before another party is told."""
+    """Save the traceback of `failure` in `folder`, and add a note to `failure` that says where.
+
+    Call this before another party learns of the failure.
+    """
     whole = "".join(traceback.format_exception(failure.__cause__))
     folder.write_atomically(TRACEBACK, whole.encode())
     failure.add_note(f"the traceback is in {folder.path / TRACEBACK}")

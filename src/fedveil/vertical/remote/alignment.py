@@ -38,7 +38,7 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def application(follower: str, attempt: int) -> Exchange[Message]:
-    """Return the follower's message of the kind "apply" that answers attempt `attempt`.
+    """Receive and return the follower's message of the kind "apply" for attempt `attempt`.
 
     Attempts are numbered from 1. Skips messages that are left over from earlier attempts. Raises
     Unfit for any other message.

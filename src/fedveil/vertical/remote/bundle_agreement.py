@@ -50,10 +50,10 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message after the training steps of `run`.
+    """Receive and return the next message of `peer` after the last step of `run`.
 
-    If a privacy limit has ended the run, the peer's remaining messages of the last step are
-    skipped. Raises ExchangeError if there are more than an honest peer sends.
+    If a privacy limit has ended the run, messages that `peer` has still sent for steps are skipped.
+    Raises ExchangeError if there are more of them than an honest peer can have sent.
     """
     message, skipped = (yield from received(peer)), 0
     while run.stopped is not None and text_in(message, "kind") in _OF_STEP:

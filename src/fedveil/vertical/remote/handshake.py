@@ -200,7 +200,7 @@ def _check_run(own: Standing, follower: str, run: bytes, steps: set[int], purpos
 
 
 def _plain(message: Message, name: str) -> Any:
-    """Decode the JSON in the field `name`. Raises MessageInvalid if the text is too long."""
+    """Decode the JSON in the field `name`. Raises MessageInvalid if it is no text or too long."""
     text = take(message, name, str)
     if len(text) > MOST_JOB_BYTES:
         raise MessageInvalid(f"its {name} has {len(text):,} characters")
@@ -236,7 +236,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the numbers of ids in `counts` to `party`'s total in `own`, save it, and return it."""
+    """Add the numbers of ids in `counts` to `party`'s saved total, and return the new total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -375,10 +375,11 @@ def _checked_rows(
     leads: int,
     exchanged: intersection.Exchanged | None,
 ) -> Positions:
-    """Return the positions in this party's data of the common examples that `agreed` states.
+    """Return the positions of the common examples of `subset` in this party's data, from `agreed`.
 
-    `leads` is the leader's number of ids of `subset`. With `exchanged`, the record of an exchange
-    of ids, `agreed` must prove that the leader sent each common id. Else raises `MessageInvalid`.
+    `leads` is the leader's number of ids. `exchanged` is the record of an exchange of ids, or None.
+    Raises `MessageInvalid` if `agreed` is invalid, or does not prove that the leader sent the ids
+    of these examples although ids had to be exchanged.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

@@ -20,13 +20,14 @@ class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
     `run` identifies the run. It is empty at a follower that is not in a run yet. `examples` are the
-    saved common examples, if any. An id from another party may be a guess, so at most `most_ids`
-    are accepted from a party: in each attempt under `digests`, in all attempts together under
-    `intersection`. For the latter, `brought` has the number of ids that each other party has sent
-    so far, and `keep_brought` saves these numbers before this party answers. A party rejects an
-    intersection with fewer than `least_common` examples. With `least_common` = 0, a follower also
-    lets a leader without ids use all of the follower's examples. `id_hint` is advice for the case
-    that few ids are common. It is shown to this party's user only.
+    common examples of an earlier session, or None. `least_common` is the smallest number of common
+    examples that the party accepts. With 0, a follower also lets a leader without ids use all of
+    the follower's examples. `id_hint` is advice for this party's user if few ids are common.
+
+    An id from another party may be a guess, so a party accepts at most `most_ids` ids from each
+    other party. Under `digests`, this limit holds for each attempt. Under `intersection`, it holds
+    for all attempts together: `brought` has the number of ids that each other party has sent so
+    far, and `keep_brought` saves these numbers before this party answers.
     """
 
     party: str

@@ -28,7 +28,7 @@ def handshake_s(patience_s: float, followers: int, own: int, most: int) -> float
 
 
 class InHandshake:
-    """A channel for one handshake, which fails if the handshake takes more than `limit_s` seconds.
+    """A channel for one handshake. After `limit_s` seconds, `receive` raises LinkLost.
 
     The time begins when `start` is called or when the first message arrives, whichever is earlier.
     """

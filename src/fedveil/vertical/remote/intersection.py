@@ -215,9 +215,11 @@ class _Table:
     def _answered(
         self, follower: str, attempt: int, start: int, asked: Points
     ) -> Exchange[tuple[Points, Points]]:
-        """Receive a follower's answer to the batch `asked`, which begins at the id `start`.
+        """Receive a follower's answer to `asked`, a batch of the leader's blinded ids.
 
-        Returns the batch raised to the follower's exponent, and a batch of the follower's own ids.
+        The batch begins with the id at the position `start`. Returns `asked` raised to the
+        follower's exponent, and the follower's own blinded ids from `start` on. Raises Unfit for an
+        invalid answer. `attempt` is the number of the attempt.
         """
         message = yield from received(follower)
         try:
@@ -265,7 +267,11 @@ def _check_shown(message: Message, points: Points, raised: Points, subset: str) 
 
 
 def _raising(subset: str) -> str:
-    """Return the domain of a follower's proof, so that a leader cannot use it as its own proof."""
+    """Return the domain of a follower's proof.
+
+    It differs from the domain of a leader's proof, so that a leader cannot pass off a follower's
+    proof as its own.
+    """
     return f"{subset}, raised by a follower"
 
 

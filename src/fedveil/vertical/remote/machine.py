@@ -270,7 +270,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity, so that this party has it even if all others are killed."""
+        """Save the run's identity, so that a restarted party knows it without asking others."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -322,7 +322,7 @@ class Machine:
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
         """Wait until all parties have written their files. Log the last digest of each peer's log.
 
-        A party that restarts before it has written its files still needs this party.
+        If this party left earlier, a peer that restarts before it has written its files would wait.
         """
         run.log.event(seal())
         log: dict[str, Value] = {"head": run.log.head}

@@ -59,7 +59,7 @@ class Meeting:
 
     @property
     def link_patience_s(self) -> float:
-        """The seconds that a link waits for the other party."""
+        """The seconds that a link waits for a party: infinite if `serves`, else `patience_s`."""
         return math.inf if self.serves else self.patience_s
 
 
@@ -131,9 +131,10 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins.
+    """A follower's channel to the leader, which notices that the leader begins a new handshake.
 
-    If `has_begun` is False, `receive` returns the first message even if it begins a handshake.
+    `receive` then raises StartOver. If `has_begun` is False, no handshake has begun yet: `receive`
+    returns the first message, even if it begins a handshake.
     """
 
     def __init__(self, link: Channel, *, has_begun: bool = True) -> None:

@@ -151,10 +151,11 @@ class Lanes:
         ]
 
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
-        """Copy to `out` the one entry of `table` whose mask is set.
+        """Copy the one entry of a table whose mask is set to the elements from `out` on.
 
-        All entries are read, so that no address depends on the masks. `masks` is the position of
-        the first entry's mask in `memory`. An entry has one mask for all lanes.
+        The table begins at the element `table` of `memory`. `masks` is the position in `memory` of
+        the first entry's mask. An entry has one mask for all lanes. All entries are read, so that
+        no address depends on the masks.
         """
         builder = self.builder
         chosen = []

@@ -115,8 +115,9 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
     """Multiply the points of the rows of `words` by a scalar, and write the results to `out`.
 
-    A row is a 32-byte encoding, or a 64-byte hash that is mapped to a point. `invalid[i]` becomes
-    nonzero if row i is an encoding of no point. `s` is memory that `_memory` made for the scalar.
+    A row is a 32-byte encoding, or a 64-byte hash that is mapped to a point. For encodings,
+    `invalid[i]` is set to 0 if row i encodes a point, and to another number if it does not. `s` is
+    memory that `_memory` made for the scalar.
     """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
@@ -196,7 +197,7 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as 64-bit words. Rows of zeros are added up to a multiple of eight rows."""
+    """Return the rows as 64-bit words, with zero rows appended up to a multiple of eight rows."""
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")
@@ -214,9 +215,9 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return memory with 16 masks for each 4-bit digit of `scalar`.
+    """Return new memory for the formulas, with 16 masks for each 4-bit digit of `scalar`.
 
-    A digit d sets the mask d of its 16 masks, counted from 0. The other 15 masks are 0.
+    The masks of a digit are numbered from 0. Only the mask whose number is the digit is set.
     """
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)

@@ -1,10 +1,10 @@
 """Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
 
-libsodium computes small batches, and native code large ones. Both return the same multiples. Of a
-sum, both return points that add up to it, but not the same points. The time does not depend on a
-secret scalar. The native code gets such a scalar only as masks: each digit has one for each value
-that it may have, and only the mask of its value is set. No instruction branches on a mask, and no
-address depends on one.
+libsodium computes small batches, and native code large ones. A multiple is the same from both. A
+sum is returned as one or more points that add up to it. The two return different points, with the
+same sum. The time does not depend on a secret scalar. The native code gets such a scalar as masks:
+16 for each digit, one for each possible value, and only the mask of the digit's value is set. No
+instruction branches on a mask, and no address depends on one.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ _MOST = 1 << 53
 
 
 class Guesses:
-    """The numbers of ids that others have asked about, for one file of rows with the ids `ids`.
+    """Counts the ids that each other party or client has asked about, for one file of rows.
 
-    The counts of all files are in the file `name` in `folder`. A file whose rows are in another
-    order is the same file.
+    `ids` are the ids of the rows. They identify the file, in any order. The counts of all files are
+    saved together, in the file `name` in `folder`.
     """
 
     def __init__(self, folder: RunFolder, name: str, ids: Ids) -> None:
@@ -39,14 +39,17 @@ class Guesses:
         self._own = self._all.setdefault(rows, {})
 
     def __len__(self) -> int:
-        """Return the number of those who have asked."""
+        """Return the number of parties or clients with a count for this file of rows."""
         return len(self._own)
 
     def of(self, who: str) -> int:
         return self._own.get(who, 0)
 
     def add(self, who: str, many: int) -> int:
-        """Add `many` ids to those of `who`. Returns the sum, which is on disk by then."""
+        """Add `many` to the number of ids that `who` has asked about.
+
+        Saves the new number, and then returns it.
+        """
         self._own[who] = self.of(who) + many
         counts = json.dumps(self._all)
         self._folder.write_atomically(self._name, sealed({"brought": counts}))
@@ -54,7 +57,10 @@ class Guesses:
 
 
 def _checked(counts: Any) -> dict[str, dict[str, int]]:
-    """Return counts by file and by who asked. Raises InvalidValue if they have another form."""
+    """Return `counts`, loaded from a file, if they are valid. Raises InvalidValue otherwise.
+
+    Valid counts map a digest of each file's ids to the numbers of ids, by who asked about them.
+    """
     if not isinstance(counts, dict) or not all(isinstance(own, dict) for own in counts.values()):
         raise InvalidValue("it does not contain counts")
     for own in counts.values():

@@ -43,7 +43,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response. `data` is sent as JSON, or unchanged if it is text."""
+    """A response. `data` is sent as JSON, or unchanged if it is text.
+
+    `retry_s` is sent as the header Retry-After. None means no such header.
+    """
 
     status: int
     data: Any
@@ -110,7 +113,7 @@ class HttpServer:
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
         """Return the names in the client's certificate, or None without TLS.
 
-        A certificate with weak cryptography has no names.
+        Returns [] if the certificate uses weak cryptography, so that its names are not trusted.
         """
         if self._own is None:
             return None

@@ -100,7 +100,7 @@ class ScoredExamples:
         return np.array(allows, bool)[which.reshape(-1)]
 
     def figures(self) -> list[Line]:
-        """Return an account line with the highest epsilon of all examples scored so far.
+        """Return the highest epsilon of all examples scored so far, as a list of one `Line`.
 
         The epsilon includes what training and evaluations have cost the example. If the party has
         parts that send unprotected values, returns a line for each such part instead, with an
@@ -134,7 +134,7 @@ class ScoredExamples:
         return times + evaluated, labelled
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return a list with only the state that costs the highest epsilon.
+        """Return the state with the highest epsilon, as a list of one.
 
         A state is [times sent, 1 for a training example or else 0, times scored].
         """
