@@ -21,7 +21,7 @@ from fedveil.pages.page import Fact, Page, Table
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, epsilon_text
 from fedveil.privacy.loss import format_delta
 from fedveil.record.byte_count import shown_bytes
 from fedveil.run_display import describe, of_run
@@ -138,7 +138,7 @@ def test_a_page_shows_each_figure_of_the_ledger(folder: Path, records: Records) 
     rows = table(page_of(folder), "What was promised")
     for unit, (_, epsilon, delta, right, _) in zip(UNITS, rows, strict=True):
         figure = Figure(records[-1][f"epsilon_{unit}"], records[-1][f"delta_{unit}"])
-        assert (epsilon, delta) == (told(*figure), format_delta(figure.delta))
+        assert (epsilon, delta) == (epsilon_text(*figure), format_delta(figure.delta))
         least = (math.exp(figure.epsilon) + figure.delta) / (1 + math.exp(figure.epsilon))
         shown = float(right.split("at most ")[1].split("%")[0]) / 100
         assert least <= shown < least + 0.001001
@@ -210,7 +210,7 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     assert table(page, "At the end")[1] == [
         "two", "rr", "2 of 2", f"{last['accuracy']:.1%}", f"{last['accuracy']:.1%} (round 2)",
         f"{last['loss']:#.3g}", f"{last['auc']:#.3g}",
-        told(last["epsilon_run_every_round"], last["delta_run_every_round"]),
+        epsilon_text(last["epsilon_run_every_round"], last["delta_run_every_round"]),
         shown_bytes(last["bytes_up_per_client"]), duration(total(more, "seconds_round")),
     ]  # fmt: skip
     found = curves(page)
@@ -280,7 +280,7 @@ def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
         f"accuracy {last['accuracy']:.1%}",
         f"loss {last['loss']:#.3g}",
         f"up {shown_bytes(last['bytes_up_per_client'])}/client",
-        f"epsilon {told(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
+        f"epsilon {epsilon_text(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
         f"{last['rejected']['wrong length']} clients left out",
     ):
         assert said in line
@@ -342,7 +342,12 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
         for line, row in zip(lines, rows, strict=False):
             figure = Figure(line["epsilon"], line["delta"])
             least = (math.exp(figure.epsilon) + figure.delta) / (1 + math.exp(figure.epsilon))
-            assert row[:4] == [party, line["what"], told(*figure), format_delta(figure.delta)]
+            assert row[:4] == [
+                party,
+                line["what"],
+                epsilon_text(*figure),
+                format_delta(figure.delta),
+            ]
             shown = float(row[4].split("at most ")[1].split("%")[0]) / 100
             assert least <= shown < least + 0.001001
     _, quality, promise, _ = page.lead
