@@ -301,6 +301,15 @@ def test_all_of_a_sum_in_one_block_does_not_wrap(clients):
     assert not noise.out_of_reach(summed)
 
 
+def test_a_sum_of_equal_updates_of_one_entry_does_not_wrap_without_a_rotation():
+    noise = made(0.05, clients=60, shares=60, dimension=9, rotation=False)
+    vector = np.zeros(9, np.float32)
+    vector[4] = noise.clip
+    alone = noise.rounded(vector, None, Seeded(15)).astype(np.int64)
+    assert alone.max() >= noise.radius - 1
+    assert not noise.wrapped(60 * alone)
+
+
 def test_blocks_are_the_shortest_reports_and_large_cohorts_get_larger_ones():
     few, many = (
         made(0.5, dimension=786_432, clients=n, shares=n, entry_bits=4) for n in (7, 5_000)

@@ -221,6 +221,47 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     assert differs["protection.name"] == ["'dp_encrypt'", "'rr'"]
 
 
+@pytest.mark.parametrize("best", ["one", "two"])
+def test_the_best_runs_are_chosen_by_their_last_rounds(best: str, tmp_path: Path) -> None:
+    """In the first round, the other run is the better one."""
+    found = {"one": federated_records(2, 11), "two": federated_records(2, 311)}
+    keys = ("epsilon_run_every_round", "bytes_up_per_client")
+    for name, records in found.items():
+        for record, figure in zip(records, (2.0, 1.0) if name == best else (1.5, 3.0), strict=True):
+            record |= dict.fromkeys(keys, figure) | {"accuracy": 0.75 - figure / 8}
+    job = small_job(rounds=2, protection={"name": "rr"})
+    page = page_of_several([written(tmp_path / name, job, {".": of}) for name, of in found.items()])
+    cards = {fact.label: fact for fact in page.lead if isinstance(fact, Fact)}
+    assert [card.value for card in cards.values()] == [best] * 3
+    assert "62.5%" in cards["Best model"].text
+    delta = found[best][-1]["delta_run_every_round"]
+    assert cards["Smallest epsilon"].text.startswith(str(Figure(1.0, delta)))
+    assert shown_bytes(1.0) in cards["Smallest upload"].text
+
+
+def test_vertical_runs_stand_beside_each_other_with_their_own_figures(tmp_path: Path) -> None:
+    job, folders = VerticalJob(task="vertical_parts:bottoms"), []
+    for name, accuracy, sent in (("one", 0.8125, 3100.0), ("two", 0.5625, 4700.0)):
+        looks: Records = [
+            {
+                "party": "lead", "epoch": at, "look": 6 * at,
+                "test_accuracy": accuracy - 0.125 / at, "test_loss": accuracy / at,
+            }
+            for at in (1, 2)
+        ]  # fmt: skip
+        step = {"epoch": 0, "step": 6, "steps": 6, "bytes_sent_per_step": sent, "party": "lead"}
+        records = {"lead": [step, *looks], "bank": []}
+        folder = written(tmp_path / name, job, records)
+        account = {"epsilon": sent / 1000, "delta": 1e-9, "what": f"a row of {name}"}
+        (folder / "bank" / "accounts.jsonl").write_text(json.dumps(account) + "\n", "utf-8")
+        folders.append(folder)
+    rows = table(page_of_several(folders), "At the end")
+    assert [[row[0], *row[3:]] for row in rows] == [
+        ["one", "75.0%", "0.406", f"{told(3.1, 1e-9)} for a row of one", shown_bytes(3100.0)],
+        ["two", "50.0%", "0.281", f"{told(4.7, 1e-9)} for a row of two", shown_bytes(4700.0)],
+    ]
+
+
 @pytest.mark.parametrize("unprotected", [[], [0], [1], [0, 1]])
 def test_epsilon_is_drawn_if_it_is_finite_for_some_run(
     unprotected: list[int], tmp_path: Path
