@@ -95,9 +95,10 @@ mindspore: .venv-mindspore/installed
 
 # Language models with adapters, and the trackers MLflow and Weights & Biases: their packages beside
 # all of VENV, which their environment finds by a path file. mlflow-skinny with an SQL library writes
-# mlflow's files without 20 more packages, of its server.
+# mlflow's files without 20 more packages, of its server. Flower again for its commands, of which
+# SLOW=1 starts some.
 language: .venv-language/installed
-	.venv-language/bin/python -m pytest -n 2 --dist worksteal \
+	.venv-language/bin/python -m pytest -n 2 --dist worksteal $(if $(SLOW),-m slow) \
 	  tests/pretrained tests/engine/test_trackers.py
 
 .venv-language/installed: $(VENV)/installed
@@ -106,6 +107,8 @@ language: .venv-language/installed
 	  >"$$(.venv-language/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
 	.venv-language/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --editable '.[language]' 'mlflow-skinny>=3' sqlalchemy alembic 'wandb>=0.19'
+	.venv-language/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --ignore-installed "flwr==$$($(BIN)/python -c 'import flwr; print(flwr.__version__)')"
 	touch $@
 
 clean:

@@ -20,7 +20,7 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.target import Target
 from fedveil.errors import FedveilWarning
 from fedveil.federated.job import Job
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.privacy.finding import EFFORTS
 
 ONE_STEP = ("training={epochs: 1, batch_size: 1000, lr: 0.1}",)
@@ -80,7 +80,7 @@ def main() -> None:
             finding = attack(target, arguments.effort, Watch())
             figures = {figure.name: figure for figure in finding.figures}
             cells = [str(figures[shown]).removeprefix(shown) for shown in SHOWN]
-            spent = told(finding.epsilon, finding.delta)
+            spent = epsilon_text(finding.epsilon, finding.delta)
             taken = f"{time.monotonic() - began:.0f}"
             print(f"| {data}, {name} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
 

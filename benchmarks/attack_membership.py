@@ -38,7 +38,7 @@ from fedveil.base.array_types import Bools
 from fedveil.data.datasets import load
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.privacy.finding import Finding
 
 FOUR = ("clients={number: 4, fraction: 1.0}",)
@@ -171,7 +171,7 @@ def table(name: str, job: Sequence[str], effort: Effort, only: str) -> None:
             else "-"
             for shown in SHOWN
         ]
-        spent = f"{told(*report[:2])} | {told(*run[:2])}"
+        spent = f"{epsilon_text(*report[:2])} | {epsilon_text(*run[:2])}"
         print(f"| {name} | {spent} | {' | '.join(cells)} |", flush=True)
 
 
@@ -203,7 +203,7 @@ def clients(effort: Effort, only: str) -> None:
             began = time.monotonic()
             target = Target.of(Job.load(None, under(name, POSITIONS[name], job)))
             finding = client_membership.attack(target, effort, Watch())
-            spent = told(finding.epsilon, finding.delta)
+            spent = epsilon_text(finding.epsilon, finding.delta)
             found = [str(finding.figure(figure)).partition(", g")[0] for figure in shown]
             cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
             rounds = min(target.job.rounds, 5 if effort == "quick" else 20)

@@ -16,7 +16,7 @@ from typing import Any
 
 import fedveil
 from fedveil.federated.job import Job
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 
 BASE = ("data.name=mnist", "training={epochs: 1, batch_size: 20, lr: 0.1}", "evaluation.every=1")
 #: 100 clients with 600 images each, all in every round.
@@ -46,7 +46,7 @@ def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> str:
 def row(name: str, records: Sequence[dict[str, Any]]) -> str:
     """Return a line of a table."""
     last = records[-1]
-    spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
+    spent = epsilon_text(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
     return (
         f"| {name} | {last['round']} | {last['accuracy']:.4f} | {rounds_to(records, 0.90)} | "
         f"{rounds_to(records, 0.95)} | {last['bytes_up_per_client']:,.0f} | {spent} |"
@@ -135,7 +135,7 @@ def unary_row(name: str, records: Sequence[dict[str, Any]]) -> str:
     """Return a line of the table of noisy runs, with the mean over the last rounds."""
     ends = [record["accuracy"] for record in records[-5:]]
     last = records[-1]
-    spent = told(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
+    spent = epsilon_text(last["epsilon_run_most_drawn"], last["delta_run_most_drawn"])
     return (
         f"| {name} | {sum(ends) / len(ends):.4f} | {max(ends) - min(ends):.4f} | "
         f"{rounds_to(records, 0.80)} | {rounds_to(records, 0.90)} | "

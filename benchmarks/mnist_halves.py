@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.vertical import VerticalJob, VerticalRun, train
 from fedveil.vertical.task import Task, averages, build
 
@@ -93,7 +93,7 @@ def split_run(settings: VerticalJob) -> VerticalRun:
 def line(name: str, accuracies: Sequence[float], run: VerticalRun | None = None) -> str:
     """Return a line of the table. The costs are those of the follower `left`."""
     costs = [line.figure for line in run.figures["left"]] if run is not None else []
-    shown = [told(*costs[i]) for i in (0, 2, 3)] if costs else [told(math.inf)] * 3
+    shown = [epsilon_text(*costs[i]) for i in (0, 2, 3)] if costs else [epsilon_text(math.inf)] * 3
     return f"| {name} | {accuracies[-1]:.4f} | {max(accuracies):.4f} | {' | '.join(shown)} |"
 
 

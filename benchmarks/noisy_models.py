@@ -65,7 +65,7 @@ def accuracy(make: Callable[[], nn.Module], noise: float, clip: float, lr: float
     part = TrainedPart.of(make())
     train = load("mnist").train
     rows = Seeded(1, "part").permutation(len(train))[: CLIENTS * EACH + HELD_OUT]
-    x, y = part.seen(train.x[rows]), train.y[rows]
+    x, y = part.inputs(train.x[rows]), train.y[rows]
     count = CLIENTS * EACH
     data = ClientsData(x, y, np.arange(count), np.arange(0, count + 1, EACH))
     trainer = CompiledTrainer.of(part.module, PLAN) or LoopTrainer(part.module, PLAN)

@@ -23,7 +23,7 @@ from fedveil.entropy import Seeded
 from fedveil.entry.vertical import train
 from fedveil.language.transformer import WordAndPosition
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_task
 from fedveil.vertical.log_lines import line
@@ -88,7 +88,7 @@ def _print_costs(runs: Mapping[str, VerticalRun]) -> None:
         seconds = sorted(record["seconds_per_unit"] for record in steps)[len(steps) // 2]
         out, back = steps[0]["bytes_sent_per_step"], steps[0]["bytes_received_per_step"]
         figures = run.figures[run.leader]
-        spent = told(*figures[-1].figure) if figures else told(math.inf)
+        spent = epsilon_text(*figures[-1].figure) if figures else epsilon_text(math.inf)
         print(
             f"| {name} | {1 / seconds:,.0f} | {out:,.0f} | {back:,.0f} | {_read_back(run):.1%} | "
             f"{spent} |"

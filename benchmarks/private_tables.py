@@ -40,7 +40,7 @@ from fedveil.data.examples import holdout
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.svg import svg
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.studies.comparison import Asked, Cell, Comparison
 
 JOB = (
@@ -119,7 +119,7 @@ class Point(NamedTuple):
     def __str__(self) -> str:
         right = [100 * one for one in self.accuracies]
         return (
-            f"| {self.protection} | {told(self.epsilon, 1e-5)} | {self.rate:g} | "
+            f"| {self.protection} | {epsilon_text(self.epsilon, 1e-5)} | {self.rate:g} | "
             f"{statistics.mean(right):.1f} | {' '.join(f'{one:.1f}' for one in right)} | "
             f"{self.last['bytes_up_per_client']:.0f} |"
         )

@@ -34,7 +34,7 @@ from fedveil.base.array_types import Array
 from fedveil.data import shakespeare
 from fedveil.data.shakespeare import LETTERS
 from fedveil.federated.job import Job
-from fedveil.privacy import told
+from fedveil.privacy import epsilon_text
 from fedveil.privacy.gaussian_curve import analytic_sigma
 
 ROUNDS, MOMENTUM, DROPOUTS, SPLIT_SEED = 20, 0.9, 0.1, 2026
@@ -97,7 +97,7 @@ def curve(seeds: int) -> None:
             perplexity(trained(whole, epsilon, clip, rate, seed), test) for seed in range(seeds)
         ]
         each = " ".join(f"{one:.2f}" for one in found)
-        said = f"| {told(epsilon, 1e-5)} | {clip:g}, {rate:g} |"
+        said = f"| {epsilon_text(epsilon, 1e-5)} | {clip:g}, {rate:g} |"
         print(f"{said} {statistics.mean(found):.2f} | {each} |", flush=True)
     frequent = (whole.sum((0, 1)) + 1).log().expand(LETTERS, LETTERS)
     print(f"letters by their frequency: {perplexity(frequent, test):.2f}")
@@ -125,7 +125,7 @@ def job(settings: Sequence[str] = ()) -> None:
         ])  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             last = fedveil.simulate(asked, Path(folder) / "run").metrics[-1]
-        as_it_was = told(last["epsilon_run_every_round"], 1e-5)
+        as_it_was = epsilon_text(last["epsilon_run_every_round"], 1e-5)
         print(f"epsilon {epsilon}, as it was {as_it_was}: perplexity {last['perplexity']:.2f}")
 
 

@@ -31,7 +31,7 @@ from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import CONFIDENCE, Finding
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.finding_lines import as_data
@@ -176,7 +176,7 @@ def describe(record: Record) -> str:
     parts += [f"{word(name)} {digits(name, record[name])}" for name in names if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
     spent = figure_of(record, "run_most_drawn")
-    parts += [f"epsilon {told(*spent)}"]
+    parts += [f"epsilon {epsilon_text(*spent)}"]
     machines = machine_totals([record])
     if machines:
         idle = sum(of.idle for of in machines.values()) / len(machines)
@@ -247,7 +247,7 @@ def _took(run: ReadRun) -> dict[str, str]:
         rows["best round"] = str(best)
     rows["upload"] = f"{shown_bytes(last.get('bytes_up_per_client', 0))} per client and round"
     rows |= {f"machine {name}": str(of) for name, of in machine_totals(run.records).items()}
-    others = [f"{told(*line.figure)} for {line.what}" for line in run.accounts]
+    others = [f"{epsilon_text(*line.figure)} for {line.what}" for line in run.accounts]
     rows["epsilon"] = "\n".join([*figure_lines(last), *others])
     audits = [finding for finding in run.findings if finding.attack == CANARIES]
     if audits:
@@ -312,8 +312,8 @@ def _audited(audit: Finding) -> str:
         f"epsilon at least {bound} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
         f"canaries can show at most {most});",
         f"{alone} if canaries reveal nothing about each other{of_noise};",
-        f"promised: epsilon {told(audit.epsilon, audit.delta)} for a client in every round. "
-        f"Verdict: {audit.verdict}",
+        f"promised: epsilon {epsilon_text(audit.epsilon, audit.delta)} for a client in every "
+        f"round. Verdict: {audit.verdict}",
     ]
     lines += [audit.refutation] if audit.refutes else []
     lines += [f"at this effort: {audit.limits}"] if audit.limits else []

@@ -20,7 +20,7 @@ from fedveil.attacks.distinguishing import (
     distinguish,
     distinguished,
     far_apart,
-    telling,
+    report_evidence,
 )
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.server_view import seen
@@ -143,7 +143,7 @@ def test_ties_are_right_half_of_the_time() -> None:
 
 
 def test_of_nothing_nothing_is_said() -> None:
-    assert telling(Reading.nothing(DIMENSION), MODEL, -MODEL) == 0
+    assert report_evidence(Reading.nothing(DIMENSION), MODEL, -MODEL) == 0
 
 
 def of_two(name: str, **parameters: Any) -> Protection:
@@ -212,7 +212,7 @@ def test_plain_updates_are_told_apart_for_certain() -> None:
     protection = POSITIONS["not_encrypt"](POSITIONS["not_encrypt"].settings_type(), context)
     updates = [MODEL, np.nextafter(MODEL, np.float32(1))]
     for i, reading in enumerate(seen(protection, MODEL, updates, ENTROPY).readings):
-        assert telling(reading, updates[i], updates[1 - i]) > 1e6
+        assert report_evidence(reading, updates[i], updates[1 - i]) > 1e6
 
 
 def without_likelihood(scaled: bool) -> Iterator[tuple[float, float]]:
@@ -223,7 +223,7 @@ def without_likelihood(scaled: bool) -> Iterator[tuple[float, float]]:
     for _ in range(40):
         noise = 0.2 * draw.normal(size=(2, 3)) + [0, 0, 50]
         said = [
-            telling(Reading(one + more, weight, scaled), a, b)
+            report_evidence(Reading(one + more, weight, scaled), a, b)
             for one, more in zip((a, b), noise, strict=True)
         ]
         yield said[0], said[1]
@@ -294,10 +294,10 @@ def test_against_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_direction_is_compared_with_updates_of_length_1() -> None:
     reading = Reading(np.array([1.0, 2.0]), np.array([1.0, 0.5]), scaled=False)
     a, b = np.array([3, 4], np.float32), np.array([0, 2], np.float32)
-    assert telling(reading, a, b) == pytest.approx(3 / 5 + 4 / 5 - 1)
+    assert report_evidence(reading, a, b) == pytest.approx(3 / 5 + 4 / 5 - 1)
     nothing = np.zeros(2, np.float32)
-    assert telling(reading, a, nothing) == pytest.approx(3 / 5 + 4 / 5)
-    assert telling(reading, nothing, b) == pytest.approx(-1)
+    assert report_evidence(reading, a, nothing) == pytest.approx(3 / 5 + 4 / 5)
+    assert report_evidence(reading, nothing, b) == pytest.approx(-1)
 
 
 def test_both_sides_of_each_pair_have_noise_of_their_own() -> None:
@@ -397,7 +397,7 @@ def test_the_real_pair_is_two_clients_updates() -> None:
 
 def test_what_neither_update_explains_is_no_evidence() -> None:
     impossible = Reading(MODEL, np.ones(DIMENSION), log_likelihood=lambda update: -math.inf)
-    assert telling(impossible, MODEL, -MODEL) == 0
+    assert report_evidence(impossible, MODEL, -MODEL) == 0
 
 
 def test_without_a_finite_claim_no_curve_is_sought() -> None:

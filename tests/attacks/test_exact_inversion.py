@@ -208,7 +208,7 @@ def job(protection: str = "not_encrypt", model: str = "mlp", **training: Any) ->
 
 def test_a_report_of_one_step_is_inverted() -> None:
     target = one_step(Target.of(job()), 4)
-    reading = target.seen(target.updates(range(3))).readings[0]
+    reading = target.server_view(target.updates(range(3))).readings[0]
     found = invert(of_report(target, reading), 1 << 14, np.random.default_rng(1), 4)
     assert recovered(target.dataset.train.x[target.rows(0)], found) == 4
 
@@ -217,7 +217,7 @@ def test_a_report_of_one_step_is_inverted() -> None:
 def test_products_of_16_bits_hide_no_small_batch(client: int) -> None:
     """Rounding is noise of some thousandths: the zeros stand out all the same."""
     target = one_step(Target.of(job(precision="bfloat16")), 5)
-    reading = target.seen(target.updates(range(3))).readings[client]
+    reading = target.server_view(target.updates(range(3))).readings[client]
     gradient = of_report(target, reading)
     found = invert(gradient, 1 << 10, np.random.default_rng(1), 5)
     assert recovered(target.dataset.train.x[target.rows(client)], found) == 5
@@ -226,7 +226,7 @@ def test_products_of_16_bits_hide_no_small_batch(client: int) -> None:
 @pytest.mark.parametrize("protection", ["pw_encrypt", "dp_encrypt", "signds"])
 def test_a_protected_report_is_not(protection: str) -> None:
     target = one_step(Target.of(job(protection)), 2)
-    reading = target.seen(target.updates(range(3))).readings[0]
+    reading = target.server_view(target.updates(range(3))).readings[0]
     assert invert(of_report(target, reading), 1 << 10, np.random.default_rng(1), 2) is None
 
 

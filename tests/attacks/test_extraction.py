@@ -141,9 +141,9 @@ def test_a_phrase_of_a_client_that_took_no_part_is_nobodys() -> None:
     some = replace(phrases(5), copies=np.array([0, 1, 4, 1, 4]))
     owners = np.array([-1, 7, 2, 3, 9])
     there = np.array([2, 3, 8], np.uint64)
-    assert extraction.had(some, owners, there).copies.tolist() == [0, 0, 4, 1, 0]
+    assert extraction.without_absent_owners(some, owners, there).copies.tolist() == [0, 0, 4, 1, 0]
     with pytest.raises(AttackImpossible, match=r"2 clients took part .* and no planted phrase was"):
-        extraction.had(some, owners, there[1:])
+        extraction.without_absent_owners(some, owners, there[1:])
 
 
 def test_a_secret_is_scored_without_dropout() -> None:

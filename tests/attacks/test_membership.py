@@ -22,7 +22,7 @@ from fedveil.attacks.membership.report_scores import ReportScores, Round
 from fedveil.attacks.membership.shadow_attack import _Scale, shadow_attack
 from fedveil.attacks.membership.shadow_runs import Pool, rehearse
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold, figures
-from fedveil.attacks.target import Target, with_a_part
+from fedveil.attacks.target import Target, clients_before
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.engine.cohorts import Cohorts
@@ -544,8 +544,8 @@ def test_clients_that_are_drawn_in_secret_may_all_have_a_part() -> None:
     for randomness, known in (("secure", False), ("seeded", True)):
         secret = job(clients=clients, privacy={"randomness": randomness})
         assert (Cohorts(secret).until(2) is not None) == known
-        assert with_a_part(charged, secret, None) is charged
-        assert (with_a_part(charged, secret, 1) is charged) != known
+        assert clients_before(charged, secret, None) is charged
+        assert (clients_before(charged, secret, 1) is charged) != known
 
 
 def test_owners_stay_together(tmp_path: object) -> None:

@@ -52,7 +52,7 @@ def target() -> Target:
 def test_every_position_is_read(target: Target, position: str) -> None:
     under = target.under(position)
     updates = under.updates(range(CLIENTS))
-    seen = under.seen(updates)
+    seen = under.server_view(updates)
     for reading in seen.readings:
         assert reading.estimate.shape == reading.weight.shape == under.weights.shape
         assert np.isfinite(reading.estimate).all()
@@ -68,13 +68,13 @@ def test_clients_that_share_no_secrets_are_not_in_the_sum() -> None:
         protection={"name": "pw_encrypt", "pw_encrypt": secure},
     ))  # fmt: skip
     updates = some.updates(range(6))
-    view = some.seen(updates)
+    view = some.server_view(updates)
     assert (len(view.readings), view.masked, len(view.asked)) == (6, True, 3)
     mean = np.mean([updates[client] for client in view.asked], axis=0)
     assert view.aggregate == pytest.approx(mean, abs=1e-5)
     totals = {
         0 in each.asked: (each.total, sum(updates[client] for client in each.asked))
-        for each in (some.seen(updates, repeat=i) for i in range(9))
+        for each in (some.server_view(updates, repeat=i) for i in range(9))
     }
     there, total = totals[True]
     assert there.estimate == pytest.approx(total, abs=1e-4)
@@ -89,7 +89,7 @@ def test_clients_that_share_no_secrets_are_not_in_the_sum() -> None:
 
 def test_a_plain_report_is_the_update(target: Target) -> None:
     updates = target.updates(range(CLIENTS))
-    for update, reading in zip(updates, target.seen(updates).readings, strict=True):
+    for update, reading in zip(updates, target.server_view(updates).readings, strict=True):
         assert np.array_equal(reading.estimate.astype(np.float32), update)
         assert reading.log_likelihood is not None
         assert reading.log_likelihood(update) == 0
@@ -220,9 +220,9 @@ def test_an_attack_on_classes_refuses_other_tasks_before_it_begins(attack: Any, 
 def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:
     under = target.under("dp_encrypt")
     updates = under.updates(range(CLIENTS))
-    once, again = (under.seen(updates, repeat=i).readings[0].estimate for i in (0, 1))
+    once, again = (under.server_view(updates, repeat=i).readings[0].estimate for i in (0, 1))
     assert not np.array_equal(once, again)
-    same = under.seen(updates).readings[0].estimate
+    same = under.server_view(updates).readings[0].estimate
     assert np.array_equal(once, same)
 
 
@@ -273,14 +273,14 @@ def test_a_target_is_seen_in_the_round_that_it_is_asked_for(
 ) -> None:
     rounds: list[int] = []
     monkeypatch.setattr(target_module, "seen", lambda *given, round: rounds.append(round))
-    target.seen([], round=7)
+    target.server_view([], round=7)
     assert rounds == [7]
 
 
 def test_a_view_has_the_state_after_the_round(target: Target) -> None:
     under = target.under("signds")
     state = under.protection.initial_state()
-    assert under.seen(under.updates(range(CLIENTS))).state != state
+    assert under.server_view(under.updates(range(CLIENTS))).state != state
 
 
 def test_updates_are_those_of_the_round_and_its_weights(target: Target) -> None:

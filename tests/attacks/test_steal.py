@@ -13,8 +13,8 @@ from fedveil.attacks.effort import Watch
 from fedveil.attacks.stealing import imprint_recovery, stealing
 from fedveil.attacks.stealing.imprint_layer import Cells, Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import _deltas, _places, cells_needed, examples_in
-from fedveil.attacks.stealing.public_prior import PublicLaw
-from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with_examples
+from fedveil.attacks.stealing.public_prior import PublicDistribution
+from fedveil.attacks.stealing.stealing import StealingResult, attack, matched, steal, with_examples
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
@@ -204,14 +204,14 @@ def test_nothing_is_read_from_cells_that_stay_empty(monkeypatch: pytest.MonkeyPa
     weights[1], weights[3] = 2 * PRIVATE[0], 3 * PRIVATE[1]
     cells = Cells(weights, biases, np.ones_like(weights, np.bool_), 0.0)
     monkeypatch.setattr(Imprint, "read", lambda self, reading: cells)
-    found = examples_in(imprint, Reading.exact(np.ones(9)), PublicLaw.of(PUBLIC))
+    found = examples_in(imprint, Reading.exact(np.ones(9)), PublicDistribution.of(PUBLIC))
     assert found == pytest.approx(PRIVATE[:1])
 
 
 def test_three_statistics_resolve_what_one_cannot() -> None:
     """60 examples in a cell and a half each; with one statistic about half are alone."""
     examples, labels = PRIVATE[:60], np.arange(60) % 4
-    prior = PublicLaw.of(PUBLIC)
+    prior = PublicDistribution.of(PUBLIC)
     shares = []
     for statistics in (1, 3):
         imprint = Imprint.of(PUBLIC, 3 * cells_needed(60, 3) // statistics, statistics)
@@ -264,7 +264,7 @@ def test_a_weak_perturbation_is_seen_through(target: Target) -> None:
 def test_nothing_is_made_of_nothing() -> None:
     imprint = Imprint.of(PUBLIC, 20)
     dimension = sum(p.numel() for p in imprint.model(4, 1.0).parameters())
-    prior = PublicLaw.of(PUBLIC)
+    prior = PublicDistribution.of(PUBLIC)
     assert examples_in(imprint, Reading.nothing(dimension), prior).shape == (0, FEATURES)
     assert len(examples_in(imprint, Reading.exact(np.zeros(dimension, np.float32)), prior)) == 0
 
@@ -278,7 +278,7 @@ def test_noise_is_measured_where_no_example_reaches_and_smoothed() -> None:
     noised = change + noise * np.random.default_rng(3).standard_normal(len(change))
     reading = Reading(noised, np.ones(len(change)))
     assert imprint.read(reading).noise == pytest.approx(noise, rel=0.5)
-    prior = PublicLaw.of(PUBLIC)
+    prior = PublicDistribution.of(PUBLIC)
     offered = examples_in(imprint, reading, prior)
     raw = imprint.read(reading)
     places = imprint.places(examples)[:, 0]
@@ -314,7 +314,9 @@ def test_a_finding_is_about_the_model_that_was_sent_and_as_many_examples_as_its_
         stealing, "with_examples", lambda given, wanted: asked.append(wanted) or given
     )
     monkeypatch.setattr(
-        stealing, "steal", lambda given, watch: (Loot(some, some, some, "a report"), trapped)
+        stealing,
+        "steal",
+        lambda given, watch: (StealingResult(some, some, some, "a report"), trapped),
     )
     for effort in ("quick", "standard", "full"):
         finding = attack(target, effort, Watch())
@@ -341,7 +343,7 @@ def test_a_model_is_made_of_public_examples_and_as_loud_as_a_clients_batch(
 
     monkeypatch.setattr(Imprint, "model", model)
     with pytest.raises(KeyError):
-        stealing._played(target, 9, 2, form)
+        stealing._simulate_round(target, 9, 2, form)
 
 
 def test_adam_is_refused(target: Target) -> None:
@@ -368,7 +370,7 @@ def test_loot_is_counted_by_pairs() -> None:
     originals = np.array([[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]])
     offered = np.array([[1.0, 0.8], [0.3, 0.9], [0.5, 0.51], [0.9, 0.1]])
     public = np.array([[0.0, 0.1], [0.5, 0.4], [0.4, 0.0]])
-    loot = Loot(originals, offered, public, "")
+    loot = StealingResult(originals, offered, public, "")
     recovered, quality, true = loot.figures()
     assert (recovered.value, recovered.guess, recovered.cases) == (1 / 3, 2 / 3, 3)
     assert quality.value == pytest.approx(-10 * np.log10(0.01**2 / 2))
@@ -380,7 +382,7 @@ def test_loot_is_drawn_above_its_nearest_candidates(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stealing, "grid", lambda rows: rows)
     originals = np.array([[0.0, 1.0], [1.0, 0.0]])
     offered = np.array([[0.9, 0.2], [0.5, 0.9], [0.5, 0.5]])
-    loot = Loot(originals, offered, offered, "")
+    loot = StealingResult(originals, offered, offered, "")
     above, below = loot.picture((1, 1, 2))  # type: ignore[misc]
     assert np.array_equal(np.ravel(above), [0, 1, 1, 0])
     assert np.array_equal(np.ravel(below), [0.5, 0.9, 0.9, 0.2])
@@ -402,7 +404,7 @@ def test_a_model_has_cells_for_a_report_or_for_the_whole_sum(target: Target) -> 
 def test_a_prior_smooths_noise_along_its_axes() -> None:
     """Three independent features of variance 9, 1 and 4 around 5, 6 and 5."""
     mean, spread = np.array([5.0, 6.0, 5.0]), np.array([3.0, 1.0, 2.0])
-    prior = PublicLaw.of(mean + spread * np.array([*product((-1, 1), repeat=3)]))
+    prior = PublicDistribution.of(mean + spread * np.array([*product((-1, 1), repeat=3)]))
     assert (prior.mean.tolist(), prior.low, prior.high) == ([5, 6, 5], 2, 8)
     floor = 1e-3 * 14 / 3
     noisy = np.array([[6.0, 6.5, 4.5], [6.0, 6.5, 4.5], [9.0, 6.5, 4.5]])

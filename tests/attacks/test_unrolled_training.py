@@ -143,7 +143,7 @@ def test_of_a_head_it_is_the_step_on_features_that_are_fixed() -> None:
     model = only_head(nn.Sequential(*layers, nn.Linear(18, CLASSES)))
     part, steps = TrainedPart.of(model), plan(epochs=1, batch_size=7)
     (client,) = clients((1, 8, 8), CLASSES, (7,))
-    seen = torch.from_numpy(part.seen(client.x.numpy()))
+    seen = torch.from_numpy(part.inputs(client.x.numpy()))
     features = ClientData(seen, client.y, client.entropy)
     (real,) = train(LoopTrainer(copy.deepcopy(part.module), steps), part.module, [features])
     assert np.allclose(unrolled(model, steps, client), real, rtol=1e-3, atol=2e-6)

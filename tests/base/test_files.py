@@ -12,10 +12,10 @@ import pytest
 
 from fedveil.base.files import (
     PARTIAL,
-    alone,
     append_synced,
     append_whole,
     from_home,
+    locked,
     open_in_place,
     open_to_append,
     write_all,
@@ -70,19 +70,19 @@ def test_a_file_grows_at_its_end_and_never_through_a_link(tmp_path: Path) -> Non
 
 def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "file.lock").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="it is a link"), alone(tmp_path / "file"):
+    with pytest.raises(OSError, match="it is a link"), locked(tmp_path / "file"):
         pass
     assert not (tmp_path / "other").exists()
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     with (
-        alone(tmp_path / "file"),
+        locked(tmp_path / "file"),
         pytest.raises(BlockingIOError),
-        alone(tmp_path / "file", wait=False),
+        locked(tmp_path / "file", wait=False),
     ):
         pass
-    with alone(tmp_path / "file", wait=False), alone(tmp_path / "other", wait=False):
+    with locked(tmp_path / "file", wait=False), locked(tmp_path / "other", wait=False):
         pass
 
 

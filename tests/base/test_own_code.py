@@ -79,7 +79,7 @@ def test_built_in_names_are_told() -> None:
 
 
 def test_what_a_function_raises_is_one_sentence() -> None:
-    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+    with pytest.raises(InvalidValue) as caught, own_code.own_code_errors("key", InvalidValue):
         raise ValueError("two\nlines")
     sentence, _, line = str(caught.value).rpartition(", line ")
     assert sentence == f"key: the function raised ValueError: two lines ({__file__}"
@@ -91,7 +91,7 @@ def test_the_place_of_an_error_is_the_line_that_raised_it() -> None:
     def inner() -> None:
         raise ValueError("two")
 
-    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+    with pytest.raises(InvalidValue) as caught, own_code.own_code_errors("key", InvalidValue):
         inner()
     line = inner.__code__.co_firstlineno + 1
     assert str(caught.value).endswith(f"({__file__}, line {line})")
@@ -101,7 +101,7 @@ def test_the_place_of_a_syntax_error_in_executed_text_is_the_line_that_executes_
     def inner() -> None:
         compile("x =", "<string>", "exec")
 
-    with pytest.raises(InvalidValue) as caught, own_code.told("key", InvalidValue):
+    with pytest.raises(InvalidValue) as caught, own_code.own_code_errors("key", InvalidValue):
         inner()
     line = inner.__code__.co_firstlineno + 1
     assert str(caught.value).endswith(f"({__file__}, line {line})")
@@ -162,7 +162,7 @@ def test_an_error_has_a_place_only_if_own_code_raised_it(
     monkeypatch.setattr(own_code, "place_of", lambda raised: place)
     with (
         pytest.raises(InvalidValue) as refused,
-        own_code.told("model = 'm:f'", InvalidValue, "the net"),
+        own_code.own_code_errors("model = 'm:f'", InvalidValue, "the net"),
     ):
         raise KeyError("no key")
     assert str(refused.value) == f"model = 'm:f': the net raised KeyError: 'no key'{where}"

@@ -130,7 +130,7 @@ def test_a_run_is_watched_for_as_long_as_asked(command: Command, watched: Watche
 def test_an_attack_is_mounted_as_asked(
     attack: attack_cli.Attack, command: Command, watched: Watched
 ) -> None:
-    calls = watched("fedveil.cli.attack._mount")
+    calls = watched("fedveil.cli.attack._attack_each")
     with pytest.raises(Reached):
         command("attack", attack.name, "--effort", "standard", "--set", "name=mine", "--json")
     ((found, targets, effort, _), named) = calls[0]
@@ -143,7 +143,7 @@ def test_a_vertical_run_is_attacked_as_it_was_made(
     attack: attack_cli.Attack, command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("run").mkdir()
-    calls = watched("fedveil.cli.attack._mount")
+    calls = watched("fedveil.cli.attack._attack_each")
     of_run = "fedveil.attacks.split.split_target.SplitTarget.of_run"
     monkeypatch.setattr(of_run, lambda run: f"the target in {run}")
     monkeypatch.setattr(attack_cli, "_folder_of", lambda run, stack: f"the folder {run}")

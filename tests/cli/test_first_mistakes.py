@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fedveil.cli.exits import Exit, ended
+from fedveil.cli.exits import Exit, run_app
 from fedveil.engine.budget import thin_promise
 from fedveil.engine.job_protection import make_protection
 from fedveil.errors import DataInvalid, FedveilWarning
@@ -204,7 +204,7 @@ def test_a_warning_is_one_sentence_and_is_printed_once(capsys: pytest.CaptureFix
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr(sys, "argv", ["fedveil"])
-        assert ended(app) == Exit.DONE
+        assert run_app(app) == Exit.DONE
     said = "warning: the sums may wrap\nwarning: the noise is small\n"
     assert capsys.readouterr().err == said
 
@@ -222,7 +222,7 @@ def test_a_warning_of_another_package_is_passed_on(capsys: pytest.CaptureFixture
         patch.setattr(sys, "argv", ["fedveil"])
         show = lambda message, kind, *where, **more: passed.append((str(message), kind))  # noqa: E731
         patch.setattr(warnings, "showwarning", show)
-        assert ended(app) == Exit.DONE
+        assert run_app(app) == Exit.DONE
     assert passed == [("too old", DeprecationWarning)] * 2
     assert capsys.readouterr().err == ""
 

@@ -29,8 +29,8 @@ def test_every_command_takes_it() -> None:
 
 
 def test_a_command_within_another_prints_no_more_than_that_one_may() -> None:
-    with json_answer.alone(True):
-        with json_answer.alone(False):
+    with json_answer.only_json(True):
+        with json_answer.only_json(False):
             assert plain_text.to_stderr
         assert plain_text.to_stderr
     assert not plain_text.to_stderr

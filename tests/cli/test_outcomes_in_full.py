@@ -20,7 +20,7 @@ from fedveil.pages.dossier.dossier_folder import Dossier
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.guarantee_strength import told as promised
+from fedveil.privacy.guarantee_strength import epsilon_text as promised
 from fedveil.privacy.ledger import Line
 
 Command = Callable[..., tuple[int, str, str]]
@@ -67,8 +67,10 @@ def test_a_continued_text_is_told_with_its_prompt_and_its_cost(
     _, out, err = command("vertical", "generate", "run", "--prompt", "Eis")
     assert out.splitlines() == ["Eisbär", *map(str, lines)]
     assert err == "the limit is reached\n"
-    told = json.loads(command("vertical", "generate", "run", "--prompt", "Eis", "--json")[1])
-    assert told == {"text": "Eisbär", "accounts": [*map(str, lines)]}
+    epsilon_text = json.loads(
+        command("vertical", "generate", "run", "--prompt", "Eis", "--json")[1]
+    )
+    assert epsilon_text == {"text": "Eisbär", "accounts": [*map(str, lines)]}
 
 
 def test_an_attacks_result_is_printed_with_its_guarantee(
@@ -109,8 +111,8 @@ def test_a_data_set_is_fetched_by_its_name(
     assert command("data", "fetch", "fashion_mnist")[1].endswith(
         "fashion_mnist is in cache/fashion_mnist\n"
     )
-    told = json.loads(command("data", "fetch", "mnist", "--json")[1])
-    assert told == {"name": "mnist", "folder": "cache/mnist"}
+    epsilon_text = json.loads(command("data", "fetch", "mnist", "--json")[1])
+    assert epsilon_text == {"name": "mnist", "folder": "cache/mnist"}
 
 
 def test_an_evaluation_is_told_with_each_class_and_account(
@@ -129,9 +131,9 @@ def test_an_evaluation_is_told_with_each_class_and_account(
         "loss 0.250000", "class a: recall 0.5, cases 3", "class b: recall 0.75",
         f"bank: {lines['bank'][0]}", f"lead: {lines['lead'][0]}",
     ])  # fmt: skip
-    told = json.loads(command("vertical", "evaluate", "run", "--json")[1])
-    assert told["figures"] == quality
-    (one,) = told["accounts"]["bank"]
+    epsilon_text = json.loads(command("vertical", "evaluate", "run", "--json")[1])
+    assert epsilon_text["figures"] == quality
+    (one,) = epsilon_text["accounts"]["bank"]
     assert (one["epsilon"], one["delta"]) == (1.5, 1e-6)
 
 
@@ -167,8 +169,8 @@ def test_each_part_is_told_with_its_own_memory(
         "lead in all: 5, 300 a batch", "bank in all: 37, 3000 a batch",
         "shop: the sizes of its parts depend on data that this job does not name",
     ]  # fmt: skip
-    told = json.loads(command("vertical", "parts", "--json")[1])
-    assert told == [{"part": m.part, "owner": m.owner, "size": m.size} for m in found]
+    epsilon_text = json.loads(command("vertical", "parts", "--json")[1])
+    assert epsilon_text == [{"part": m.part, "owner": m.owner, "size": m.size} for m in found]
 
 
 def test_a_dossier_is_told_with_each_guarantee(
@@ -196,9 +198,9 @@ def test_a_dossier_is_told_with_each_guarantee(
         "wrote there/page.html", *(f"{Figure(a.epsilon, a.delta)} for {a.of}" for a in accounts),
         "not stated: audit, trust",
     ]  # fmt: skip
-    told = json.loads(command("dossier", "run", "--json")[1])
+    epsilon_text = json.loads(command("dossier", "run", "--json")[1])
     missing = {"audit": "no audit", "trust": "no trust"}
-    assert told == {"wrote": ["run/dossier/page.html"], "missing": missing}
+    assert epsilon_text == {"wrote": ["run/dossier/page.html"], "missing": missing}
     assert asked == [Path("there"), Path("run/dossier")]
 
 
@@ -218,10 +220,10 @@ def test_an_experiment_is_told_with_each_verdict(
     _, out, _ = command("reproduce", "signds")
     lines = [line.strip() for line in out.splitlines()]
     assert lines == ["claim", "shown", "one of three agrees", "written to there"]
-    told = json.loads(command("reproduce", "signds", "--json")[1])
-    assert told["page"] == "there"
-    assert [one["agrees"] for one in told["verdicts"]] == [one.agrees for one in verdicts]
-    assert {one["agrees"] for one in told["verdicts"]} == {True, False}
-    assert [(v["what"], v["source"], v["ours"]) for v in told["verdicts"]] == [
+    epsilon_text = json.loads(command("reproduce", "signds", "--json")[1])
+    assert epsilon_text["page"] == "there"
+    assert [one["agrees"] for one in epsilon_text["verdicts"]] == [one.agrees for one in verdicts]
+    assert {one["agrees"] for one in epsilon_text["verdicts"]} == {True, False}
+    assert [(v["what"], v["source"], v["ours"]) for v in epsilon_text["verdicts"]] == [
         ("trend 0", "0%", "1%"), ("trend 1", "1%", "2%"), ("trend 2", "2%", "3%"),
     ]  # fmt: skip

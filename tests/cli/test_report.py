@@ -78,6 +78,6 @@ def test_ctrl_c_ends_watching_as_everything(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watching, "_grown", interrupted)
+    monkeypatch.setattr(watching, "_new_states", interrupted)
     code, _, err = command("watch", finished)
     assert (code, err) == (Exit.INTERRUPTED, "interrupted\n")

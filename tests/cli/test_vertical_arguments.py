@@ -189,7 +189,7 @@ def test_a_party_that_has_trained_keeps_the_page_of_its_own_run(
     monkeypatch.setattr(
         "fedveil.pages.run_folder_page.keep_page", lambda *given: kept.append(given)
     )
-    monkeypatch.setattr(machines, "ended", lambda folder: f"the end of {folder}")
+    monkeypatch.setattr(machines, "print_results", lambda folder: f"the end of {folder}")
     log = SimpleNamespace(event="an event")
     session: Any = SimpleNamespace(folder="bank's", run=SimpleNamespace(log=log))
     machine: Any = SimpleNamespace(root="the root")
@@ -207,7 +207,7 @@ def test_a_simulated_run_shows_each_step_and_the_end(
 
     monkeypatch.setattr("fedveil.vertical.train", train)
     monkeypatch.setattr("fedveil.vertical.log_lines.line", lambda record: f"step {record}")
-    monkeypatch.setattr(one_process, "ended", lambda folder: None)
+    monkeypatch.setattr(one_process, "print_results", lambda folder: None)
     code, out, err = command("vertical", "run", "--set", "epochs=3", "--out", "there")
     assert (code, out, err) == (0, "step 3 at there\n", "a remark\n")
 

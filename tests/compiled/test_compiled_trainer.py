@@ -361,7 +361,7 @@ def test_nobody_else_decides_about_a_clients_bytes(momentum: float) -> None:
     together = train(trainer, model, cohort)
     alone = [train(compiled(model, chosen), model, [client])[0] for client in cohort]
     np.testing.assert_array_equal(together, alone)
-    other = trainer.beside()
+    other = trainer.for_another_thread()
     trainer.start(Layout(model).vector())
     ((row, _),) = other.train(cohort[2:])
     np.testing.assert_array_equal(row[0], alone[2])
@@ -374,7 +374,7 @@ def test_a_trainer_for_another_thread_has_a_model_of_its_own_for_unusual_data() 
     (client,) = signed(clients((16,), 16, (5,)))
     client.x[3, 2] = 1e20
     trainer = compiled(model, plan())
-    other = trainer.beside()
+    other = trainer.for_another_thread()
     wanted = by_loop(model, plan(), [client])
     for each in (trainer, other, trainer):
         np.testing.assert_array_equal(train(each, model, [client]), wanted)
@@ -430,7 +430,7 @@ def test_torch_trains_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         running[0] -= 1
         return []
 
-    trainers = [first, first.beside()]
+    trainers = [first, first.for_another_thread()]
     for trainer in trainers:
         monkeypatch.setattr(trainer._loop, "train", train_slowly)
     with ThreadPoolExecutor(2) as pool:
@@ -496,7 +496,7 @@ def test_what_is_compiled_ahead_is_all_that_a_client_needs(monkeypatch: pytest.M
     assert not trainer.compile((2, 9))
     monkeypatch.setattr("fedveil.compiled.native.CFunc", None)
     cohort = signed(clients((2, 9, 9), 4, SIZES))
-    other = trainer.beside()
+    other = trainer.for_another_thread()
     np.testing.assert_allclose(
         train(other, model, cohort), by_loop(model, chosen, cohort), atol=1e-5
     )

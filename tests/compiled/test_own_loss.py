@@ -166,7 +166,7 @@ def test_it_is_neither_compiled_ahead_nor_run_by_two_threads() -> None:
     assert trainer is not None
     assert not trainer.compile((5,))
     with pytest.raises(NotImplementedError):
-        trainer.beside()
+        trainer.for_another_thread()
 
 
 def test_ctrl_c_in_a_loss_ends_the_training() -> None:

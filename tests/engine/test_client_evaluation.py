@@ -69,6 +69,20 @@ def test_the_worst_tenth_is_that_of_the_figure() -> None:
     assert math.isnan(summary(each[11:], "higher")["clients_mean"])
 
 
+@pytest.mark.parametrize(
+    ("known", "missing", "lowest", "highest"),
+    [(9, 5, 1.0, 81.0), (11, 10, 2.5, 110.5), (20, 1, 2.5, 380.5), (21, 30, 14 / 3, 1202 / 3)],
+)
+def test_a_tenth_of_the_clients_with_a_figure_is_rounded_up(
+    known: int, missing: int, lowest: float, highest: float
+) -> None:
+    """The figures are 1, 4, 9 and so on, in another order, among clients without one."""
+    squares = np.arange(1.0, known + 1) ** 2
+    each = Seeded(6).generator().permutation(np.append(squares, np.full(missing, math.nan)))
+    assert summary(each, "higher")["clients_worst_tenth"] == pytest.approx(lowest)
+    assert summary(each, "lower")["clients_worst_tenth"] == pytest.approx(highest)
+
+
 def test_without_a_usable_held_out_example_the_figures_are_undefined() -> None:
     """One invalid record may make this true, and must not end the run."""
     data = load_data(job()).train

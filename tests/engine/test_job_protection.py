@@ -18,7 +18,7 @@ from fedveil.engine.job_protection import (
 from fedveil.entropy import Secure, Seeded
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext
-from fedveil.protections.robust_combining import Combining
+from fedveil.protections.robust_combining import CombiningRule
 from fedveil.secagg.secret import Secret
 
 #: Nothing is at its default, and no two numbers are equal.
@@ -46,7 +46,7 @@ TURNS: dict[str, Any] = {"clients": {"number": 40, "fraction": 0.25, "sampling":
             {**UNEQUAL, "protection": "dp_encrypt"},
             {
                 "weighting": "equal", "clients_per_round": 13, "rounds": 13, "seed": 7,
-                "delta": 1e-7, "masks": False, "combining": Combining("trimmed_mean", 0.3, 2.5),
+                "delta": 1e-7, "masks": False, "combining": CombiningRule("trimmed_mean", 0.3, 2.5),
             },
         ),
         ({"server": {"weighting": "by_size"}}, {"weighting": "by_size", "seeded": True}),

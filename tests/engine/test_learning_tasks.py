@@ -18,7 +18,7 @@ import fedveil
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
-from fedveil.engine.evaluation import _plain, told
+from fedveil.engine.evaluation import _plain, metric_entries
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.learning.device import seed_generators
 from fedveil.learning.learning_task import Task
@@ -143,7 +143,7 @@ def test_a_record_says_which_measure_decides_unless_it_is_the_usual_one(
 
     def record(named: Mapping[str, Better]) -> dict[str, Any]:
         scores: Any = SimpleNamespace(task=SimpleNamespace(measures=named), figures=lambda: figures)
-        return told(scores)
+        return metric_entries(scores)
 
     assert deciding(record(measures)) == next(iter(measures.items()))
     assert record(USUAL) == figures
@@ -276,10 +276,10 @@ def test_a_metric_that_may_decide_is_a_single_number(name: str) -> None:
         task = SimpleNamespace(measures={"f1": "higher", "recall": "lower"})
         return SimpleNamespace(task=task, figures=lambda: figures)
 
-    assert told(scores())["each"] == [0.5, 1.0]
+    assert metric_entries(scores())["each"] == [0.5, 1.0]
     figures |= {name: [0.5, 1.0]}
     with pytest.raises(TaskInvalid, match=f"metric {name} is a list, and must be one number"):
-        told(scores())
+        metric_entries(scores())
 
 
 def test_attacks_on_classes_refuse_other_tasks() -> None:

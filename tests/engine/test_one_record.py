@@ -33,8 +33,8 @@ from fedveil.engine.simulation import Simulator
 from fedveil.errors import DataInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.job import client_training
-from fedveil.flower.job.client_training import Training, example_count, own_data
-from fedveil.flower.job.example_shape import telling, telling_form
+from fedveil.flower.job.client_training import Training, client_data, example_count
+from fedveil.flower.job.example_shape import form_fields, shape_field
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.always_answers import answer_trained
@@ -137,10 +137,10 @@ def deployed(settings: Job, shape: ModelShape) -> Update:
     weights = Layout(TrainedPart.of(make_model(settings, shape)).module).vector()
     assert isinstance(shape.example_shape, tuple)
     common = {
-        "example_shape": telling(shape.example_shape),
+        "example_shape": shape_field(shape.example_shape),
         "classes": shape.classes,
         "fingerprint": "",
-        **telling_form(shape),
+        **form_fields(shape),
         "weights": weights,
         "dimension": len(weights),
         "round": 1,
@@ -420,7 +420,7 @@ def test_what_is_no_record_s_doing_is_refused_as_before() -> None:
 def deployed_alone(pair: Pair) -> Any:
     shape = pair.shape
     form = client_training.Form(shape.example_shape, "class", shape.classes)  # type: ignore[arg-type]
-    return own_data(pair.settings, 0, pair.settings.data.name, no_job_data, form)
+    return client_data(pair.settings, 0, pair.settings.data.name, no_job_data, form)
 
 
 def test_the_test_examples_of_a_client_are_not_looked_at() -> None:

@@ -37,9 +37,9 @@ def images(count: int) -> np.ndarray:
 def test_an_image_has_the_same_features_whatever_is_computed_beside_it(photos: ModuleType) -> None:
     x = images(5)
     part = TrainedPart.of(photos.head(SHAPE, 7).train())
-    alone = part.seen(x)
+    alone = part.inputs(x)
     assert alone.shape == (5, 1280)
-    assert np.array_equal(part.seen(x[[3]]), alone[[3]])
+    assert np.array_equal(part.inputs(x[[3]]), alone[[3]])
     assert np.allclose(photos.in_batches(x), alone, atol=1e-3)
     assert np.allclose(np.linalg.norm(alone, axis=1), 10, atol=1e-3)
     assert sum(p.numel() for p in part.module.parameters() if p.requires_grad) == 7 * 1281

@@ -92,8 +92,8 @@ def test_a_run_on_the_images_equals_one_on_their_features(
     """The benchmark computes the features once and relies on this, to the byte."""
     x, y = images(23), np.arange(23) % 10
     part = TrainedPart.of(patches.head(SHAPE, 10))
-    seen = part.seen(x)
-    alone = np.concatenate([part.seen(x[i : i + 1]) for i in range(5)])
+    seen = part.inputs(x)
+    alone = np.concatenate([part.inputs(x[i : i + 1]) for i in range(5)])
     assert np.array_equal(seen[:5], alone)
     np.savez(tmp_path / "both.npz", images=x, features=seen, y=y)
     (tmp_path / "both.py").write_text(

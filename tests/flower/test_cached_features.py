@@ -47,7 +47,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, str | None]]
         y = np.arange(client)
         return ClientsData.of_one(client, np.ones((client, 2), np.float32), y)
 
-    monkeypatch.setattr(client_training, "own_data", load)
+    monkeypatch.setattr(client_training, "client_data", load)
     monkeypatch.setattr(client_training, "job_digest", lambda job: job.name.encode())
     monkeypatch.setattr(client_training, "_seen_before", {})
     return found

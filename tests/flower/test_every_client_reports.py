@@ -194,14 +194,14 @@ def test_a_deployed_client_is_charged_before_its_examples_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    read = client_training.own_data
+    read = client_training.client_data
 
     def watched(job: Any, client: int, *more: Any) -> ClientsData:
         (account,) = (tmp_path / "state").glob(f"*-{client}.reports")
         seen.append(account.read_text())
         return read(job, client, *more)
 
-    monkeypatch.setattr(client_training, "own_data", watched)
+    monkeypatch.setattr(client_training, "client_data", watched)
     deployed(tmp_path, {"name": "signds"}, "parts:marked_data")
     assert seen == ["1"] * 6
 

@@ -29,8 +29,8 @@ from fedveil.errors import DeploymentError, MessageInvalid, ModelInvalid, RunFai
 from fedveil.flower.job import client_app, client_training
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import (
-    telling,
-    telling_form,
+    form_fields,
+    shape_field,
     told_classes,
     told_form,
     told_shape,
@@ -253,10 +253,10 @@ def test_a_shape_that_is_none_is_one_sentence(said: Any) -> None:
 @pytest.mark.parametrize(("targets", "examples"), [(True, False), (False, True)])
 def test_the_form_of_an_example_arrives_as_it_was_sent(targets: bool, examples: bool) -> None:
     form: Any = SimpleNamespace(target_shape=(3, 2), whole_targets=targets, whole_examples=examples)
-    assert told_form(telling_form(form)) == ((3, 2), targets, examples)
+    assert told_form(form_fields(form)) == ((3, 2), targets, examples)
     assert told_form({"classes": 4}) == ((), False, False)
     for shape in ((4,), (-1, 7), {"a": (2, -1), "b": ()}):
-        assert told_shape({"example_shape": telling(shape)}) == shape  # type: ignore[arg-type]
+        assert told_shape({"example_shape": shape_field(shape)}) == shape  # type: ignore[arg-type]
     assert told_classes({"classes": 0}) == 0
     for classes in (-1, 2.0):
         with pytest.raises(MessageInvalid, match="field classes"):
@@ -647,9 +647,9 @@ def test_seeded_reports_leave_only_where_the_node_itself_says_so(
     for n in (0, 1):
         del grid.contexts[100 + n].node_config["seeded"]
     read: list[int] = []
-    own_data = client_training.own_data
+    own_data = client_training.client_data
     monkeypatch.setattr(
-        client_training, "own_data", lambda *a: (read.append(a[1]), own_data(*a))[1]
+        client_training, "client_data", lambda *a: (read.append(a[1]), own_data(*a))[1]
     )
     record = serve(app, grid, tmp_path / "run").metrics[0]
     assert sorted(read) == [2, 3, 4, 5]

@@ -197,10 +197,10 @@ def test_the_fixed_layers_work_on_the_device() -> None:
     part = TrainedPart.of(only_head(dense()))
     x = clients((1, 28, 28), 10, (5,))[0].x.numpy()
     with pretend_device() as device:
-        there = part.seen(x, PRETEND), part.seen_apart(x, np.ones(5, np.bool_), PRETEND)[0]
+        there = part.inputs(x, PRETEND), part.seen_apart(x, np.ones(5, np.bool_), PRETEND)[0]
     assert device.operations > 10
     for found in there:
-        np.testing.assert_array_equal(found, part.seen(x))
+        np.testing.assert_array_equal(found, part.inputs(x))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_no_pass_in_float32_is_rounded_to_tf32(
 def test_nor_is_a_fixed_layers_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Noting, "found", [])
     model = only_head(nn.Sequential(nn.Linear(6, 4), Noting(), nn.Linear(4, 3)))
-    TrainedPart.of(model).seen(np.ones((3, 6), np.float32))
+    TrainedPart.of(model).inputs(np.ones((3, 6), np.float32))
     assert not _Noting.found[-1]
 
 

@@ -65,26 +65,26 @@ def test_a_head_reads_one_row_of_features_of_an_example() -> None:
     """Here it reads four rows, each as long as there are rows."""
     model = only_head(nn.Sequential(nn.Linear(6, 16), nn.Unflatten(1, (4, 4)), nn.Linear(4, 3)))
     with pytest.raises(ModelInvalid, match=r"scores differ from head\(features\(x\)\)"):
-        TrainedPart.of(model).seen(images(2, 6))
+        TrainedPart.of(model).inputs(images(2, 6))
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.bool_])
 def test_small_whole_numbers_are_held_as_they_are(kind: type[np.generic]) -> None:
     x = np.arange(12).reshape(2, 6).astype(kind)
     part = TrainedPart.of(nn.Linear(6, 3))
-    assert part.held(x) is x
-    np.testing.assert_array_equal(as_floats(x), part.seen(x))
+    assert part.stored_inputs(x) is x
+    np.testing.assert_array_equal(as_floats(x), part.inputs(x))
     assert as_floats(x).dtype == np.float32
     for wide in (np.int32, np.int64, np.float64):  # which are not smaller than float32
-        assert part.held(x.astype(wide)).dtype == np.float32
-    assert TrainedPart.of(only_head(Named())).held(x).dtype == np.float32
+        assert part.stored_inputs(x.astype(wide)).dtype == np.float32
+    assert TrainedPart.of(only_head(Named())).stored_inputs(x).dtype == np.float32
 
 
 def test_what_is_looked_up_is_never_small() -> None:
     """A table takes whole numbers of 64 bits, which nobody makes floats of."""
     x = np.arange(6, dtype=np.uint8).reshape(2, 3)
     for table in (nn.Embedding(6, 2), nn.EmbeddingBag(6, 2)):
-        held = TrainedPart.of(nn.Sequential(table, nn.Flatten())).held(x)
+        held = TrainedPart.of(nn.Sequential(table, nn.Flatten())).stored_inputs(x)
         assert held.dtype == as_floats(held).dtype == np.int64
 
 
@@ -126,10 +126,10 @@ def test_features_are_the_same_bytes_in_any_company(
 ) -> None:
     part = TrainedPart.of(only_head(model).train())
     x = images(37, *shape)
-    together = part.seen(x)
+    together = part.inputs(x)
     assert model.training  # what the run's own model is doing is left alone
     for rows in ([0], [36], [5, 30, 7], range(16, 36)):
-        assert part.seen(x[list(rows)]).tobytes() == together[list(rows)].tobytes()
+        assert part.inputs(x[list(rows)]).tobytes() == together[list(rows)].tobytes()
     whole = model.eval()(torch.from_numpy(x))
     of_features = part.module(torch.from_numpy(together))
     torch.testing.assert_close(of_features, whole, rtol=1e-4, atol=1e-5)
@@ -137,18 +137,18 @@ def test_features_are_the_same_bytes_in_any_company(
 
 def test_nothing_is_computed_where_all_is_trained() -> None:
     x = images(3, 6)
-    assert TrainedPart.of(Named()).seen(x) is x
+    assert TrainedPart.of(Named()).inputs(x) is x
 
 
 @pytest.mark.parametrize("number", [2**24 + 1, -(2**24) - 1])
 def test_whole_numbers_that_float32_does_not_have_are_refused(number: int) -> None:
     part, x = TrainedPart.of(nn.Linear(6, 3)), np.zeros((2, 6), np.int64)
     x[1, 4] = number - np.sign(number)
-    assert part.seen(x).tolist() == x.tolist()
+    assert part.inputs(x).tolist() == x.tolist()
     x[1, 4] = number
     with pytest.raises(ModelInvalid, match=r"integers beyond 2\^24"):
-        part.seen(x)
-    assert part.seen(x[:0]).shape == (0, 6)
+        part.inputs(x)
+    assert part.inputs(x[:0]).shape == (0, 6)
 
 
 def test_features_are_computed_alone_if_any_layer_asks_for_that() -> None:
@@ -211,7 +211,7 @@ class Beside(Named):
 @pytest.mark.parametrize("model", [Named(factor=2.0), Named(flattens=True), Beside()])
 def test_a_model_that_does_more_than_its_head_is_refused(model: nn.Module) -> None:
     with pytest.raises(ModelInvalid) as told:
-        TrainedPart.of(only_head(model)).seen(images(2, 6))
+        TrainedPart.of(only_head(model)).inputs(images(2, 6))
     assert str(told.value) == (
         "training.train = head: the model's scores differ from head(features(x)). Its forward pass "
         "must do nothing else"
@@ -242,5 +242,5 @@ def test_a_token_that_the_fixed_table_does_not_have_gives_no_number() -> None:
     """An error would end the training of every client on a GPU."""
     table = nn.Sequential(nn.Embedding(4, 3), nn.Flatten())
     part = TrainedPart.of(only_head(nn.Sequential(*table, nn.Linear(6, 2))))
-    seen = part.seen(np.array([[1, 3], [4, 0], [2, -1]]))
+    seen = part.inputs(np.array([[1, 3], [4, 0], [2, -1]]))
     assert np.isnan(seen).any(1).tolist() == [False, True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedveil.errors import FedveilError, LinkLost, PeerRefused
 from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
+from fedveil.link.streams import Address
 
 REVOKED = PeerRefused("it is revoked")
 
@@ -140,6 +142,48 @@ def test_a_stream_that_never_opened_leaves_its_reason_and_sends_nothing_more() -
     assert len(sent) == 1, "the greeting"
     with pytest.raises(LinkLost, match=r"did not come for 0\.01 seconds: no route to host$"):
         party._link.receive()
+
+
+class Unavailable(grpc.RpcError):
+    """The error of a call to a leader that is restarting."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "the leader restarts"
+
+
+class EndedCall(Call):
+    def __next__(self) -> bytes:
+        raise Unavailable
+
+
+@pytest.mark.parametrize("temporary", [OSError("timed out"), None])
+def test_a_temporary_failure_between_equal_refusals_starts_their_count_anew(
+    temporary: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is unreachable, or it passes the check, and then no stream opens."""
+    script = [REVOKED, REVOKED, temporary, REVOKED, temporary, REVOKED, REVOKED, REVOKED, REVOKED]
+    ahead = iter(script)
+
+    def leader_certificate(*given: object) -> bytes:
+        if (error := next(ahead)) is not None:
+            raise error
+        return b""
+
+    channel = SimpleNamespace(stream_stream=lambda path: EndedCall)
+    monkeypatch.setattr(dialer, "leader_certificate", leader_certificate)
+    monkeypatch.setattr(dialer, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(Dialer, "_channel", lambda self, pem: nullcontext(channel))
+    own: Any = SimpleNamespace(check_usage=lambda listens: None)
+    link = Link("lead", patience_s=60.0)
+    with (
+        Dialer(Address("here", 1), link, "bank", own),
+        pytest.raises(PeerRefused, match=r"^it is revoked$"),
+    ):
+        link.receive()
+    assert list(ahead) == [REVOKED]
 
 
 @pytest.mark.parametrize(

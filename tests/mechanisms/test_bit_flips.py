@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.unary import bit_flips
-from fedveil.mechanisms.unary.bit_flips import LyingBits, exact_gap_law, gap_law
+from fedveil.mechanisms.unary.bit_flips import PerturbedSums, exact_gap_law, gap_law
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from fedveil.mechanisms.unary.state_sum import sum_law
 from statistical_checks import assert_follows
@@ -18,9 +18,9 @@ KINDS = ("rr", "oue")
 EPS = (0.5, 4.8, 30.0)
 
 
-def bits_of(kind: Any, eps: float, cells: int) -> tuple[LyingBits, UnaryEncoding]:
+def bits_of(kind: Any, eps: float, cells: int) -> tuple[PerturbedSums, UnaryEncoding]:
     encoding = UnaryEncoding(kind, eps, cells)
-    return LyingBits(encoding.exact_p, encoding.exact_q, cells), encoding
+    return PerturbedSums(encoding.exact_p, encoding.exact_q, cells), encoding
 
 
 @pytest.mark.parametrize("eps", EPS)

@@ -271,17 +271,17 @@ def test_an_honest_sum_does_not_wrap_and_one_that_does_is_told(rotation, clients
         return ring.signed(lanes)
 
     honest = total(clients)
-    assert not noise.wrapped(honest)
+    assert not noise.out_of_reach(honest)
     mean = noise.mean(honest, clients, signs)
     sigma = math.sqrt(noise.share_variance / clients) * noise.step
     wanted = 0.5 / math.sqrt(500)
     assert abs(mean.mean() - wanted) < 6 * sigma / math.sqrt(500) + noise.step
-    assert noise.wrapped(total(60 * clients))
+    assert noise.out_of_reach(total(60 * clients))
     edge = np.zeros(noise.length, np.int64)
     for sign in (1, -1):
         for beyond in (0, 1):
             edge[3] = sign * (noise.reach + beyond)
-            assert noise.wrapped(edge) == (beyond == 1)
+            assert noise.out_of_reach(edge) == (beyond == 1)
 
 
 @pytest.mark.parametrize("clients", [2, 900])
@@ -298,7 +298,16 @@ def test_all_of_a_sum_in_one_block_does_not_wrap(clients):
     lanes = Ring(noise.bits).elements(summed)
     Ring(noise.bits).reduce(lanes)
     assert (Ring(noise.bits).signed(lanes) == summed).all()
-    assert not noise.wrapped(summed)
+    assert not noise.out_of_reach(summed)
+
+
+def test_a_sum_of_equal_updates_of_one_entry_does_not_wrap_without_a_rotation():
+    noise = made(0.05, clients=60, shares=60, dimension=9, rotation=False)
+    vector = np.zeros(9, np.float32)
+    vector[4] = noise.clip
+    alone = noise.rounded(vector, None, Seeded(15)).astype(np.int64)
+    assert alone.max() >= noise.radius - 1
+    assert not noise.wrapped(60 * alone)
 
 
 def test_blocks_are_the_shortest_reports_and_large_cohorts_get_larger_ones():

@@ -21,7 +21,7 @@ from fedveil.pages.page import Fact, Page, Table
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, epsilon_text
 from fedveil.privacy.loss import format_delta
 from fedveil.record.byte_count import shown_bytes
 from fedveil.run_display import describe, of_run
@@ -138,7 +138,7 @@ def test_a_page_shows_each_figure_of_the_ledger(folder: Path, records: Records) 
     rows = table(page_of(folder), "What was promised")
     for unit, (_, epsilon, delta, right, _) in zip(UNITS, rows, strict=True):
         figure = Figure(records[-1][f"epsilon_{unit}"], records[-1][f"delta_{unit}"])
-        assert (epsilon, delta) == (told(*figure), format_delta(figure.delta))
+        assert (epsilon, delta) == (epsilon_text(*figure), format_delta(figure.delta))
         least = (math.exp(figure.epsilon) + figure.delta) / (1 + math.exp(figure.epsilon))
         shown = float(right.split("at most ")[1].split("%")[0]) / 100
         assert least <= shown < least + 0.001001
@@ -210,7 +210,7 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     assert table(page, "At the end")[1] == [
         "two", "rr", "2 of 2", f"{last['accuracy']:.1%}", f"{last['accuracy']:.1%} (round 2)",
         f"{last['loss']:#.3g}", f"{last['auc']:#.3g}",
-        told(last["epsilon_run_every_round"], last["delta_run_every_round"]),
+        epsilon_text(last["epsilon_run_every_round"], last["delta_run_every_round"]),
         shown_bytes(last["bytes_up_per_client"]), duration(total(more, "seconds_round")),
     ]  # fmt: skip
     found = curves(page)
@@ -219,6 +219,47 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     differs = {row[0]: row[1:] for row in table(page, "What differs")}
     assert differs["rounds"] == ["5", "2"]
     assert differs["protection.name"] == ["'dp_encrypt'", "'rr'"]
+
+
+@pytest.mark.parametrize("best", ["one", "two"])
+def test_the_best_runs_are_chosen_by_their_last_rounds(best: str, tmp_path: Path) -> None:
+    """In the first round, the other run is the better one."""
+    found = {"one": federated_records(2, 11), "two": federated_records(2, 311)}
+    keys = ("epsilon_run_every_round", "bytes_up_per_client")
+    for name, records in found.items():
+        for record, figure in zip(records, (2.0, 1.0) if name == best else (1.5, 3.0), strict=True):
+            record |= dict.fromkeys(keys, figure) | {"accuracy": 0.75 - figure / 8}
+    job = small_job(rounds=2, protection={"name": "rr"})
+    page = page_of_several([written(tmp_path / name, job, {".": of}) for name, of in found.items()])
+    cards = {fact.label: fact for fact in page.lead if isinstance(fact, Fact)}
+    assert [card.value for card in cards.values()] == [best] * 3
+    assert "62.5%" in cards["Best model"].text
+    delta = found[best][-1]["delta_run_every_round"]
+    assert cards["Smallest epsilon"].text.startswith(str(Figure(1.0, delta)))
+    assert shown_bytes(1.0) in cards["Smallest upload"].text
+
+
+def test_vertical_runs_stand_beside_each_other_with_their_own_figures(tmp_path: Path) -> None:
+    job, folders = VerticalJob(task="vertical_parts:bottoms"), []
+    for name, accuracy, sent in (("one", 0.8125, 3100.0), ("two", 0.5625, 4700.0)):
+        looks: Records = [
+            {
+                "party": "lead", "epoch": at, "look": 6 * at,
+                "test_accuracy": accuracy - 0.125 / at, "test_loss": accuracy / at,
+            }
+            for at in (1, 2)
+        ]  # fmt: skip
+        step = {"epoch": 0, "step": 6, "steps": 6, "bytes_sent_per_step": sent, "party": "lead"}
+        records = {"lead": [step, *looks], "bank": []}
+        folder = written(tmp_path / name, job, records)
+        account = {"epsilon": sent / 1000, "delta": 1e-9, "what": f"a row of {name}"}
+        (folder / "bank" / "accounts.jsonl").write_text(json.dumps(account) + "\n", "utf-8")
+        folders.append(folder)
+    rows = table(page_of_several(folders), "At the end")
+    assert [[row[0], *row[3:]] for row in rows] == [
+        ["one", "75.0%", "0.406", f"{told(3.1, 1e-9)} for a row of one", shown_bytes(3100.0)],
+        ["two", "50.0%", "0.281", f"{told(4.7, 1e-9)} for a row of two", shown_bytes(4700.0)],
+    ]
 
 
 @pytest.mark.parametrize("unprotected", [[], [0], [1], [0, 1]])
@@ -280,7 +321,7 @@ def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
         f"accuracy {last['accuracy']:.1%}",
         f"loss {last['loss']:#.3g}",
         f"up {shown_bytes(last['bytes_up_per_client'])}/client",
-        f"epsilon {told(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
+        f"epsilon {epsilon_text(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
         f"{last['rejected']['wrong length']} clients left out",
     ):
         assert said in line
@@ -342,7 +383,12 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
         for line, row in zip(lines, rows, strict=False):
             figure = Figure(line["epsilon"], line["delta"])
             least = (math.exp(figure.epsilon) + figure.delta) / (1 + math.exp(figure.epsilon))
-            assert row[:4] == [party, line["what"], told(*figure), format_delta(figure.delta)]
+            assert row[:4] == [
+                party,
+                line["what"],
+                epsilon_text(*figure),
+                format_delta(figure.delta),
+            ]
             shown = float(row[4].split("at most ")[1].split("%")[0]) / 100
             assert least <= shown < least + 0.001001
     _, quality, promise, _ = page.lead

@@ -285,7 +285,8 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
         task="vertical_parts:bottoms", privacy={"label_protection": {"name": "marvell"}}
     )
     look = {"party": "lead", "look": 6, "test_auc": 0.75, "test_loss": 0.5}
-    folder = written(tmp_path / "run", job, {"lead": [look], "bank": []})
+    earlier = look | {"look": 3, "test_auc": 0.25}
+    folder = written(tmp_path / "run", job, {"lead": [earlier, look], "bank": []})
     (folder / "lead" / "events.log").write_text(
         "2026-03-01T10:00:00 began: fedveil\n2026-03-03T11:00:00 ended after step 6: a limit\n"
     )

@@ -27,7 +27,7 @@ from fedveil.pages.run_list_page import runs_table
 from fedveil.pages.run_page import attack_page, duration, run_page
 from fedveil.pages.vertical_page import vertical_page
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.record.before_after import BeforeAfter
 from fedveil.record.finding_lines import add_finding
@@ -106,10 +106,10 @@ def test_a_duration_is_in_the_units_of_its_size(took: float, said: str) -> None:
 def test_an_accounts_word_is_that_of_its_epsilon_and_delta(tmp_path: Path) -> None:
     """A delta of 0.2 makes an epsilon of 1 another promise."""
     line = Line(1.0, 0.2, "own account")
-    assert told(1.0, 0.2) != told(1.0, 0.0)
+    assert epsilon_text(1.0, 0.2) != epsilon_text(1.0, 0.0)
     page = run_page(run_of(tmp_path, *federated_records(2, 11), accounts=[line]))
     *_, last = table(page, "What was promised")
-    assert last[:3] == ["own account", told(1.0, 0.2), "0.2"]
+    assert last[:3] == ["own account", epsilon_text(1.0, 0.2), "0.2"]
     names = ["a bit", "a parameter", "a round", "the whole run of a client in every round",
              "the whole run of the most-drawn client"]  # fmt: skip
     rows = table(page, "What was promised")
@@ -186,7 +186,7 @@ def test_a_picture_says_what_is_above_what(tmp_path: Path) -> None:
     assert ", which saw all sums; " in parts(audited, "What attacks found", Table)[0].caption
     caption = parts(page, "What attacks found", Table)[0].caption
     assert "which saw" not in caption
-    assert f"promised: epsilon {told(1.0, 0.2)}: " in caption
+    assert f"promised: epsilon {epsilon_text(1.0, 0.2)}: " in caption
 
 
 def test_equal_epsilons_share_a_line_and_name_all_that_they_are_for() -> None:
@@ -364,7 +364,7 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     line = {"epsilon": 1.0, "delta": 0.2, "what": "a row"}
     (folder / "bank" / "accounts.jsonl").write_text(json.dumps(line) + "\n")
     ((*_, epsilon, _),) = table(page_of_several([folder]), "At the end")
-    assert epsilon == f"{told(1.0, 0.2)} for a row"
+    assert epsilon == f"{epsilon_text(1.0, 0.2)} for a row"
     weak = {"epsilon": 3.5, "delta": 0.0, "what": "a label"}
     (folder / "lead" / "accounts.jsonl").write_text(json.dumps(weak) + "\n")
     (folder / "bank" / "events.log").write_text("2026-03-01T10:00:00 began: bank's\n")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.privacy import Figure, attacker_wrong, promise
-from fedveil.privacy.guarantee_strength import MEANS, told
+from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 
 
@@ -65,4 +65,7 @@ def test_a_thin_figure_is_one_that_nobody_should_count_on():
              for epsilon in (0.5, 2.0, 5.0, 8.0, math.inf)]  # fmt: skip
     assert words == [("strong", False), ("meaningful", False), ("weak", False),
                      ("next to none", True), ("none", True)]  # fmt: skip
-    assert (told(2.511, 1e-5), told(0.9, 0.01)) == ("2.52 (meaningful)", "0.9 (next to none)")
+    assert (epsilon_text(2.511, 1e-5), epsilon_text(0.9, 0.01)) == (
+        "2.52 (meaningful)",
+        "0.9 (next to none)",
+    )

@@ -26,7 +26,7 @@ from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import build
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
-from fedveil.protections.robust_combining import Combining
+from fedveil.protections.robust_combining import CombiningRule
 from fedveil.secagg.client import Client
 from round_parts import ROUND, client_half, report_of, server_half
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 def make(*overrides: str) -> Any:
     given = (*overrides, f"clients.number={CLIENTS}", "clients.fraction=1")
     job = Job.load(None, given)
-    combining = Combining(job.server.aggregation, job.server.trim, job.server.norm_bound)
+    combining = CombiningRule(job.server.aggregation, job.server.trim, job.server.norm_bound)
     context = JobContext(job.server.weighting, DIMENSION, CLIENTS, rounds=3, combining=combining)
     return build(job.protection.name, job.protection.settings, context)
 

@@ -15,7 +15,7 @@ from fedveil.protections import robust_combining
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS, build
 from fedveil.protections.exact_sum import ExactSum
-from fedveil.protections.robust_combining import Combining, MiddleSum
+from fedveil.protections.robust_combining import CombiningRule, MiddleSum
 from job_checks import problems
 from round_parts import client_half, report_of, server_half
 
@@ -23,7 +23,7 @@ MODEL = np.zeros(3, np.float32)
 UPDATES = {1: [0, 1, -1], 2: [1, 2, 0], 3: [2, 3, 1], 4: [3, 4, 2], 5: [900, -900, 900]}
 
 
-def aggregate(combining: Combining, name: str = "not_encrypt", order: Any = UPDATES) -> Any:
+def aggregate(combining: CombiningRule, name: str = "not_encrypt", order: Any = UPDATES) -> Any:
     context = JobContext("equal", 3, len(UPDATES), 1, combining=combining)
     protection = build(name, POSITIONS[name].settings_type(), context)
     halves = [server_half(protection, list(UPDATES), MODEL) for _ in range(2)]
@@ -36,11 +36,11 @@ def aggregate(combining: Combining, name: str = "not_encrypt", order: Any = UPDA
 
 
 def test_the_middle_is_the_others() -> None:
-    median = aggregate(Combining("median"))
+    median = aggregate(CombiningRule("median"))
     np.testing.assert_allclose(median.update, [2, 2, 1])
     assert median.reports == 5
-    np.testing.assert_allclose(aggregate(Combining("trimmed_mean", trim=0.2)).update, [2, 2, 1])
-    few = aggregate(Combining("trimmed_mean", trim=0.1)).update  # a share below one report
+    np.testing.assert_allclose(aggregate(CombiningRule("trimmed_mean", trim=0.2)).update, [2, 2, 1])
+    few = aggregate(CombiningRule("trimmed_mean", trim=0.1)).update  # a share below one report
     np.testing.assert_allclose(few, [2, 2, 1])
 
 
@@ -56,27 +56,27 @@ def test_the_share_is_the_jobs_and_entries_are_sorted_a_few_at_a_time(
 ) -> None:
     """Two of five values are left out on either side. One entry is sorted at a time."""
     monkeypatch.setattr(robust_combining, "_ENTRIES", 6)
-    total = Combining("trimmed_mean", trim=0.3).sum(ExactSum(3))
+    total = CombiningRule("trimmed_mean", trim=0.3).sum(ExactSum(3))
     for first, *others in ([0, 9, 1], [1, 8, 2], [5, 7, 9], [7, 0, 3], [2.0**40, 1, 4]):
         total.add(np.array([first, *others], np.float32))
     assert (total.value() / 5).tolist() == [5, 7, 3]
 
 
 def test_a_shortened_report_keeps_its_weight() -> None:
-    total = Combining("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total = CombiningRule("norm_bound", norm_bound=0.5).sum(ExactSum(2))
     total.add(np.array([0, 0.25], np.float32), 3)
     total.add(np.array([-4, 0], np.float32), 2)
     assert total.value().tolist() == [-1, 0.75]
 
 
 def test_a_report_whose_squares_overflow_is_shortened_to_the_bound() -> None:
-    total = Combining("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total = CombiningRule("norm_bound", norm_bound=0.5).sum(ExactSum(2))
     total.add(np.array([3e30, -4e30], np.float32))
     np.testing.assert_allclose(total.value(), [0.3, -0.4], rtol=1e-6)
 
 
 def test_a_long_report_is_shortened() -> None:
-    bounded = aggregate(Combining("norm_bound", norm_bound=3.0)).update
+    bounded = aggregate(CombiningRule("norm_bound", norm_bound=3.0)).update
     rows = np.array(list(UPDATES.values()), float)
     norms = np.linalg.norm(rows, axis=1)
     rows *= np.minimum(1, 3 / norms)[:, None]
@@ -85,7 +85,7 @@ def test_a_long_report_is_shortened() -> None:
 
 @pytest.mark.parametrize("kind", ["median", "trimmed_mean", "norm_bound"])
 def test_order_and_trees_change_nothing(kind: Any) -> None:
-    combining = Combining(kind, trim=0.3)
+    combining = CombiningRule(kind, trim=0.3)
     first, other = (aggregate(combining, order=o) for o in (list(UPDATES), [4, 5, 2, 1, 3]))
     assert first.update.tobytes() == other.update.tobytes()
 
@@ -99,17 +99,17 @@ def test_noised_reports_have_a_median_too() -> None:
         for c, u in UPDATES.items()
     ]
     expected = np.median([reading.estimate for reading in seen], axis=0)
-    np.testing.assert_allclose(aggregate(Combining("median"), "dp_encrypt").update, expected)
+    np.testing.assert_allclose(aggregate(CombiningRule("median"), "dp_encrypt").update, expected)
 
 
 def test_a_job_says_how() -> None:
     job = Job(server={"aggregation": "trimmed_mean", "trim": 0.3})
-    assert make_protection(job, 3).context.combining == Combining("trimmed_mean", 0.3)
+    assert make_protection(job, 3).context.combining == CombiningRule("trimmed_mean", 0.3)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**41])
 def test_what_is_no_number_is_refused(value: float) -> None:
-    context = JobContext("equal", 3, 1, 1, combining=Combining("median"))
+    context = JobContext("equal", 3, 1, 1, combining=CombiningRule("median"))
     protection = build("not_encrypt", POSITIONS["not_encrypt"].settings_type(), context)
     half = server_half(protection, [1], MODEL)
     with pytest.raises(ReportRejected, match="not finite or too large"):
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize("entry", [-np.inf, -(2.0**41), np.nan, 2.0**41])
 def test_a_refused_report_leaves_the_others_median(entry: float) -> None:
-    total = Combining("median").sum(ExactSum(3))
+    total = CombiningRule("median").sum(ExactSum(3))
     for row in ([1, 4, -(2.0**40)], [3, 8, 6], [4, 5, 9]):
         total.add(np.array(row, np.float32))
     with pytest.raises(ValueError, match="not finite or too large"):
@@ -132,7 +132,7 @@ def test_more_reports_than_are_sorted_at_a_time_are_sorted_entry_by_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(robust_combining, "_ENTRIES", 2)
-    total = Combining("median").sum(ExactSum(2))
+    total = CombiningRule("median").sum(ExactSum(2))
     for row in ([7, 1], [2, 5], [4, 9]):
         total.add(np.array(row, np.float32))
     assert (total.value() / 3).tolist() == [4, 5]
@@ -156,7 +156,7 @@ def test_where_they_count_equally_and_where_they_are_refused() -> None:
 
 
 def test_reports_are_held_and_not_their_buffers() -> None:
-    total, buffer = Combining("median").sum(ExactSum(1)), np.zeros(1, np.float32)
+    total, buffer = CombiningRule("median").sum(ExactSum(1)), np.zeros(1, np.float32)
     for value in (1, 2, 9):
         buffer[0] = value
         total.add(buffer)

@@ -374,6 +374,35 @@ def test_a_bad_report_is_rejected_and_changes_nothing(
     assert outcome.state == expected.state
 
 
+REJECTED: list[dict[str, object]] = [{"indices": b"\xff" * 3}, {"sign": 0}, {"more": 1}]
+
+
+@pytest.mark.parametrize("change", REJECTED)
+def test_the_bit_of_a_rejected_report_is_no_vote(change: dict[str, Any]) -> None:
+    """One of two accepted bits is 1, which is no majority. With the rejected bit it would be."""
+    state: State = {"estimate": 0.5, "phase": "shrink", "zeros": 1}
+    server = server_round(small(), [1, 2, 3], state)
+    server.receive(1, report([1, 2, 3], 1, bit=True))
+    with pytest.raises(ReportRejected):
+        server.receive(2, {**GOOD, **change})
+    server.receive(3, report([4, 5, 6], -1, bit=False))
+    assert server.aggregate().state == {"estimate": 0.5, "phase": "shrink", "zeros": 2}
+
+
+@pytest.mark.parametrize("change", REJECTED)
+def test_a_rejected_report_does_not_make_the_bits_enough(change: dict[str, Any]) -> None:
+    """One bit in 21 reports is below 5%, so the step is `sign_global_lr`."""
+    state: State = {"estimate": 0.5, "phase": "shrink", "zeros": 1}
+    server = server_round(small(sign_global_lr=3.0), list(range(22)), state)
+    for client in range(21):
+        server.receive(client, report([1, 2, 3], 1, **({"bit": False} if client == 0 else {})))
+    with pytest.raises(ReportRejected):
+        server.receive(21, {**report([4, 5, 6], 1, bit=False), **change})
+    result = server.aggregate()
+    assert result.update.tolist() == [3.0] * 3 + [0.0] * 5
+    assert result.state == state
+
+
 def test_a_late_report_is_rejected() -> None:
     server = server_round(small(), [1, 2])
     server.receive(1, GOOD)

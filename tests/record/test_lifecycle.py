@@ -15,7 +15,7 @@ from fedveil.errors import LimitReached, MessageInvalid, ModelInvalid, RunFolder
 from fedveil.privacy.ledger_message import kinds_to_state
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.byte_count import shown_bytes
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.lifecycle import beginning, how_to_resume, log_start
 from fedveil.record.recorder import PRIVACY, Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -25,8 +25,8 @@ from fedveil.record.started_rounds import Attempts, read_started
 def test_what_is_said_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(time, "perf_counter", lambda: 1000.25)
-    introduce(said.append, beginning("round", 0), 992.5, ["one", "two"])
-    introduce(said.append, beginning("step", 3), 0.0, [])
+    log_start(said.append, beginning("round", 0), 992.5, ["one", "two"])
+    log_start(said.append, beginning("step", 3), 0.0, [])
     assert said[0].startswith("began: fedveil ")
     assert f"NumPy {np.__version__}, torch " in said[0]
     assert said[0].endswith("; ready after 7.8 s")

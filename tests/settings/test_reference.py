@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from fedveil.errors import InvalidValue
-from fedveil.settings.reference import page, told_keys
+from fedveil.settings.reference import key_rows, page
 from fedveil.settings.settings import Block, Settings
 
 
@@ -38,7 +38,7 @@ class Study(Settings):
 
 def test_a_block_refers_to_one_earlier_block_and_keeps_all_other_rows() -> None:
     shown = page("Keys.", Study, ["A is below B.", "B is even.", "A is below B."])
-    told = told_keys(shown, None)
+    told = key_rows(shown, None)
     alike = {key: row["as_in"] for key, row in told.items() if "as_in" in row}
     assert alike == {f"both.{name}": "plain" for name in "abc"}
     assert [key for key in told if key not in alike] == [
@@ -57,8 +57,8 @@ def test_a_block_refers_to_one_earlier_block_and_keeps_all_other_rows() -> None:
 def test_a_part_that_no_page_has_is_looked_for_among_keys_and_blocks(part: str, near: str) -> None:
     page = "| `seed` | text | `1` | first |\n| `block.one` | text | `2` | second |\n"
     with pytest.raises(InvalidValue) as error:
-        told_keys(page, part)
+        key_rows(page, part)
     assert str(error.value) == f"no key or block of a job is {part}{near}"
-    assert list(told_keys(page, None)) == ["seed", "block.one"]
+    assert list(key_rows(page, None)) == ["seed", "block.one"]
     with pytest.raises(InvalidValue, match=r"^no key or block of a job is None$"):
-        told_keys("no table", None)
+        key_rows("no table", None)

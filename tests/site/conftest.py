@@ -20,8 +20,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from fedveil.flower.job import client_training
 
     found: list[int] = []
-    own_data = client_training.own_data
+    own_data = client_training.client_data
     monkeypatch.setattr(
-        client_training, "own_data", lambda *a: (found.append(a[1]), own_data(*a))[1]
+        client_training, "client_data", lambda *a: (found.append(a[1]), own_data(*a))[1]
     )
     return found

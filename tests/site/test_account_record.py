@@ -21,7 +21,7 @@ from fedveil.pages.dossier import recompute
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Fact
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site.account import Limits, Release
 from fedveil.site.account_record import AccountRecord
@@ -131,7 +131,7 @@ def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> 
     assert row == {
         "job": "hearthea", "release": "a report, a mean", "protection": "dp_encrypt",
         "through": "Flower, study, fedveil", "last": "2031-03-31", "releases": "2",
-        "without epsilon": "0", "spent": told(0.75),
+        "without epsilon": "0", "spent": epsilon_text(0.75),
     }  # fmt: skip
     said = record.record()
     assert {key: said[key] for key in ("site", "data_set", "lines", "without_epsilon")} == {
@@ -205,9 +205,9 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     assert "lung: 0 releases\n" in brief
     assert "month (UTC)" not in brief
     both = run.invoke(cli, ["site", "account", str(site), "--json"])
-    told = json.loads(both.stdout)
-    assert {name: one["lines"] for name, one in told.items()} == {"heart": 1, "lung": 0}
-    assert told["heart"]["left"]["ever"] == "9.25"
+    epsilon_text = json.loads(both.stdout)
+    assert {name: one["lines"] for name, one in epsilon_text.items()} == {"heart": 1, "lung": 0}
+    assert epsilon_text["heart"]["left"]["ever"] == "9.25"
     out = tmp_path / "out"
     wrote = run.invoke(cli, ["site", "account", str(site), "heart", "--out", str(out)])
     assert (wrote.exit_code, (out / "dossier.html").exists()) == (0, True)
@@ -217,7 +217,7 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     assert {name: sorted(one["wrote"]) for name, one in json.loads(only.stdout).items()} == {
         "heart": files
     }
-    assert [one["wrote"] for one in told.values()] == [[], []]
+    assert [one["wrote"] for one in epsilon_text.values()] == [[], []]
     for words, said in ((["hart"], "did you mean heart"), (["--out", "x"], "name the data set")):
         failed = run.invoke(cli, ["site", "account", str(site), *words])
         assert said in str(failed.exception)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedveil.base.files import alone
+from fedveil.base.files import locked
 
 
 def overtaken(
@@ -19,17 +19,17 @@ def overtaken(
 
     @contextmanager
     def waits(path: Path) -> Iterator[None]:
-        monkeypatch.setattr(module, "alone", alone)
+        monkeypatch.setattr(module, "locked", locked)
         other()
-        with alone(path):
+        with locked(path):
             yield
 
-    monkeypatch.setattr(module, "alone", waits)
+    monkeypatch.setattr(module, "locked", waits)
 
 
 def is_locked(path: Path) -> bool:
     try:
-        with alone(path, wait=False):
+        with locked(path, wait=False):
             return False
     except BlockingIOError:
         return True

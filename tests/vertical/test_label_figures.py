@@ -52,6 +52,34 @@ def test_what_is_not_excluded_is_the_highest_end_of_all_intervals() -> None:
     assert f"an AUC of up to {max(ends)} is not excluded" in said
 
 
+def three_classes(seed: int, moved: float) -> str:
+    """The sentence on noise in which class 1 is `moved`, with three examples to judge class 2."""
+    labels = np.repeat([0, 1, 2], [240, 150, 6])
+    rows = Seeded(seed).generator().normal(size=(396, 4))
+    rows[labels == 1, 0] += moved
+    return _classes_read("here", [rows], labels, 3)
+
+
+def test_what_is_not_excluded_may_be_of_another_class_than_the_best() -> None:
+    """Class 0 has the largest AUC, class 2 the widest interval: it is that of one in three."""
+    said = three_classes(5, 0.0)
+    best = re.search(r"AUC 0\.56 by nearness to class 0 \(\S+ to (\d\.\d\d)\)", said)
+    assert best
+    high = share("", 1, 3, confidence=1 - 0.05 / 8).high
+    assert high > float(best[1]) + 0.2
+    assert said.endswith(f"; an AUC of up to {high:.2f} is not excluded")
+
+
+def test_labels_that_are_read_are_shown_with_the_area_that_proves_it() -> None:
+    """Class 2 has a larger AUC, but its interval contains the chance level."""
+    said = three_classes(2, 0.5)
+    assert "here reveal them: " in said
+    assert "1 of 3 of the rarest class found" in said
+    shown = re.search(r"AUC \S+ by nearness to class 0 \((\d\.\d\d) to \S+\)$", said)
+    assert shown, said
+    assert float(shown[1]) > 0.5
+
+
 def test_the_recall_of_a_class_is_judged_by_the_false_alarms_of_the_others() -> None:
     rare, found = np.arange(60) < 10, np.r_[:6, 20:29]
     named = np.isin(np.arange(60), found)

@@ -385,7 +385,7 @@ def test_a_limit_ends_a_run_that_has_done_a_step_and_is_an_error_before(
         did.append(at_limit)
         yield from ()
 
-    monkeypatch.setattr(party_run, "held", lambda folder: [2])
+    monkeypatch.setattr(party_run, "saved_steps", lambda folder: [2])
     watch = SimpleNamespace(run_ended=lambda: did.append("watch"))
     run: Any = SimpleNamespace(
         _train=steps, done=done, party=SimpleNamespace(end=end), setting=SimpleNamespace(folder=0),

@@ -53,7 +53,7 @@ from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
-from fedveil.vertical.step_checkpoint import from_last_step, held
+from fedveil.vertical.step_checkpoint import from_last_step, saved_steps
 from fedveil.vertical.task import Columns
 
 DEADLINE_S = 120
@@ -298,7 +298,7 @@ def test_parties_go_back_to_the_last_step_that_all_hold(whole: VerticalRun) -> N
     """One party was killed before it had saved the step that the others saved."""
     folder = _new()
     run = train(job(), folder)
-    assert [held(_Folder(folder / p)) for p in ("lead", "bank")] == [[15, 18]] * 2
+    assert [saved_steps(_Folder(folder / p)) for p in ("lead", "bank")] == [[15, 18]] * 2
     (folder / "bank" / "checkpoint" / "000000018").unlink()
     (folder / "bank" / "model.safetensors").unlink()
     resume(folder)
@@ -316,7 +316,7 @@ def test_a_step_that_only_one_party_holds_is_forgotten_when_all_go_back(tmp_path
     train(job(), tmp_path / "run")
     (tmp_path / "run" / "bank" / "checkpoint" / "000000018").unlink()
     evaluate(tmp_path / "run")
-    assert held(_Folder(tmp_path / "run" / "lead")) == [15]
+    assert saved_steps(_Folder(tmp_path / "run" / "lead")) == [15]
 
 
 class _Folder:
@@ -346,7 +346,7 @@ def test_a_resumption_that_is_refused_changes_no_partys_folder() -> None:
     records = (folder / "lead" / "metrics.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match="000000015 is damaged"):
         resume(folder)
-    assert held(_Folder(folder / "lead")) == [15, 18]
+    assert saved_steps(_Folder(folder / "lead")) == [15, 18]
     assert (folder / "lead" / "metrics.jsonl").read_bytes() == records
 
 
@@ -681,7 +681,7 @@ def test_only_files_that_are_named_by_a_step_are_checkpoints(tmp_path: Path) -> 
     (tmp_path / "checkpoint").mkdir()
     for name in ("000000012", "000000003", "000000004.part", "5", "0000000006"):
         (tmp_path / "checkpoint" / name).touch()
-    assert held(folder) == [3, 12]
+    assert saved_steps(folder) == [3, 12]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
@@ -859,14 +859,14 @@ def test_align_takes_the_leaders_order_and_what_all_hold() -> None:
 )
 def test_ids_that_do_not_meet(ids: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(DataInvalid, match=sentence):
-        align({name: np.array(held) for name, held in ids.items()}, "lead")
+        align({name: np.array(saved_steps) for name, saved_steps in ids.items()}, "lead")
 
 
 def test_the_advice_on_few_common_ids_is_of_the_ids_of_both_subsets() -> None:
     seen: list[dict[str, Any]] = []
 
     def advice(ids: dict[str, Any]) -> str:
-        seen.append({party: held.tolist() for party, held in ids.items()})
+        seen.append({party: saved_steps.tolist() for party, saved_steps in ids.items()})
         return "fold the case"
 
     task, none = SimpleNamespace(id_hint=advice), Columns(np.empty(0, np.int64))

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     b: Float32s
 
 
-def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
+def report_evidence(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     `reading` is the attacker's best conclusion from the report. The evidence is ln Pr[report | a] -
@@ -66,7 +66,7 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     return float(reading.weight * reading.estimate @ (ahead / lengths[0] - back / lengths[1]))
 
 
-def said(view: Seen, sums: bool = False) -> Reading:
+def best_reading(view: Seen, sums: bool = False) -> Reading:
     """Return the attacker's estimate of the first client's update in one round.
 
     `view` is what the server saw of the round. The estimate comes from the first client's report.
@@ -94,16 +94,16 @@ def evidence(
 
     Each client takes part in `rounds` rounds, and is simulated `trials` times with new noise.
     Returns one array [trials, rounds] for each client: the evidence of every report for `a` against
-    `b` (see `telling`). If `sums` is True, the attacker sees only the sum of all reports. `step` is
-    called after every simulated run.
+    `b` (see `report_evidence`). If `sums` is True, the attacker sees only the sum of all reports.
+    `step` is called after every simulated run.
     """
 
     def told(view: Seen) -> float:
-        reading, (a, b) = said(view, sums), (pair.a, pair.b)
+        reading, (a, b) = best_reading(view, sums), (pair.a, pair.b)
         # without likelihoods, the estimate is compared with the clipped updates
         if reading.log_likelihood is None:
             a, b = (protection.carried(update, view.told) for update in (a, b))
-        return telling(reading, a, b)
+        return report_evidence(reading, a, b)
 
     found = np.empty((2, trials, rounds))
     for side, update in enumerate((pair.a, pair.b)):

@@ -373,7 +373,7 @@ def recovered_of_batches(
 
     Returns the share of examples recovered, and a PNG of a recovered batch of images or None.
     """
-    seen = target.seen(target.updates(range(target.partition.clients)))
+    seen = target.server_view(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     parts = [target.rows(i) for i in range(len(readings))]
     if all(reading.empty for reading in readings):

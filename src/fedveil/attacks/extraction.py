@@ -66,7 +66,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     watch.step(0, 2, "the job with planted phrases")
     dataset, owners = planted(target, phrases, entropy)
     played = rehearse(replace(target, dataset=dataset))
-    model, phrases = played.model, had(phrases, owners, played.clients)
+    model, phrases = played.model, without_absent_owners(phrases, owners, played.clients)
     watch.step(1, 2, f"{len(phrases.rows)} phrases among {candidates} candidates each")
     bits = exposures(model, phrases, candidates, entropy)
     found = list(_figures(model, phrases, bits))
@@ -105,7 +105,7 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
     return Phrases(rows.astype(np.int64), copies, tokens.astype(np.int64))
 
 
-def had(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
+def without_absent_owners(phrases: Phrases, owners: Int64s, clients: Clients) -> Phrases:
     """Copy the phrases, and set `copies` to 0 for each phrase whose client took part in no round.
 
     `owners[i]` is the client whose texts contain phrase i, or -1 if there is none. `clients` are

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.attacks.distinguishing import Pair, real_pair, telling
+from fedveil.attacks.distinguishing import Pair, real_pair, report_evidence
 from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.server_view import repeated
 from fedveil.attacks.target import Target
@@ -161,7 +161,7 @@ def _follow(
     after = next(due)
     for seen, reading in enumerate(readings, start=1):
         average.add(reading)
-        said += telling(reading, update, other)
+        said += report_evidence(reading, update, other)
         if seen == after.count:
             after.note(average, update, said > 0 or (said == 0 and not first))
             after = next(due, after)

@@ -67,7 +67,9 @@ def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
     return part.seen_apart(train.x, train.usable, device)[1]
 
 
-def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
+def _only_held_examples(
+    job: Job, dataset: Dataset, split: Partition
+) -> tuple[Job, Dataset, Partition]:
     """Copy the job, data and partition, with only the training examples that clients have."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
@@ -79,7 +81,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
     return Job(**data), alone, Partition(places, split.offsets)
 
 
-def _played(run: Path, job: Job) -> dict[str, Any]:
+def _fields_of_checkpoint(run: Path, job: Job) -> dict[str, Any]:
     """Return the fields of a run's target that come from the run's latest checkpoint.
 
     The fields are `took_part` (the clients that took part before the model was saved), `played`
@@ -93,7 +95,7 @@ def _played(run: Path, job: Job) -> dict[str, Any]:
         ledger = Ledger.from_state(saved.ledger)
         rounds = integer("round", saved.round, 1)
         kept = integer("round", take(saved.best, "round", int), 1, rounds) if saved.best else None
-    took_part = with_a_part(ledger.clients, job, kept)
+    took_part = clients_before(ledger.clients, job, kept)
     return {"took_part": took_part, "played": rounds, "claim": claim_of(ledger, job)}
 
 
@@ -107,7 +109,7 @@ def claim_of(ledger: Ledger, job: Job) -> Figure | None:
     return ledger.figure_every_round(job.privacy.delta) if ledger.adaptive else None
 
 
-def with_a_part(charged: Clients, job: Job, kept_round: int | None) -> Clients:
+def clients_before(charged: Clients, job: Job, kept_round: int | None) -> Clients:
     """Return the clients that took part in a run before its model was saved.
 
     `charged` are the clients that took part in any round. If the job keeps the best model,
@@ -170,7 +172,7 @@ class Target:
                 f"{len(usable)} are invalid"
             )
         if job.evaluation.clients or not usable.all():
-            job, dataset, split = _trained_on(job, dataset, split.only(usable))
+            job, dataset, split = _only_held_examples(job, dataset, split.only(usable))
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
@@ -208,7 +210,9 @@ class Target:
                     "loss. Use texts with at least one token after the prompt, or a larger "
                     "language.length"
                 )
-        job, dataset, split = _trained_on(self.job, self.dataset, self.partition.only(train))
+        job, dataset, split = _only_held_examples(
+            self.job, self.dataset, self.partition.only(train)
+        )
         dataset = replace(dataset, test=dataset.test.of(test))
         return replace(self, job=job, dataset=dataset, partition=split)
 
@@ -239,7 +243,7 @@ class Target:
         read_model(path / MODEL, target.model)
         own, number = Job.load(path / JOB), target.job.clients.number
         own = own if own.clients.number or number is None else own.with_clients(number)
-        known, now = _played(path, own), target.job
+        known, now = _fields_of_checkpoint(path, own), target.job
         if (own.protection, own.privacy.delta) != (now.protection, now.privacy.delta):
             known["claim"] = None  # `overrides` change the guarantee
         return replace(target, trained=True, **known)
@@ -333,7 +337,7 @@ class Target:
             self.dataset.train,
         )
         if train.usable is None:
-            return part.seen(train.x, device), None
+            return part.inputs(train.x, device), None
         return part.seen_apart(train.x, train.usable, device)
 
     def updates(
@@ -368,7 +372,7 @@ class Target:
             return False
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
-    def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
+    def server_view(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
         """Return the server's view of a round in which client i reports `updates[i]`.
 
         Each value of `repeat` draws other noise.

@@ -144,8 +144,8 @@ def sync_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock on `path` in a `with` block, against other processes that call `alone`.
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on `path` in a `with` block, against other processes that call `locked`.
 
     The lock is the file `<path>.lock`. It is released if this process dies. Without `wait`, raises
     BlockingIOError if another process has the lock.

@@ -47,7 +47,7 @@ def load(
             else f"{key}: package.module:function is needed"
         )
     module_name, _, attribute = name.partition(":")
-    with told(key, error, f"importing {module_name}"):
+    with own_code_errors(key, error, f"importing {module_name}"):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as missing:
@@ -108,7 +108,9 @@ def unpack(data: bytes) -> None:
 
 
 @contextmanager
-def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
+def own_code_errors(
+    key: str, error: type[FedveilError], what: str = "the function"
+) -> Iterator[None]:
     """Convert an exception of the user's code in a `with` block into `error`.
 
     The message begins with `key`, the job's line that names the code (such as `model = 'm:f'`), and

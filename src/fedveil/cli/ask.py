@@ -12,7 +12,7 @@ import typer
 from fedveil.base.plain_text import console, document, say
 from fedveil.cli.exits import missing_argument
 from fedveil.cli.job_arguments import remarks, set_option
-from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.cli.json_answer import AsJson, answer, only_json
 from fedveil.errors import JobError
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ _MOST_ROWS = 100
 
 
 def _explain_keys(*, as_json: bool) -> None:
-    from fedveil.settings.reference import keys, told_keys
+    from fedveil.settings.reference import key_rows, keys
     from fedveil.statistics.question_reference import reference
 
     if as_json:
-        answer(told_keys(reference(), None))
+        answer(key_rows(reference(), None))
     else:
         document(keys(reference(), None))
 
@@ -85,7 +85,7 @@ def ask(
         refuse_other_kind(question, QuestionFile, Job, run)
         raise
     refuse_taken(out, None)
-    with alone(json):
+    with only_json(json):
         if file.protection.name == "not_encrypt":
             remarks("note", ["nothing is protected: the server sees every client's answer"])
         if on is not None:

@@ -17,7 +17,7 @@ from fedveil.attacks.effort import Effort, Watch
 from fedveil.base.plain_text import console, say
 from fedveil.base.untrusted import escaped
 from fedveil.cli.job_arguments import Overrides, load
-from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.cli.json_answer import AsJson, answer, only_json
 from fedveil.errors import JobError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import ATTACKED_JOBS
@@ -221,7 +221,7 @@ def _add_federated(attack: Attack) -> None:
                 target = Target.of(job)
                 folder = _new_folder(out, job, attack, stack)
             asked = [target.under(name) for name in protections] if protections else [target]
-            _mount(attack, asked, effort, folder, json=json)
+            _attack_each(attack, asked, effort, folder, json=json)
 
     begin = _BEGIN.get(attack.name, "They begin with the run's final model.")
     options = _REFUSED if attack.trains else _CHANGES.format(begin=begin)
@@ -258,7 +258,7 @@ def _add_vertical(attack: Attack) -> None:
                 )
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
-            _mount(attack, [target], effort, folder, json=json)
+            _attack_each(attack, [target], effort, folder, json=json)
 
     app.command(attack.name, help=attack.described(_SET_REFUSED))(command)
 
@@ -318,7 +318,7 @@ def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) ->
     return folder
 
 
-def _mount(
+def _attack_each(
     attack: Attack, targets: Sequence[Any], effort: Effort, folder: Folder, *, json: bool
 ) -> None:
     """Run the attack on each of the `targets`, and save each finding at once in `folder()`.
@@ -331,7 +331,7 @@ def _mount(
     from fedveil.record.finding_lines import FINDINGS, add_finding, as_data, raise_if_refuted
 
     findings = []
-    with alone(json):
+    with only_json(json):
         for target in targets:
             with progress() as step:
                 watch = Watch(step, lambda name, data: _keep(folder(), name, data))
@@ -388,9 +388,9 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def show(found: Finding) -> None:
     from fedveil.pages.finding_text import figures
-    from fedveil.privacy.guarantee_strength import told
+    from fedveil.privacy.guarantee_strength import epsilon_text
 
-    promised = told(found.epsilon, found.delta)
+    promised = epsilon_text(found.epsilon, found.delta)
     say(
         f"{found.attack} at effort {found.effort} against {found.protection} (epsilon {promised}"
         f"{', ' + found.saw if found.saw else ''}) reached:"

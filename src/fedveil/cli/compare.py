@@ -14,7 +14,7 @@ from fedveil.attacks.effort import Effort
 from fedveil.base.plain_text import console, say
 from fedveil.cli.attack import progress
 from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
-from fedveil.cli.json_answer import AsJson, alone, answer
+from fedveil.cli.json_answer import AsJson, answer, only_json
 from fedveil.errors import JobError, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
@@ -133,7 +133,7 @@ def compare(
     from fedveil.studies.comparison_folder import ComparisonFolder
 
     with ExitStack() as stack:
-        stack.enter_context(alone(json))
+        stack.enter_context(only_json(json))
         if resume is not None:
             folder = ComparisonFolder.reopen(resume, stack)
         else:

@@ -79,7 +79,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def ended(app: typer.Typer) -> int:
+def run_app(app: typer.Typer) -> int:
     """Run the command line and return its exit code. Errors are printed as one sentence."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning(warnings.showwarning)

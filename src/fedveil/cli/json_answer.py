@@ -26,7 +26,7 @@ ServesAsJson = Annotated[
 
 
 @contextmanager
-def alone(wanted: bool) -> Iterator[None]:
+def only_json(wanted: bool) -> Iterator[None]:
     """Context manager: if `wanted`, all output except the JSON value goes to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
@@ -44,7 +44,7 @@ def answering(command: Callable[..., Any], option: Any = AsJson) -> Callable[...
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
-        with alone(json):
+        with only_json(json):
             found = command(*arguments, **named)
         if json:
             answer(found)

@@ -23,7 +23,7 @@ from fedveil.cli import dossier as dossier_cli
 from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli import site as site_cli
-from fedveil.cli.exits import Commands, ended
+from fedveil.cli.exits import Commands, run_app
 from fedveil.cli.job_arguments import (
     JobOrQuestions,
     JobPath,
@@ -35,7 +35,7 @@ from fedveil.cli.job_arguments import (
     remarks,
     set_option,
 )
-from fedveil.cli.json_answer import AsJson, alone, answer, answering
+from fedveil.cli.json_answer import AsJson, answer, answering, only_json
 from fedveil.cli.layers import remark_layers, show_layers
 from fedveil.cli.vertical import commands as vertical_cli
 from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
@@ -69,7 +69,7 @@ def main() -> None:
     """Run a command. A user's error is printed to stderr as one sentence."""
     # A user's `package.module:function` is found in the current folder.
     sys.path.append(os.getcwd())  # noqa: PTH109
-    raise SystemExit(ended(app))
+    raise SystemExit(run_app(app))
 
 
 def _show_version(wanted: bool) -> None:
@@ -131,7 +131,7 @@ def run(
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import RunDisplay, of_run
 
-    with alone(json):
+    with only_json(json):
         with RunDisplay(console(), settings.rounds) as display, precompiling(settings):
             if resume is None:  # the first use of a name that imports torch
                 train = partial(fedveil.simulate, settings, out)
@@ -192,13 +192,13 @@ def audit(
     to detect. Exits with code 1 if a claim is refuted.
     """
     if run is not None:
-        with alone(json):
+        with only_json(json):
             _print_findings(run, json=json)
         return
     from fedveil.cli.audit_cases import cases
 
     found = []
-    with alone(json):
+    with only_json(json):
         for case in cases():
             result = case.audit(trials)
             found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
@@ -353,7 +353,7 @@ def show(
         return
     from fedveil.engine.trainer_choice import layer_training
 
-    with alone(json):
+    with only_json(json):
         found = layer_training(settings)
     if json:
         answer(found)
@@ -373,10 +373,10 @@ def _print_job(job: Job, *, json: bool) -> None:
 def keys(key: KeyPart = None) -> object:
     """Explain the keys of a job file: allowed values, default, meaning."""
     from fedveil.federated.job_reference import reference
-    from fedveil.settings.reference import keys, told_keys
+    from fedveil.settings.reference import key_rows, keys
 
     document(keys(reference(), key))
-    return told_keys(reference(), key)
+    return key_rows(reference(), key)
 
 
 @job_app.command()

@@ -116,12 +116,12 @@ def show(
 ) -> object:
     """Print a site's policy with all its settings. With --keys: explain the settings."""
     if keys or site is None:
+        from fedveil.settings.reference import key_rows
         from fedveil.settings.reference import keys as explained
-        from fedveil.settings.reference import told_keys
         from fedveil.site.policy_reference import reference
 
         document(explained(reference(), None))
-        return told_keys(reference(), None)
+        return key_rows(reference(), None)
     from fedveil.site.site_folder import Site
 
     policy = Site.open(site).policy

@@ -9,7 +9,7 @@ from fedveil.base.quantity import quantity
 from fedveil.cli.json_answer import answer
 from fedveil.federated.job import Job
 from fedveil.pages.table import Table
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.loss import format_epsilon
 from fedveil.record.metric_names import digits, word
 from fedveil.studies.trial_runs import Trial, best, trials
@@ -66,7 +66,7 @@ def _table(found: list[Trial]) -> Table:
 def _epsilon(trial: Trial) -> str:
     """Return the epsilon of a whole run as text, or "-" if the job rules out the protection."""
     ruled_out = trial.candidate is None and trial.failure
-    return "-" if ruled_out else told(*trial.figure)
+    return "-" if ruled_out else epsilon_text(*trial.figure)
 
 
 def _result(trial: Trial) -> str:

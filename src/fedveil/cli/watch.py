@@ -41,7 +41,7 @@ def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.s
 def _watch_rounds(folder: Path, console: Console, patience_s: float, wait: Wait) -> None:
     run, shown = read_run(folder), 0
     with RunDisplay(console, integer("rounds", run.job["rounds"], 1)) as display:
-        for run in _grown(folder, lambda: read_run(folder), patience_s, wait):
+        for run in _new_states(folder, lambda: read_run(folder), patience_s, wait):
             for record in run.records[shown:]:
                 display.show(record)
             shown = max(shown, len(run.records))
@@ -59,14 +59,14 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
         return leader_of(run, parties_of(run))
 
     shown = 0
-    for run in _grown(folder, leader, patience_s, wait):
+    for run in _new_states(folder, leader, patience_s, wait):
         for record in run.records[shown:]:
             console.print(line(record), soft_wrap=True)
         shown = max(shown, len(run.records))
     summary(console, read_run(folder))
 
 
-def _grown(
+def _new_states(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
     """Yield each new state of a run: whenever `read()` finds new records or log lines.

@@ -115,7 +115,7 @@ class Attention(Operation):
         need(tokens <= _LONGEST, f"a text has {tokens} tokens, more than {_LONGEST}")
         return Value.of_tokens(tokens, asked // 3)
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         heads, tokens = self.layer.heads, self.x.shape[0]
         row = filled(tokens)
         pairs = tokens * row

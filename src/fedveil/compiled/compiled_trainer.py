@@ -160,7 +160,7 @@ class CompiledTrainer:
         }
         return [reason for reason, holds in refused.items() if holds]
 
-    def beside(self) -> CompiledTrainer:
+    def for_another_thread(self) -> CompiledTrainer:
         """Return a copy, for another thread, that shares the weights and the compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun

@@ -219,7 +219,7 @@ class Convolution(Operation):
         (o, c, r, s), row = weight.shape, self.row
         return weight, o * r * row, (o, r, s, c, c * r * s, s, 1, r * s, r * row, row, c, 1)
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         (kh, kw), (sh, sw) = pair(self.layer.kernel_size), pair(self.layer.stride)
         (filters, zh, zw), (ph, pw) = self._own, self.x.border
         lanes = up(filters)

@@ -43,7 +43,7 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 
 @compiled()
-def _shares(op: Int64s) -> tuple[int, int, int, int]:
+def _products(op: Int64s) -> tuple[int, int, int, int]:
     """Return how a batch is divided into matrix products: their number, their rows, two strides.
 
     Each product has this number of rows. The strides are the distances between two rows of the
@@ -64,7 +64,7 @@ def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
     W' is the transposed weight, and b the bias. `op`, the layer's row of the operation table, says
     where the values are in the float memory `m`. `w`, `setting` and `draws` are not used.
     """
-    times, rows, xs, ys = _shares(op)
+    times, rows, xs, ys = _products(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
         if op[ACROSS]:
@@ -104,7 +104,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
     the float memory `m`. `w` is the integer memory. `setting` and `draws` are not used.
     """
     row, weight = op[f.ROW], op[f.DWEIGHT]
-    times, rows, xs, ys = _shares(op)
+    times, rows, xs, ys = _products(op)
     if op[f.DX] >= 0:
         for n in range(times):
             dy, dx = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -165,7 +165,7 @@ class Dense(Operation):
     def laid(self, weight: nn.Parameter) -> Laid:
         return matrix(weight, self.row, across=self._across)
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         inputs, outputs = self.layer.in_features, self.layer.out_features
         runs = prod(self.x.shape) // inputs
         return {
@@ -175,7 +175,7 @@ class Dense(Operation):
             NOTHING: memory.floats(inputs if self._across else 0),
         }  # fmt: skip
 
-    def held(self, memory: Memory, batch: int) -> Row:
+    def deferred_memory(self, memory: Memory, batch: int) -> Row:
         if self._across or self.x.form == TOKENS:
             return {}
         return room_for_steps(memory, batch, self.layer.out_features, self.layer.in_features)

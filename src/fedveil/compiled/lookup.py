@@ -15,7 +15,7 @@ _EXACT = 1 << 24
 
 
 @compiled()
-def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
+def _look_up(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy each token's row of the weight to its output. If `back` is True, run the backward pass.
 
     The weight begins at position `weight` of the float memory `m`, and the outputs at `values`. In
@@ -40,7 +40,7 @@ def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
     `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
     `w`, `setting` and `draws` are not used.
     """
-    _meet(m, op, op[f.Y], op[f.WEIGHT], False)
+    _look_up(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
@@ -50,7 +50,7 @@ def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Floa
     `op`, the layer's row of the operation table, says where the values are in the float memory `m`.
     `w`, `setting` and `draws` are not used.
     """
-    _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
+    _look_up(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 
 class Lookup(Operation):

@@ -186,7 +186,7 @@ class NormOfGroups(Operation):
             need(fits, "nn.LayerNorm normalises other values than a whole example or token")
         return self.x
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         (c, h, w), groups = self.x.shape, getattr(self.layer, "num_groups", 0)
         size, index = (c, (0, 0, 1)) if groups else (c * h * w, (w, 1, h * w))
         size = size if self.biased else 0
@@ -202,7 +202,7 @@ class NormOfRows(NormOfGroups):
     layers = ()
     forward, backward = norm_rows, norm_rows_back
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         tokens, _, width = self.x.shape
         return {
             ENTRIES: width if self.biased else 0, NORMED: memory.floats(batch * self.x.size),

@@ -165,7 +165,7 @@ class Operation:
     def laid(self, weight: nn.Parameter) -> Laid:
         return _vector(weight)
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         """Reserve working memory in `memory`, for intermediate results of up to `batch` examples.
 
         Returns the values of the table columns that only this kind of operation has, such as the
@@ -174,7 +174,7 @@ class Operation:
         """
         return {}
 
-    def held(self, memory: Memory, batch: int) -> Row:
+    def deferred_memory(self, memory: Memory, batch: int) -> Row:
         """Reserve memory for SGD steps that are stored, and added to the weight only at the end.
 
         Such steps are called deferred (see `deferred_steps`). A batch has up to `batch` examples.

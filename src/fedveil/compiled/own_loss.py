@@ -45,7 +45,7 @@ class OwnLossTrainer(CompiledTrainer):
         """Compile nothing and return False. Code is compiled when the first client trains."""
         return False
 
-    def beside(self) -> OwnLossTrainer:
+    def for_another_thread(self) -> OwnLossTrainer:
         """Raise `NotImplementedError`, because a user's loss may only run in one thread."""
         raise NotImplementedError("OwnLossTrainer serves one thread")
 

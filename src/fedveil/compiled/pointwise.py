@@ -134,7 +134,7 @@ class Curve(Operation):
     layers = (*RISING, nn.GELU)
     forward, backward = curve, curve_back
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         which = RISING.get(type(self.layer))
         if which is not None and not changed:
             return {CURVE: which, KEPT: self.x.place}

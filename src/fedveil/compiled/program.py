@@ -110,8 +110,8 @@ class Model:
         rows, draws, behind = list[Row](), 0, self.size if states else 0
         for i, op in enumerate(self._operations):
             changed = any(later.y is op.x for later in self._operations[i + 1 :])
-            own = op.numbers(memory, batch, changed) | {f.DRAWS: draws}
-            if not states and (held := op.held(memory, batch)):
+            own = op.working_memory(memory, batch, changed) | {f.DRAWS: draws}
+            if not states and (held := op.deferred_memory(memory, batch)):
                 own |= held | {
                     f.FLAT: self._flat[id(op.layer.weight)],
                     f.TAKE_STEPS: op.steps.address(kind),

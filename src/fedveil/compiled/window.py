@@ -199,7 +199,7 @@ class Largest(Operation):
         self.x.apart = False
         return Value(pooled(self.x.shape, self.layer), IMAGE)
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         (_, h, w), lanes = self.y.shape, up(self.y.shape[0])
         return pool_numbers(self.layer) | {
             BEST: memory.floats(lanes), PLACES: memory.ints(batch * h * w * lanes),
@@ -213,5 +213,5 @@ class Average(Largest):
     layers = (nn.AvgPool2d,)
     forward, backward = average, average_back
 
-    def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
+    def working_memory(self, memory: Memory, batch: int, changed: bool) -> Row:
         return pool_numbers(self.layer)

@@ -149,7 +149,7 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
             raise _MirrorFailed("sent another range than was asked for")
         announced = response.headers.get("Content-Length", "")
         size = have + int(announced) if announced.isdigit() else None
-        with writing(part), _grown(part, anew=not have) as stream:
+        with writing(part), _open_to_append(part, anew=not have) as stream:
             while chunk := _read(response):
                 have += len(chunk)
                 if have > file.content_bytes + _PACKING_BYTES:
@@ -160,7 +160,7 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
     return chunk is not None and (size is None or have == size)
 
 
-def _grown(part: Path, *, anew: bool) -> IO[bytes]:
+def _open_to_append(part: Path, *, anew: bool) -> IO[bytes]:
     """Open the file `part` to append to it. If `anew` is True, its content is deleted first."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")

@@ -107,7 +107,7 @@ def count_records(name: str, targets: Targets) -> int:
 def _called(name: str) -> Any:
     key = f"data {name}"
     function = own_code.load(name, key=key, error=DataInvalid)
-    with own_code.told(key, DataInvalid):
+    with own_code.own_code_errors(key, DataInvalid):
         return function()
 
 
@@ -288,7 +288,9 @@ def _stacked(name: str, part: str, dataset: Any, targets: Targets) -> tuple[Any,
     _check_map_style(name, part, dataset)
     x, y = [], []
     for index in range(len(dataset)):
-        with own_code.told(f"data {name}", DataInvalid, f"item {index} of the {part} Dataset"):
+        with own_code.own_code_errors(
+            f"data {name}", DataInvalid, f"item {index} of the {part} Dataset"
+        ):
             item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataInvalid(
@@ -316,7 +318,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
             f"data {name}: the function returned {_described(dataset)} for {part}, not a "
             f"map-style Dataset; allowed are {_ALLOWED}"
         )
-    with own_code.told(f"data {name}", DataInvalid, f"the length of the {part} Dataset"):
+    with own_code.own_code_errors(f"data {name}", DataInvalid, f"the length of the {part} Dataset"):
         len(dataset)
 
 

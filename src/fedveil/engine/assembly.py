@@ -27,7 +27,7 @@ from fedveil.engine.executors.stateful_training import (
     KeptTraining,
     OwnLayers,
     Scaffold,
-    Way,
+    StateRule,
     local_steps,
 )
 from fedveil.engine.job_model import ModelShape as ModelShape
@@ -255,8 +255,8 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     return np.concatenate([weights, np.zeros_like(weights)])
 
 
-def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the `Way` of the job's algorithm, which defines the state of the job's clients.
+def make_way(job: Job, model: nn.Module) -> StateRule:
+    """Return the `StateRule` of the job's algorithm, which defines the state of the job's clients.
 
     The state is a vector that a client saves from one round to the next: a control variate
     (SCAFFOLD), the scaled sum of its updates (FedDyn), or the weights of its own layers. `model` is
@@ -354,7 +354,7 @@ def make_client_sides(
         count = min(count, 1)
     if not (served and count and always) or job.keeps_state:
         return []
-    trainers = [first, *(first.beside() for _ in range(count - 1))]
+    trainers = [first, *(first.for_another_thread() for _ in range(count - 1))]
     return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]
 
 

@@ -49,7 +49,7 @@ class Callbacks:
         for name in names:
             key = f"record.callbacks = {name!r}"
             made = own_code.load(name, key=key, error=InvalidValue)
-            with own_code.told(key, InvalidValue):
+            with own_code.own_code_errors(key, InvalidValue):
                 self._all.append((key, made()))
         for key, callback in self._all:
             if not isinstance(callback, Callback):
@@ -60,18 +60,18 @@ class Callbacks:
 
     def begin(self, run: Beginning) -> None:
         for key, callback in self._all:
-            with own_code.told(key, RunStopped, "begin"):
+            with own_code.own_code_errors(key, RunStopped, "begin"):
                 callback.begin(run)
 
     def round(self, record: Record) -> str | None:
         """Call every callback with a round's record. Returns the first reason to stop, or None."""
         why = []
         for key, callback in self._all:
-            with own_code.told(key, RunStopped, "round"):
+            with own_code.own_code_errors(key, RunStopped, "round"):
                 why.append(callback.round(record))
         return next(filter(None, why), None)
 
     def end(self, run: Any) -> None:
         for key, callback in self._all:
-            with own_code.told(key, RunStopped, "end"):
+            with own_code.own_code_errors(key, RunStopped, "end"):
                 callback.end(run)

@@ -55,7 +55,7 @@ class ClientTest:
         rows = shares.indices
         x, y = examples.x[rows], examples.y[rows]
         if examples.usable is None:
-            return self._part.seen(x, self._device), y, shares
+            return self._part.inputs(x, self._device), y, shares
         x, usable = self._part.seen_apart(x, examples.usable[rows], self._device)
         chosen = np.zeros(len(examples), np.bool_)
         chosen[rows[usable]] = True

@@ -38,7 +38,7 @@ def own_rate(job: Job, round: int) -> float:
 def _scheduled(name: str, round: int, lr: float) -> float:
     key = f"training.lr_schedule = {name!r}"
     schedule = own_code.load(name, key=key, error=InvalidValue)
-    with own_code.told(key, InvalidValue):
+    with own_code.own_code_errors(key, InvalidValue):
         return float(own_code.called(schedule, round=round, lr=lr))
 
 

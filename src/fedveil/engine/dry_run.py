@@ -16,7 +16,7 @@ from fedveil.base.example_arrays import opened
 from fedveil.data.datasets import Dataset
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import ModelShape, make_model, make_task, make_trainer
-from fedveil.engine.evaluation import told
+from fedveil.engine.evaluation import metric_entries
 from fedveil.entropy import Seeded
 from fedveil.errors import ModelInvalid
 from fedveil.federated.job import Job
@@ -127,7 +127,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     if trainer.least > 1 or alone or trainer.own_step:
         part = TrainedPart.of(model)
         trainer.start(Layout(part.module).vector())
-        seen = ClientData.of(part.seen(x, device), y, client.entropy)
+        seen = ClientData.of(part.inputs(x, device), y, client.entropy)
         ((_, (failure,)),) = trainer.train([seen])
         if failure is not None:
             raise failure
@@ -140,7 +140,7 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
         with torch.no_grad():
             inputs, targets = task.collate(opened(x), opened(y))
             _check_outputs(task, dataset, task.forward(model.eval(), inputs), targets)
-        told(score(model, task, x, y))
+        metric_entries(score(model, task, x, y))
     except Exception as error:  # the user's model may raise anything
         return error
     return None

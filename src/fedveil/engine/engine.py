@@ -37,7 +37,7 @@ class Engine(ABC):
         """
         return job
 
-    def check(self, job: Job, shape: ModelShape) -> str | None:
+    def check_trainer(self, job: Job, shape: ModelShape) -> str | None:
         """Raise an error if no trainer can train the job's model on examples of this `shape`.
 
         Returns the name of the trainer that the clients use, or None if only they know it.

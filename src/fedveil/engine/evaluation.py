@@ -43,20 +43,20 @@ class ModelTest:
 
     @cached_property
     def _seen(self) -> Array:
-        return self.part.seen(self._test.x, self._device)
+        return self.part.inputs(self._test.x, self._device)
 
     def quality(self, weights: Float32s) -> dict[str, Any]:
         self.layout.write(torch.from_numpy(weights))
         try:
             scores = score(self.part.module, self._task, self._seen, self._test.y)
-            return told(scores) | (self._clients.quality() if self._clients else {})
+            return metric_entries(scores) | (self._clients.quality() if self._clients else {})
         except (ModelInvalid, TaskInvalid):
             raise
         except Exception as error:  # the user's model may raise anything
             raise RunStopped(f"the model cannot be evaluated: {error!r}") from error
 
 
-def told(scores: Scores) -> dict[str, Any]:
+def metric_entries(scores: Scores) -> dict[str, Any]:
     """Return the metrics in `scores` as entries of a round's record, by name.
 
     If the task has its own metrics, the entry `MEASURES` is added. It maps the name of each of

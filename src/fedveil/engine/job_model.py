@@ -71,7 +71,7 @@ class ModelShape:
         arrays = shape.values() if isinstance(shape, dict) else [shape]
         return sum(math.prod(map(abs, sizes)) for sizes in arrays) + self.classes
 
-    def given(self, model: nn.Module) -> ModelShape:
+    def with_fingerprint(self, model: nn.Module) -> ModelShape:
         """Return this shape with the fingerprint of `model`."""
         return replace(self, fingerprint=fingerprint(model))
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedveil.base.own_code import is_function, told
+from fedveil.base.own_code import is_function, own_code_errors
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.protections.base import BY_SIZE, TIMING, JobContext, Protection
 from fedveil.protections.catalog import build
-from fedveil.protections.robust_combining import Combining
+from fedveil.protections.robust_combining import CombiningRule
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
 
@@ -60,12 +60,12 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
         unit=job.privacy.unit,
         sampling_rate=job.training.sampling_rate or 1.0,
         turn_rate=job.clients.fraction if job.secret_turns else 1.0,
-        combining=Combining(job.server.aggregation, job.server.trim, job.server.norm_bound),
+        combining=CombiningRule(job.server.aggregation, job.server.trim, job.server.norm_bound),
     )
     name = job.protection.name
     if not is_function(name):
         return build(name, job.protection.settings, context)
-    with told(f"protection.name = {name}", InvalidValue, "the class"):
+    with own_code_errors(f"protection.name = {name}", InvalidValue, "the class"):
         return build(name, job.protection.settings, context)
 
 

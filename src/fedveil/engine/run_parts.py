@@ -64,8 +64,8 @@ def assemble(
     job = engine.settle(job, dataset)
     shape = ModelShape.of(dataset)
     model = make_model(job, shape)
-    shape = shape.given(model)
-    trainer = engine.check(job, shape)
+    shape = shape.with_fingerprint(model)
+    trainer = engine.check_trainer(job, shape)
     test = make_test(job, model, task, dataset.test, engine.held_out())
     check_buffers(job, test.layout)
     if job.record.tensorboard:

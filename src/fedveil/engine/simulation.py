@@ -63,7 +63,7 @@ class Simulator(Engine):
         self._partition, self._tested = make_shares(job, dataset)
         return job if job.clients.number is not None else job.with_clients(self._partition.clients)
 
-    def check(self, job: Job, shape: ModelShape) -> str:
+    def check_trainer(self, job: Job, shape: ModelShape) -> str:
         model = whole(make_model(job, shape))
         return trainer_name(make_trainer(job, model, shape.example_shape))
 
@@ -124,7 +124,7 @@ class Simulator(Engine):
         self._starting("computing the output of the fixed layers")
         part, device = TrainedPart.of(make_model(job, shape)), job.training.device
         if train.usable is None:
-            held, usable = part.held(train.x, device), None
+            held, usable = part.stored_inputs(train.x, device), None
         else:
             held, usable = part.held_apart(train.x, train.usable, device)
             if said := described(usable):
@@ -154,7 +154,7 @@ class Simulator(Engine):
     ) -> Executor:
         few = slice(_CHECKED_BATCHES * job.training.batch_size)
         part, test = TrainedPart.of(make_model(job, shape)), self._dataset.test
-        x = part.seen(test.x[few], job.training.device)
+        x = part.inputs(test.x[few], job.training.device)
         batch = ClientsData.of_one(0, x, test.y[few])
         return start_on_a_cluster(
             job, shape, data, batch, dimension, folder, starting=self._starting, event=event

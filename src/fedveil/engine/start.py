@@ -22,7 +22,7 @@ from fedveil.engine.run_parts import Parts, assemble
 from fedveil.engine.run_state import RunState
 from fedveil.errors import OutputLost, RunStopped
 from fedveil.federated.job import Job
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.lifecycle import beginning, how_to_resume, log_start
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import METRICS, RunFolder
 from fedveil.record.saved_job import keep_job
@@ -84,7 +84,7 @@ def start(
     )
     warnings = list(filter(None, [over, thin_promise(job, parts.protection)]))
     lines = [*_facts(parts, engine), *warnings, *federation.charge_begun()]
-    introduce(recorder.event, beginning("round", state.done), began, lines)
+    log_start(recorder.event, beginning("round", state.done), began, lines)
     for sentence in warnings:
         (warn or (lambda text: None))(sentence)
     return federation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedveil.base.files import alone
+from fedveil.base.files import locked
 from fedveil.errors import AnsweredBefore
 from fedveil.flower.own_file import OwnFile, number_in
 from fedveil.protections.last_answered import Answered
@@ -20,11 +20,11 @@ class AnsweredFile(Answered):
         self._path = path
 
     def check(self, round: int) -> None:
-        with alone(self._path):
+        with locked(self._path):
             self._check(round)
 
     def note(self, round: int) -> None:
-        with alone(self._path):
+        with locked(self._path):
             self._check(round)
             OwnFile(self._path).write(str(round).encode())
 

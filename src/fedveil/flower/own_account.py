@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.files import alone
+from fedveil.base.files import locked
 from fedveil.base.message import Message, Value, decode, encode, prefixed, within
 from fedveil.errors import (
     ClientWithheld,
@@ -38,7 +38,7 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
-    with alone(path):
+    with locked(path):
         given = number_in(path) or 0
         if given >= limit:
             raise ClientWithheld(
@@ -95,7 +95,7 @@ class OwnLedger:
         `in_clear` names the values that are sent in clear. Raises `MessageInvalid`, and charges
         nothing, if the report would exceed one of `limits`: pairs of epsilon and delta.
         """
-        with alone(self._path):
+        with locked(self._path):
             reports, (alike, any_) = self._read()
             for ledger in (alike, any_):
                 ledger.record_many(spending, round=reports, clients=[_ME])
@@ -104,7 +104,7 @@ class OwnLedger:
             self._write(reports + 1, (alike, any_))
 
     def note(self, in_clear: Sequence[str]) -> None:
-        with alone(self._path):
+        with locked(self._path):
             reports, ledgers = self._read()
             for ledger in ledgers:
                 ledger.note_in_clear(in_clear)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedveil.base.files import alone, write_whole
+from fedveil.base.files import locked, write_whole
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError
@@ -94,7 +94,7 @@ class _Seals:
 
         The paths are relative to the folder of `folder.seal`.
         """
-        with alone(self.path):
+        with locked(self.path):
             return self._read()
 
     def _read(self) -> dict[str, tuple[bytes, bytes]]:
@@ -114,7 +114,7 @@ class _Seals:
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
         """Save the old and new digest of the file `name`. Remove its entry if `digests` is None."""
-        with alone(self.path):
+        with locked(self.path):
             sealed, key = self._read(), self._key()
             if key is None:
                 key = Secure().token(_KEY_BYTES)

@@ -152,7 +152,7 @@ class _AnyModel:
 
         `weights` are the model's weights as a vector. `share` is lr / batch_size, and `clip` bounds
         the norm of a contribution. If no usable example has a gradient that can be computed, tries
-        an example of zeros, so that a broken model raises an error (see `_try`).
+        an example of zeros, so that a broken model raises an error (see `_check_gradient`).
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -171,9 +171,11 @@ class _AnyModel:
                 taken = True
                 self._spread(total, _clipped_sum(rows, torch.from_numpy(counts), share, clip))
         if not taken and len(batch):
-            self._try(parameters, *self._on_device(*_nobodys(client)))
+            self._check_gradient(parameters, *self._on_device(*_zero_example(client)))
 
-    def _try(self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
+    def _check_gradient(
+        self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> None:
         """Raise an error if the gradient of one example cannot be computed.
 
         `x` is a batch of one example, and `y` a batch of its target. Raises `ModelInvalid` if torch
@@ -266,7 +268,7 @@ class _AnyModel:
             begin = end
 
 
-def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
+def _zero_example(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
     """Return an example of zeros and its target, shaped like the client's data."""
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 

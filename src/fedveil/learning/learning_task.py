@@ -308,7 +308,7 @@ def find(name: str, metrics: Sequence[str] | None = None) -> Task:
         return BUNDLED[name](metrics)
     key = f"task = {name!r}"
     made = own_code.load(name, key=key, error=TaskInvalid, built_in=BUNDLED)
-    with own_code.told(key, TaskInvalid):
+    with own_code.own_code_errors(key, TaskInvalid):
         task = made()
     if not isinstance(task, Task):
         raise TaskInvalid(f"{key} gives a {type(task).__name__}, not a fedveil.Task")

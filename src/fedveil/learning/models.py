@@ -206,7 +206,7 @@ def _built_in(name: str, shape: Shape, classes: int) -> nn.Module:
 def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
     key = f"model = {name!r}"
     function = own_code.load(name, key=key, error=ModelInvalid, built_in=MODELS)
-    with own_code.told(key, ModelInvalid):
+    with own_code.own_code_errors(key, ModelInvalid):
         model = own_code.called(function, shape=shape, classes=classes, outputs=classes)
     if not isinstance(model, nn.Module):
         raise ModelInvalid(f"{key} returned a {type(model).__name__}, not an nn.Module")

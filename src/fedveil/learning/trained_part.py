@@ -63,7 +63,7 @@ class TrainedPart:
         return cls(model, head, features)
 
     @torch.no_grad()
-    def seen(self, x: Array, device: str = "cpu") -> Array:
+    def inputs(self, x: Array, device: str = "cpu") -> Array:
         """Return the input of the trained part for the examples `x`.
 
         The result is float32, or integers if the model has an embedding that maps them to vectors.
@@ -112,14 +112,14 @@ class TrainedPart:
         usable &= np.isfinite(out).all(axis=1)
         return blank(out, usable), usable
 
-    def held(self, x: Array, device: str = "cpu") -> Array:
+    def stored_inputs(self, x: Array, device: str = "cpu") -> Array:
         """Return the trained part's inputs for the examples `x`, in the type for storing them.
 
         If the whole model is trained and has no embedding, integers of at most 16 bits keep their
         type to save memory. `as_floats` converts them before training. Otherwise the result is that
-        of `seen`.
+        of `inputs`.
         """
-        return x if self._stays_small(x) else self.seen(x, device)
+        return x if self._stays_small(x) else self.inputs(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
@@ -143,7 +143,7 @@ class TrainedPart:
         whole = self._copy(device)
         features, head = _split(whole)
         with one_torch_thread():
-            example = _nobodys(x.shape[1:], x.dtype).to(device)
+            example = _artificial_example(x.shape[1:], x.dtype).to(device)
             _check_scores(head, features(example), whole(example))
         size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
         return _FixedLayers(features, head.in_features, size, device)
@@ -155,7 +155,7 @@ class TrainedPart:
         """Return True if the model accepts floats. Tested with an artificial example."""
         whole = self._copy(device)
         try:
-            whole(_nobodys(shape, np.dtype(np.float32)).to(device))
+            whole(_artificial_example(shape, np.dtype(np.float32)).to(device))
         except Exception:  # the user's model may raise anything
             return False
         return True
@@ -182,7 +182,7 @@ class _FixedLayers:
         return features
 
 
-def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+def _artificial_example(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     """Return an artificial example to test a model. It depends on no client's data."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)

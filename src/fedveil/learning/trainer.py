@@ -145,7 +145,7 @@ class Trainer(Protocol):
     def compile(self, shape: Sequence[int]) -> bool:
         """Compile native code for examples of `shape`. Returns False if the trainer has none."""
 
-    def beside(self) -> Trainer:
+    def for_another_thread(self) -> Trainer:
         """Return another trainer, with the same weights, for use in another thread.
 
         Raises NotImplementedError if the trainer can only be used in one thread.
@@ -170,7 +170,7 @@ class OneThread:
         """Return False, because the trainer has no native code to compile."""
         return False
 
-    def beside(self) -> Trainer:
+    def for_another_thread(self) -> Trainer:
         """Raise an error, because these trainers work in one thread only."""
         raise NotImplementedError(f"{type(self).__name__} serves one thread")
 

@@ -101,7 +101,7 @@ class NoiseShares:
         """Add one share of the noise to a client's vector `numbers`, in place."""
         self._noise.add_to(numbers, entropy)
 
-    def wrapped(self, total: Int64s) -> bool:
+    def out_of_reach(self, total: Int64s) -> bool:
         """Return True if an entry of the sum `total` is above `reach` in magnitude.
 
         A sum of honest clients' vectors has such an entry with probability at most 2^-40. So the

@@ -20,7 +20,7 @@ from fedveil.mechanisms.exact.biased_bits import byte_tables, double_above_q
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.mechanisms.tensor_kinds import same_kind, values_of
 from fedveil.privacy.compose import plain_sum
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon, rounded_up
 from fedveil.privacy.loss_distribution import LossDistribution
 
@@ -205,7 +205,7 @@ class EmbeddingLoss:
             return "epsilon inf (none): one-bit quantisation without noise promises nothing"
         bit = _half(self.eps)
         return (
-            f"epsilon {told(bit)} per bit, {told(self.eps)} per one-hot row, "
+            f"epsilon {epsilon_text(bit)} per bit, {epsilon_text(self.eps)} per one-hot row, "
             f"m * {format_epsilon(bit)} per vector of m values"
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, told
+from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, epsilon_text
 from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record
@@ -68,7 +68,9 @@ def cell(figure: Figure, unit: str | None) -> str:
 
     `unit` is the run's protected unit. If it is "example", "for one example" is appended.
     """
-    return f"{told(*figure)} for one example" if unit == "example" else told(*figure)
+    return (
+        f"{epsilon_text(*figure)} for one example" if unit == "example" else epsilon_text(*figure)
+    )
 
 
 def figure_of(record: Record, key: str) -> Figure:
@@ -84,7 +86,7 @@ def figure_lines(record: Record) -> list[str]:
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
-        text = f"{told(*figure)} at delta {format_delta(figure.delta)}"
+        text = f"{epsilon_text(*figure)} at delta {format_delta(figure.delta)}"
         found.setdefault(text, []).append(says.name)
     lines = [f"{text} for {listed(names)}" for text, names in found.items()]
     return lines + [f"no finite epsilon: {what}" for what in record["in_clear"]]

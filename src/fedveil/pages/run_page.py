@@ -22,7 +22,7 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import best_round, ending
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding
-from fedveil.privacy.guarantee_strength import MEANS, Promise, told
+from fedveil.privacy.guarantee_strength import MEANS, Promise, epsilon_text
 from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.byte_count import shown_bytes
@@ -186,12 +186,14 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
         figure = figure_of(last, key)
         words[figure.promise] = None
         rows.append([
-            says.name, told(*figure), format_delta(figure.delta), right(figure), says.bounds
+            says.name, epsilon_text(*figure), format_delta(figure.delta), right(figure), says.bounds
         ])  # fmt: skip
     for line in run.accounts:
         words[line.figure.promise] = None
         delta = format_delta(line.delta)
-        rows.append([line.what, told(line.epsilon, line.delta), delta, right(line.figure), ""])
+        rows.append(
+            [line.what, epsilon_text(line.epsilon, line.delta), delta, right(line.figure), ""]
+        )
     columns = ["for", "epsilon", "delta", "the best attacker", "what it bounds"]
     return [
         "Each figure bounds what an attacker can learn about its subject. The attacker knows "
@@ -290,7 +292,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     saw = f", which saw {finding.saw}" if finding.saw else ""
     caption = (
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
-        f"epsilon {told(finding.epsilon, finding.delta)}: {finding.verdict}"
+        f"epsilon {epsilon_text(finding.epsilon, finding.delta)}: {finding.verdict}"
     )
     yield replace(figures_of(finding), caption=caption)
     if finding.unseen:

@@ -25,7 +25,7 @@ from fedveil.pages.vertical_page import (
     parties_of,
     what_it_is,
 )
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import deciding, digits, figures, word
 from fedveil.record.run_folder import JOB
@@ -142,7 +142,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
                 digits(key.removeprefix(HELD_OUT), last[key]) if key in last else _NOTHING
                 for key in keys
             ),
-            told(math.inf) if worst is None else f"{told(*worst.figure)} for {worst.what}",
+            f"{epsilon_text(*worst.figure)} for {worst.what}" if worst else epsilon_text(math.inf),
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),

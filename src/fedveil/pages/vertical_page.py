@@ -14,7 +14,7 @@ from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.run_summary import Ending, vertical_ending
 from fedveil.pages.table import Table
-from fedveil.privacy.guarantee_strength import MEANS, told
+from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
 from fedveil.record.metric_names import title
@@ -190,7 +190,7 @@ def _waited(parties: dict[str, ReadRun]) -> Iterator[Plot]:
 
 def _accounts(run: ReadRun, parties: dict[str, ReadRun]) -> Iterator[Part]:
     rows = [
-        [name, line.what, told(line.epsilon, line.delta), format_delta(line.delta),
+        [name, line.what, epsilon_text(line.epsilon, line.delta), format_delta(line.delta),
          right(line.figure)]
         for name, party in parties.items()
         for line in party.accounts

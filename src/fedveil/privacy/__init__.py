@@ -1,7 +1,7 @@
 """Privacy accounting: (epsilon, delta) guarantees, and the joint cost of several releases."""
 
 from fedveil.privacy.compose import compose
-from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, promise, told
+from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, epsilon_text, promise
 from fedveil.privacy.ledger import Ledger, project
 from fedveil.privacy.loss import Described, Gaussian, PrivacyLoss, format_epsilon
 from fedveil.privacy.loss_distribution import LossDistribution
@@ -17,8 +17,8 @@ __all__ = [
     "SampledGaussian",
     "attacker_wrong",
     "compose",
+    "epsilon_text",
     "format_epsilon",
     "project",
     "promise",
-    "told",
 ]

@@ -62,13 +62,13 @@ def promise(epsilon: float, delta: float = 0.0) -> Promise:
     return next(names, "next to none")
 
 
-def told(epsilon: float, delta: float = 0.0) -> str:
+def epsilon_text(epsilon: float, delta: float = 0.0) -> str:
     """Format an epsilon with a word for its strength (see `promise`), such as "1.89 (meaningful)".
 
     `delta` affects the word but is not shown.
 
-        >>> from fedveil.privacy import told
-        >>> told(2.5, 1e-5)
+        >>> from fedveil.privacy import epsilon_text
+        >>> epsilon_text(2.5, 1e-5)
         '2.5 (meaningful)'
     """
     return f"{format_epsilon(epsilon)} ({promise(epsilon, delta)})"

@@ -34,7 +34,7 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.description import Description, Whose
 from fedveil.protections.last_answered import Answered
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_combining import Combining
+from fedveil.protections.robust_combining import CombiningRule
 from fedveil.rounds.loop import ServerHalf
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.secret import Secret
@@ -101,7 +101,7 @@ class JobContext:
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
     apart: float | None = None
-    combining: Combining = field(default_factory=Combining)
+    combining: CombiningRule = field(default_factory=CombiningRule)
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:

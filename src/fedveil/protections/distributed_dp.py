@@ -244,7 +244,7 @@ class DistributedDP(Clipped, SecureSum):
         `survivors`, because each survivor decides in secret, at random, if it adds its update.
         Raises `ImpossibleSum` if an entry of the sum is out of range.
         """
-        if self.noise.wrapped(total):
+        if self.noise.out_of_reach(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients exceeds the range of clipped "
                 "updates and their noise"

@@ -39,7 +39,7 @@ from fedveil.protections.grid_report import GridReport
 from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_combining import Combining, Sum
+from fedveil.protections.robust_combining import CombiningRule, Sum
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
@@ -176,10 +176,10 @@ class DPEncryptServerRound(OneReportRound):
 
     sums = ("_sum",)
 
-    def __init__(self, context: RoundContext, form: _Form, combining: Combining) -> None:
+    def __init__(self, context: RoundContext, form: _Form, combining: CombiningRule) -> None:
         super().__init__(context)
         self._form = form
-        self._sum = combining.sum(form.empty_sum())
+        self._sum = combining.empty_sum(form.empty_sum())
 
     @property
     def longest(self) -> int:

@@ -27,7 +27,7 @@ from fedveil.protections.exact_sum import ExactSum
 from fedveil.protections.mindspore_names import Dialect
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.robust_combining import Combining
+from fedveil.protections.robust_combining import CombiningRule
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.settings import Settings
 
@@ -96,11 +96,11 @@ class NotEncryptServerRound(OneReportRound):
         self,
         context: RoundContext,
         largest_weight: int | None,
-        combining: Combining = Combining(),  # noqa: B008 - it is frozen
+        combining: CombiningRule = CombiningRule(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(context)
         self._largest = largest_weight
-        self._sum = combining.sum(ExactSum(len(context.model)))
+        self._sum = combining.empty_sum(ExactSum(len(context.model)))
         self._total = 0
 
     @property

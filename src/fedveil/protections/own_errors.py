@@ -22,11 +22,11 @@ def own_errors(protection: Protection) -> Iterator[None]:
         if place is None or type(protection).__module__.startswith("fedveil."):
             raise
         raise ProtectionFailed(
-            f"{named(protection)}: it raised {described(raised)} ({place})"
+            f"{naming(protection)}: it raised {described(raised)} ({place})"
         ) from raised
 
 
-def named(protection: Protection) -> str:
+def naming(protection: Protection) -> str:
     """Return the text "protection.name = MODULE:CLASS", which names the class of `protection`.
 
     Error messages about a user's own protection start with it.

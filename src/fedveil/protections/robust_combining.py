@@ -37,7 +37,7 @@ class Sum(Protocol):
 
 
 @dataclass(frozen=True)
-class Combining:
+class CombiningRule:
     """The way in which a job combines reports.
 
     `trim` is the fraction of values that "trimmed_mean" drops at each end. `norm_bound` is the L2
@@ -48,7 +48,7 @@ class Combining:
     trim: float = 0.1
     norm_bound: float = 1.0
 
-    def sum(self, plain: Sum) -> Sum:
+    def empty_sum(self, plain: Sum) -> Sum:
         """Return an empty running sum, which combines reports as `self.kind` says.
 
         `plain` is an empty running sum that only adds. The kinds "mean" and "norm_bound" use it.

@@ -39,7 +39,7 @@ from fedveil.protections.base import (
 from fedveil.protections.cost_key import CostKey
 from fedveil.protections.one_report import OneReportClient, OneReportRound
 from fedveil.protections.reading import Reading
-from fedveil.protections.unary_settings import UnarySettings, exact_reports
+from fedveil.protections.unary_settings import UnarySettings, unfit_for_audit
 from fedveil.rounds.outcomes import ClientId
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class Unary(Protection):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        return exact_reports(settings)
+        return unfit_for_audit(settings)
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:

@@ -66,7 +66,7 @@ class UnarySettings(Settings):
     )
 
 
-def exact_reports(settings: UnarySettings) -> str | None:
+def unfit_for_audit(settings: UnarySettings) -> str | None:
     """Return None if an audit can use the reports, else the setting it needs and the reason.
 
     An audit needs reports that clients have made, not only their sum (`fidelity: per_client`).

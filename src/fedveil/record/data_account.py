@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.files import alone, write_whole
+from fedveil.base.files import locked, write_whole
 from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.errors import LimitReached, RunFolderError
@@ -42,7 +42,7 @@ class DataAccount:
         The error calls this round `what`.
         """
         make_folder(self.path.parent)
-        with explained(self.path), alone(self.path):
+        with explained(self.path), locked(self.path):
             rounds, ledger = self._read()
             ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
             figure = AdaptiveSum.of(ledger).figure(delta)

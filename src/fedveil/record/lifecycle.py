@@ -22,7 +22,7 @@ def beginning(unit: str, done: int) -> str:
     return f"went on after {unit} {done}" if done else "began"
 
 
-def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
+def log_start(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
     """Log the versions of libraries, the seconds since `began`, and then each of `lines`.
 
     `event` writes a line to the log. `began` is a value of `time.perf_counter`. `what` describes

@@ -165,7 +165,7 @@ def tolerated(clients: int, neighbours: int, threshold: int) -> int:
 
     most = int(CORRUPT * clients)
     probably = bisect_left(range(1, most + 1), True, key=unsafe)
-    return max(probably, min(_certainly(neighbours, threshold), most))
+    return max(probably, min(_always_safe(neighbours, threshold), most))
 
 
 @lru_cache
@@ -209,14 +209,14 @@ def _at_risk(clients: int, neighbours: int, threshold: int) -> int:
     """Return how many colluding clients (`tolerated`) might unmask others after many dropouts.
 
     Returns 0 if this number of clients can never unmask others: in the complete graph, or if the
-    number is at most the result of `_certainly`.
+    number is at most the result of `_always_safe`.
     """
     most = tolerated(clients, neighbours, threshold)
     complete = neighbours >= clients - 1
-    return 0 if complete or most <= _certainly(neighbours, threshold) else most
+    return 0 if complete or most <= _always_safe(neighbours, threshold) else most
 
 
-def _certainly(neighbours: int, threshold: int) -> int:
+def _always_safe(neighbours: int, threshold: int) -> int:
     """Return a number of colluding clients that can never unmask others in a sparse graph.
 
     This holds for every graph in which each client has `neighbours` neighbours (see `sparse`), and

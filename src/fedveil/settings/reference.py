@@ -32,11 +32,11 @@ def keys(page: str, part: str | None) -> str:
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
         else f"{key}: {of['default']}\n    {of['allowed']}\n    {of['meaning']}\n"
-        for key, of in told_keys(page, part).items()
+        for key, of in key_rows(page, part).items()
     )
 
 
-def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
+def key_rows(page: str, part: str | None) -> dict[str, dict[str, str]]:
     """Return the table rows of a reference page, by key. A row maps column names to texts.
 
     `part` is the key or block to return, or None for all keys. Raises `InvalidValue` if there is

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from fedveil.base.files import alone, open_to_append, sync_to_disk, write_all, write_new
+from fedveil.base.files import locked, open_to_append, sync_to_disk, write_all, write_new
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, opened
 
 _LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
@@ -43,7 +43,7 @@ class AccountCounter:
 
     def put(self, count: int, code: str) -> None:
         """Record the account's number of lines, and `code`, the HMAC of its last line, on disk."""
-        with alone(self.path):
+        with locked(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")
                 sync_to_disk(self.path.parent)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.base.files import alone, sync_to_disk, write_new
+from fedveil.base.files import locked, sync_to_disk, write_new
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, opened
 from fedveil.errors import AccountInvalid, InvalidValue
@@ -66,7 +66,7 @@ class AccountFile:
         """Lock the account in a `with` block. System errors inside become `AccountInvalid`."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with alone(self.path):
+            with locked(self.path):
                 yield
         except OSError as error:
             raise AccountInvalid(

@@ -20,7 +20,7 @@ from fedveil.pages.page import Fact, Page, Points, Section
 from fedveil.pages.run_summary import TONES
 from fedveil.pages.table import Table
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, epsilon_text
 from fedveil.privacy.loss import exactly
 from fedveil.record.recorder import strict
 from fedveil.site.account import Charged, Limits, Privacy, SiteAccount, Window
@@ -184,7 +184,7 @@ class AccountRecord:
 
 
 def _spent(privacy: Privacy) -> list[str]:
-    said = told(*privacy.figure)
+    said = epsilon_text(*privacy.figure)
     if privacy.without_epsilon == privacy.releases:
         said = "no epsilon"
     return [f"{privacy.releases:,}", f"{privacy.without_epsilon:,}", said]

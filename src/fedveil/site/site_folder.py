@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 
-from fedveil.base.files import alone, write_new
+from fedveil.base.files import locked, write_new
 from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError, nearest
@@ -122,7 +122,7 @@ class Site:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as held:
             try:
-                held.enter_context(alone(path / LOG, wait=wait))
+                held.enter_context(locked(path / LOG, wait=wait))
             except BlockingIOError:
                 raise SiteError(
                     f"another process serves {server} from {self.folder}: end it first"

@@ -299,12 +299,12 @@ def ask(
         >>> answers["old"].value
         2.0
     """
-    file = opened(question)
+    file = parse_question(question)
     clients = load(file, data)
     return Asking(file, Simulator(file, clients)).run(progress)
 
 
-def opened(question: QuestionFile | str | Path | dict[str, Any]) -> QuestionFile:
+def parse_question(question: QuestionFile | str | Path | dict[str, Any]) -> QuestionFile:
     """Return `question` as a question file. A path is loaded, and keys are checked."""
     if isinstance(question, QuestionFile):
         return question

@@ -122,7 +122,7 @@ def _named(name: str) -> Any:
     try:
         key = f"data = {name!r}"
         function = own_code.load(name, key=key, error=DataInvalid)
-        with own_code.told(key, DataInvalid):
+        with own_code.own_code_errors(key, DataInvalid):
             return function()
     finally:
         sys.path.remove(folder)

@@ -10,7 +10,7 @@ from fedveil.engine.candidates import GAUSSIAN, OTHERS
 from fedveil.federated.job import Job
 from fedveil.pages.page import Fact
 from fedveil.pages.run_summary import TONES
-from fedveil.privacy.guarantee_strength import Figure, told
+from fedveil.privacy.guarantee_strength import Figure, epsilon_text
 from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.metric_names import best, deciding, digits, word
@@ -47,7 +47,7 @@ def unequal(found: Sequence[Line]) -> str | None:
     `found` has one `Line` of results per setting.
     """
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
-    finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
+    finite = {epsilon_text(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
     solved = {line.setting.epsilon for line in found} - {None}
     if not finite or len(finite) + len(solved) < 2:
         return None

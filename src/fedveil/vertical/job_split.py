@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedveil.base.own_code import called, load, told
+from fedveil.base.own_code import called, load, own_code_errors
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
 from fedveil.vertical.blocks import OptimizerSettings, PartSettings
@@ -183,7 +183,7 @@ def _optimizer(
 def _own_module(name: str, part: str, seed: int) -> nn.Module:
     place = f"parts.{part}.module = {name!r}"
     make = load(name, key=place, error=InvalidValue)
-    with told(place, InvalidValue):
+    with own_code_errors(place, InvalidValue):
         made = initial(seed, part, lambda: make(seed))
     if not isinstance(made, nn.Module):
         raise InvalidValue(f"{place} returned {type(made).__name__}; it must return an nn.Module")

@@ -21,7 +21,7 @@ from fedveil.errors import FewCommon, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Exchange, drive_together
 from fedveil.privacy.ledger import Ledger, Line
-from fedveil.record.lifecycle import beginning, how_to_resume, introduce
+from fedveil.record.lifecycle import beginning, how_to_resume, log_start
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
@@ -210,7 +210,7 @@ class Parties:
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
-                introduce(
+                log_start(
                     run.log.event,
                     what,
                     self._began,

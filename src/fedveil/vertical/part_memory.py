@@ -92,11 +92,12 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
         owners = " and ".join(dict.fromkeys(part.owner for part in parts))
         raise ModelInvalid(
             f"device = {job.device} has {shown_bytes(free)} of memory free, but training "
-            f"the parts of {owners} with batch_size = {job.batch_size} needs {told(parts, batch)}"
+            f"the parts of {owners} with batch_size = {job.batch_size} needs "
+            f"{memory_text(parts, batch)}"
         )
 
 
-def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
+def memory_text(parts: Sequence[PartMemory], batch: int = 0) -> str:
     """Return a text that says how much memory `parts` need, if a batch needs `batch` bytes."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))

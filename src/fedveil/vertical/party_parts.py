@@ -24,7 +24,7 @@ from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.returned_gradients import ReturnedGradients, saved_key
 from fedveil.vertical.rows import Order, Rows
 from fedveil.vertical.split import SplitModel, module_of
-from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.step_checkpoint import saved_steps
 from fedveil.vertical.task import Subset, Task
 from fedveil.vertical.told_failures import keep_failure
 
@@ -170,7 +170,7 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     path = setting.folder.path / noisy_labels.LABELS
     if path.exists():
         told = noisy_labels.kept(path, rows, classes)
-    elif held(setting.folder):
+    elif saved_steps(setting.folder):
         raise RunFolderError(f"{path} is missing: it contains the labels that the run trains on")
     else:
         told = noisy_labels.drawn(rows, mechanism, classes, setting.entropy)

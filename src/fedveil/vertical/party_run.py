@@ -33,7 +33,7 @@ from fedveil.vertical.party_log import PartyLog, Progress
 from fedveil.vertical.party_parts import PartyParts, Setting, assemble
 from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
-from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, held
+from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, saved_steps
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import SUBSETS, Measured, Subset, Task, aligned_by, files_of
 from fedveil.vertical.told_failures import told_failure
@@ -73,7 +73,7 @@ class PartyRun:
         self._has_told = False
         self._window = StepWindow(self.party)
         self._metrics = Metrics()
-        if not held(setting.folder):
+        if not saved_steps(setting.folder):
             check_begins(setting.folder)
             parts.releases.begin()
             self._checkpoint()
@@ -152,7 +152,7 @@ class PartyRun:
         if self.stopped is not None:
             if self._parts.gradients.watch is not None:
                 self._parts.gradients.watch.run_ended()
-            if self.done not in held(self.setting.folder):
+            if self.done not in saved_steps(self.setting.folder):
                 self._checkpoint()
         self._finish()
 

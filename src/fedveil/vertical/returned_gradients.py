@@ -32,7 +32,7 @@ from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.blocks import LabelProtectionSettings
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion
-from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.step_checkpoint import saved_steps
 
 #: The file in the leader's folder with the secret key of the run's noise.
 NOISE_KEY = "label-noise-key"
@@ -137,7 +137,7 @@ def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
             if len(key) != _KEY_BYTES:
                 raise InvalidValue(f"its key has {len(key)} bytes, {_KEY_BYTES} are needed")
             return key
-    if held(folder):
+    if saved_steps(folder):
         raise RunFolderError(f"{path} is missing: the noise of this run is drawn from it")
     key = drawn_key(entropy)
     folder.write_atomically(NOISE_KEY, sealed({"key": key}))

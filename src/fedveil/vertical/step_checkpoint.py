@@ -49,24 +49,26 @@ class Checkpoint:
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
         folder.write_atomically(_file(self.step), sealed_parts(message))
-        for step in held(folder)[:-_KEPT]:
+        for step in saved_steps(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
 
     @classmethod
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
-            held, tensors = tensor_fields.read(path)
-            only_fields(held, *(field.name for field in fields(cls) if field.name != "tensors"))
-            found = take(held, "step", int)
+            saved_steps, tensors = tensor_fields.read(path)
+            only_fields(
+                saved_steps, *(field.name for field in fields(cls) if field.name != "tensors")
+            )
+            found = take(saved_steps, "step", int)
             if found != step:
                 raise MessageInvalid(f"it is of step {found}")
             return cls(
                 step=step,
-                fingerprint=take(held, "fingerprint", str),
-                metrics_bytes=take(held, "metrics_bytes", int),
-                metrics_digest=take(held, "metrics_digest", str),
-                window=_window(decode(take(held, "window", bytes))),
+                fingerprint=take(saved_steps, "fingerprint", str),
+                metrics_bytes=take(saved_steps, "metrics_bytes", int),
+                metrics_digest=take(saved_steps, "metrics_digest", str),
+                window=_window(decode(take(saved_steps, "window", bytes))),
                 tensors=tensors,
             )
 
@@ -76,7 +78,7 @@ class Checkpoint:
             party.restore(self.tensors)
 
 
-def held(folder: RunFolder) -> list[int]:
+def saved_steps(folder: RunFolder) -> list[int]:
     names = (path.name for path in (folder.path / CHECKPOINT).glob("[0-9]*"))
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{9}", name))
 
@@ -96,7 +98,7 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 
     `folders` has each party's folder. Raises RunFolderError if there is no such step.
     """
-    steps = {name: set(held(folder)) for name, folder in folders.items()}
+    steps = {name: set(saved_steps(folder)) for name, folder in folders.items()}
     common = set.intersection(*steps.values())
     if not common:
         missing = ", ".join(name for name, own in steps.items() if not own)
@@ -117,7 +119,7 @@ def from_last_step(command: str, path: Path) -> str:
 
 def forget_after(folder: RunFolder, step: int) -> None:
     """Delete the checkpoints of steps after `step`."""
-    for later in held(folder):
+    for later in saved_steps(folder):
         if later > step:
             (folder.path / _file(later)).unlink()
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedveil.base.array_types import are_distinct
-from fedveil.base.own_code import called, load, told
+from fedveil.base.own_code import called, load, own_code_errors
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import DataInvalid, InvalidValue
 from fedveil.link.channel import Exchange
@@ -177,7 +177,7 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     )
     if name in TASKS:
         return called(make, settings=settings, seed=seed, folder=folder)
-    with told(key, InvalidValue):
+    with own_code_errors(key, InvalidValue):
         own = called(make, seed=seed, folder=folder)
     needed = (*Task.__annotations__, "split_model", "owned", "loss", "metrics")
     missing = [has for has in needed if not hasattr(own, has)]

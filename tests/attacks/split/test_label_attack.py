@@ -58,7 +58,7 @@ def test_label_dp_leaves_its_formula() -> None:
 
 def test_under_label_dp_the_known_labels_name_clusters_and_no_directions() -> None:
     """Gradients follow the noisy labels, which differ from the known true ones."""
-    given: Any = labels._Begun([], np.ones(4), np.array([0, 1, 1, 0]))
+    given: Any = labels._FirstSteps([], np.ones(4), np.array([0, 1, 1, 0]))
     known = np.array([2, 0])
     follower: Any = SimpleNamespace(
         eps=0.5, blind=lambda run, which: run.true[which] + 5, classes=2, shares=np.ones(2) / 2
@@ -214,7 +214,7 @@ def test_only_labels_that_were_not_given_are_judged_in_each_batch(
     follower = labels._Follower.of(SplitTarget.of(VerticalJob(task={"name": "tabular"})))
     size, batches = follower.target.job.batch_size, 0
 
-    def guesses(self: object, run: labels._Begun, known: np.ndarray) -> np.ndarray:
+    def guesses(self: object, run: labels._FirstSteps, known: np.ndarray) -> np.ndarray:
         nonlocal batches
         batches += 1
         found = run.true.copy() if batches == 1 else 1 - run.true

@@ -132,7 +132,7 @@ class Sight:
             first = int(self._within[pick])
             others = [c for c in torch.randperm(number, generator=draw).tolist() if c != first]
             clients = [first, *others[: job.clients_per_round - 1]]
-            seen = self.target.seen(self.target.updates(clients), repeat=turn)
+            seen = self.target.server_view(self.target.updates(clients), repeat=turn)
             if any(reading.empty for reading in seen.readings):
                 # `_aggregate` may seek only the first client: it must be within the limits.
                 summed = sorted((clients[i] for i in seen.asked), key=self._is_outside)

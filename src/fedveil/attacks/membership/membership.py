@@ -161,7 +161,7 @@ class Case:
             played = rehearse(attacked)
             model, clients = played.model, played.clients
             rounds, claim = played.rounds, played.claim
-        members = _trained_on(attacked, given, clients)
+        members = _held_by(attacked, given, clients)
         parts = halves(len(pool), count, entropy.stream("halves"))
         held, found, others = [], [], []
         for i, row in enumerate(parts):
@@ -169,7 +169,7 @@ class Case:
             seed = entropy.stream("seed", i).integer(1 << 31)
             others.append(pool.target(target, split(row)[0], seed))
             played = rehearse(others[-1])
-            held.append(_trained_on(others[-1], row, played.clients))
+            held.append(_held_by(others[-1], row, played.clients))
             found.append(answers(played.model, pool.x, pool.y))
         references = References(found, np.stack(held), pool.labels)
         asked = replace(attacked, took_part=clients, played=rounds, claim=claim)
@@ -235,7 +235,7 @@ class Case:
         return found, attacked.summed
 
 
-def _trained_on(target: Target, given: Bools, clients: Clients | None) -> Bools:
+def _held_by(target: Target, given: Bools, clients: Clients | None) -> Bools:
     """Return a mask of the pool that marks the examples that `clients` hold.
 
     The training examples of `target` are the pool's examples that `given` marks, in the same order.

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedveil.attacks.membership.model_answers import are_classes
 from fedveil.attacks.membership.report_scores import Round
-from fedveil.attacks.target import Target, claim_of, with_a_part
+from fedveil.attacks.target import Target, claim_of, clients_before
 from fedveil.base.array_types import Array, Bools, Int64s
 from fedveil.base.example_arrays import stacked
 from fedveil.data.datasets import Dataset, Examples
@@ -122,7 +122,7 @@ def rehearse(target: Target) -> Rehearsal:
         opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
-        clients = with_a_part(run.ledger.clients, run.job, run.kept_round)
+        clients = clients_before(run.ledger.clients, run.job, run.kept_round)
         return Rehearsal(run.model, clients, len(run.metrics), claim_of(run.ledger, run.job))
 
 
@@ -141,7 +141,7 @@ def play_round(
     cohort = sorted(
         map(int, entropy.stream("cohort").permutation(target.partition.clients)[:count])
     )
-    view = target.seen(target.updates(cohort))
+    view = target.server_view(target.updates(cohort))
     held = [rows[target.rows(client)] for client in cohort]
     dealt = np.array_split(
         strangers[entropy.stream("strangers").permutation(len(strangers))], count

@@ -89,7 +89,7 @@ def _protection(privacy: PrivacySettings) -> str:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _FirstSteps:
     """A follower's view of a run's first steps: what it received for each example.
 
     `windows` has the directions of the gradients. Each window covers a few consecutive steps.
@@ -158,7 +158,7 @@ class _Follower:
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
-    def begun(self, steps: int, watch: Watch) -> _Begun:
+    def begun(self, steps: int, watch: Watch) -> _FirstSteps:
         """Collect what the follower sees of the run's first `steps` steps.
 
         `watch` reports the progress.
@@ -181,14 +181,14 @@ class _Follower:
         added = _added(found, looks, len(examples))
         told = [loss for loss in losses if loss is not None]
         of_each = losses_of_examples(found, told, len(examples)) if told else None
-        return _Begun(windows, norms, self.true[examples], added, of_each)
+        return _FirstSteps(windows, norms, self.true[examples], added, of_each)
 
-    def saw(self, run: _Begun) -> str:
+    def saw(self, run: _FirstSteps) -> str:
         """Say what the follower received in `run`."""
         losses = "" if run.losses is None else "the steps' losses and "
         return f"{losses}gradients of {', '.join(self.parts) or 'nothing'} at {self.party}"
 
-    def guesses(self, run: _Begun, known: Int64s) -> Int64s:
+    def guesses(self, run: _FirstSteps, known: Int64s) -> Int64s:
         """Guess each example's class from the directions of its gradients in `run`.
 
         The attacker knows the labels at the indices `known`. Without LabelDP, an example gets the
@@ -202,7 +202,7 @@ class _Follower:
         scores = by_known(run.windows, len(run.true), known, labels, self.classes)
         return decided(scores, int(self.shares.argmax()))
 
-    def blind(self, run: _Begun, known: Int64s) -> Int64s:
+    def blind(self, run: _FirstSteps, known: Int64s) -> Int64s:
         """Guess each example's class by clustering the gradients in `run`.
 
         The labels at indices `known` only name the clusters.
@@ -232,7 +232,7 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
     for number in range(batches):
         positions = drawn.permutation(len(follower.true))[:size]
         looks = follower.looks(follower.target.crossed(positions), len(positions))
-        run = _Begun(
+        run = _FirstSteps(
             [Window.of(directions(looks))], by_norm(looks), true := follower.true[positions]
         )
         known = _spread(true, min(KNOWN, follower.classes), drawn)

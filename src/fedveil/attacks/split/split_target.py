@@ -175,7 +175,7 @@ class SplitTarget:
         batches = {name: self._read(name).batch(positions) for name in parties}
         with threads(self.job.threads):
             exchanges = {
-                name: _tapped(name, party.step(step, batches[name], settled=settled), heard)
+                name: _recorded(name, party.step(step, batches[name], settled=settled), heard)
                 for name, party in parties.items()
             }
             losses = drive_together(exchanges)
@@ -251,7 +251,7 @@ class SplitTarget:
         return Crossed(outputs, gradients)
 
 
-def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
+def _recorded(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
     """Wrap a party's `exchange`, and record each message that the party sends.
 
     An exchange is a generator that yields the party's requests to send or to receive. The result is

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from fedveil.attacks.stealing.imprint_layer import Cells, Imprint
-from fedveil.attacks.stealing.public_prior import PublicLaw
+from fedveil.attacks.stealing.public_prior import PublicDistribution
 from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.protections.reading import Reading
 
@@ -40,7 +40,7 @@ def cells_needed(examples: int, statistics: int) -> int:
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
-def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
+def examples_in(imprint: Imprint, reading: Reading, prior: PublicDistribution) -> Float64s:
     """Return candidates for the clients' examples, from `reading`, the estimate of an update.
 
     The update is that of a model that begins with the layer `imprint`. The result is [candidates,
@@ -81,7 +81,7 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 
 
 def _peeled(
-    imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
+    imprint: Imprint, cells: Cells, there: Bools, prior: PublicDistribution
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 

@@ -13,7 +13,7 @@ _UNSEEN = 1e-3
 
 
 @dataclass(frozen=True)
-class PublicLaw:
+class PublicDistribution:
     """Distribution of public examples: mean, principal axes of the covariance, range of values."""
 
     mean: Float64s
@@ -23,7 +23,7 @@ class PublicLaw:
     high: float
 
     @classmethod
-    def of(cls, public: Array) -> PublicLaw:
+    def of(cls, public: Array) -> PublicDistribution:
         flat = public.reshape(len(public), -1).astype(np.float64)
         mean = flat.mean(axis=0)
         centred = flat - mean

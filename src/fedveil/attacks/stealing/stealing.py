@@ -16,7 +16,7 @@ from fedveil.attacks.pictures import grid
 from fedveil.attacks.server_view import Seen
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
-from fedveil.attacks.stealing.public_prior import PublicLaw
+from fedveil.attacks.stealing.public_prior import PublicDistribution
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.quantity import quantity
@@ -36,7 +36,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Loot:
+class StealingResult:
     """Result of an attack that steals examples. Examples are rows with values in [0, 1].
 
     `originals` are the clients' examples, and `offered` are the attacker's candidates for them.
@@ -130,7 +130,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
-) -> tuple[Loot, Target]:
+) -> tuple[StealingResult, Target]:
     """Attack one round. Returns the result, and a copy of the target with the attack's model.
 
     The clients get a model that begins with an `Imprint` of this `form`, which sorts examples into
@@ -143,24 +143,24 @@ def steal(
     sizes = target.partition.sizes
     cells = _CELLS_A_REPORT * int(sizes.max())
     watch.step(0, 2, "a model for single reports")
-    trapped, imprint, seen = _played(target, cells, 1, form)
+    trapped, imprint, seen = _simulate_round(target, cells, 1, form)
     readings, rows = seen.readings, target.partition.indices
     saw = f"each client's report of {quantity(int(sizes.max()), 'example')}"
     if all(reading.empty for reading in readings):
         watch.step(1, 2, "a model for the sum")
         cells = cells_needed(int(sizes.sum()), statistics)
-        trapped, imprint, seen = _played(target, cells, statistics, form)
+        trapped, imprint, seen = _simulate_round(target, cells, statistics, form)
         readings, rows = [seen.mean], target.rows_of(seen.asked)
         saw = f"the sum of {len(seen.asked):,} clients with {len(rows):,} examples"
-    prior = PublicLaw.of(target.dataset.test.x)
+    prior = PublicDistribution.of(target.dataset.test.x)
     offered = np.concatenate([examples_in(imprint, reading, prior) for reading in readings])
     watch.step(2, 2, saw)
     train = target.dataset.train.x[rows]
     public = target.dataset.test.x[: len(train)]
-    return Loot(prior.unit(train), prior.unit(offered), prior.unit(public), saw), trapped
+    return StealingResult(prior.unit(train), prior.unit(offered), prior.unit(public), saw), trapped
 
 
-def _played(
+def _simulate_round(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Seen]:
     """Simulate a round in which clients train a model that begins with an imprint.
@@ -182,4 +182,4 @@ def _played(
     model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
     trapped = replace(target, model=model)
     clients = range(target.partition.clients)
-    return trapped, imprint, trapped.seen(trapped.updates(clients))
+    return trapped, imprint, trapped.server_view(trapped.updates(clients))

@@ -50,7 +50,7 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
             say(f"{party}: {figure}")
 
 
-def ended(folder: Path) -> dict[str, object]:
+def print_results(folder: Path) -> dict[str, object]:
     """Print a run's results, privacy costs and files, and the commands to use next.
 
     `folder` is the run's folder. Returns the data that `--json` prints.

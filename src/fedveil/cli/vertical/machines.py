@@ -12,7 +12,7 @@ import typer
 
 from fedveil.base.plain_text import remark, say
 from fedveil.cli.vertical import arguments
-from fedveil.cli.vertical.job_file import ended, load
+from fedveil.cli.vertical.job_file import load, print_results
 from fedveil.errors import InvalidValue, JobError, RunFolderError
 from fedveil.vertical.memory_reuse import keep_freed_memory
 
@@ -122,7 +122,7 @@ def _ended(machine: Machine, session: Session) -> object:
     from fedveil.pages.run_folder_page import keep_page
 
     keep_page(machine.root, session.run.log.event)
-    return ended(session.folder)
+    return print_results(session.folder)
 
 
 def certificates(

@@ -15,7 +15,7 @@ import typer
 from fedveil import vertical
 from fedveil.base.plain_text import document, remark, say
 from fedveil.cli.vertical import arguments
-from fedveil.cli.vertical.job_file import ended, load, of_accounts, say_accounts
+from fedveil.cli.vertical.job_file import load, of_accounts, print_results, say_accounts
 from fedveil.cli.vertical.machines import look
 from fedveil.cli.vertical.new_rows import predict_new
 from fedveil.errors import InvalidValue, JobError
@@ -46,7 +46,7 @@ def run(
     from fedveil.vertical.log_lines import line
 
     result = work(progress=lambda record: say(line(record)), say=remark)
-    return ended(result.folder)
+    return print_results(result.folder)
 
 
 def evaluate(
@@ -72,8 +72,8 @@ def evaluate(
         if isinstance(value, float):
             say(f"{name} {value:.6f}")
     for name, figures_of_class in quality.get("per_class", {}).items():
-        told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
-        say(f"class {name}: {', '.join(told)}")
+        memory_text = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
+        say(f"class {name}: {', '.join(memory_text)}")
     say_accounts(figures)
     return {"figures": quality, "accounts": of_accounts(figures)}
 
@@ -124,11 +124,11 @@ def predict(
 
 def keys(key: arguments.KeyPart = None) -> object:
     """Explain the keys of a job for split learning: allowed values, default, meaning."""
-    from fedveil.settings.reference import keys, told_keys
+    from fedveil.settings.reference import key_rows, keys
     from fedveil.vertical.job_reference import reference
 
     document(keys(reference(), key))
-    return told_keys(reference(), key)
+    return key_rows(reference(), key)
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
@@ -136,7 +136,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
     settings = load(job, overrides)
     from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
-    from fedveil.vertical.part_memory import memory_of, sizable, sized, told
+    from fedveil.vertical.part_memory import memory_of, memory_text, sizable, sized
 
     task = make_task(settings)
     known = sizable(settings, task)
@@ -148,10 +148,12 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
     split = sized(settings, task, known)
     found = memory_of(split)
     for part in found:
-        say(f"{part.part} of {part.owner}: {told([part])}")
+        say(f"{part.part} of {part.owner}: {memory_text([part])}")
     for party in known:
         batch = batch_bytes(split, task, [party], settings.batch_size)
-        say(f"{party} in all: {told([part for part in found if part.owner == party], batch)}")
+        say(
+            f"{party} in all: {memory_text([part for part in found if part.owner == party], batch)}"
+        )
     for party in (task.leader, *task.followers):
         if party not in known:
             say(f"{party}: the sizes of its parts depend on data that this job does not name")

@@ -12,7 +12,7 @@ from typing import Any
 from fedveil.rounds.outcomes import Effort
 
 
-class _Ears(threading.local):
+class _CurrentEffort(threading.local):
     """Holds, for each thread, the `Effort` of the client that the thread trains now, or None.
 
     An `Effort` has the times and warnings of a client's answer. New warnings are added to its list
@@ -22,7 +22,7 @@ class _Ears(threading.local):
     effort: Effort | None = None
 
 
-_ears = _Ears()
+_ears = _CurrentEffort()
 _lock = threading.Lock()
 _listeners = 0
 _filters = ExitStack()

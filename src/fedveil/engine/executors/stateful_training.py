@@ -1,8 +1,9 @@
 """Training of clients that keep a state between rounds. The state never leaves the client.
 
-A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
-(Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
-corrects the client's gradients for the difference between its data and other clients' data.
+A `StateRule` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer).
+`Scaffold` (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a
+vector that corrects the client's gradients for the difference between its data and other clients'
+data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedveil.protections.base import Update
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
-class Way(Protocol):
+class StateRule(Protocol):
     """Defines the state that a client keeps between rounds, and how the state affects training."""
 
     @property
@@ -165,7 +166,7 @@ class KeptTraining(Training):
     def __init__(
         self,
         job: Job,
-        way: Way,
+        way: StateRule,
         trainer: Trainer,
         data: Examples,
         entropy: Entropy,

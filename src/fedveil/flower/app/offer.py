@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.base.message import Message, Value, encode, only_fields, take
-from fedveil.base.own_code import is_function, told
+from fedveil.base.own_code import is_function, own_code_errors
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.field_names import ANSWER_AFTER_S
 from fedveil.flower.app.options import OFFERED, Options, parse
@@ -121,5 +121,5 @@ def _protection(offer: Offer, run: int) -> Protection:
     name = offer.options.protection or ""
     if not is_function(name):
         return offer.options.position(offer.options.parameters, context)
-    with told(f"protection = {name!r}", InvalidValue, "the class"):
+    with own_code_errors(f"protection = {name!r}", InvalidValue, "the class"):
         return offer.options.position(offer.options.parameters, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveil.base.files import alone, write_whole
+from fedveil.base.files import locked, write_whole
 from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import integer
@@ -72,7 +72,7 @@ class KeptRounds:
             **prefixed(_STATE, kept.state or {}),
         }  # fmt: skip
         data = sealed(fields)
-        with alone(self._path):
+        with locked(self._path):
             found = read_bytes(self._path, MOST_STATE_BYTES) if self._path.exists() else None
             if found != self._written:
                 raise DeploymentError(

@@ -57,7 +57,7 @@ def shared_data(job: Job) -> ClientsData:
     return ClientsData(data.train.x, data.train.y, split.indices, split.offsets, data.train.usable)
 
 
-def own_data(
+def client_data(
     job: Job,
     client: ClientId,
     function: str | None,
@@ -87,7 +87,7 @@ def example_count(
     """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
-    return own_data(job, client, function, shared).examples(client)
+    return client_data(job, client, function, shared).examples(client)
 
 
 def _save_state(
@@ -178,7 +178,7 @@ class Training:
         device = self._job.training.device
         if self._job.privacy.unit == "example":
             form = self._form()
-            own = own_data(self._job, client, function, self._shared, form).only(client)
+            own = client_data(self._job, client, function, self._shared, form).only(client)
             if own.x.shape[1:] != form.shape:
                 raise _other_shape(own.x, self._shape)
             assert own.usable is not None, "each record is read by itself"
@@ -187,10 +187,10 @@ class Training:
                 _log.warning("%s", said)
             seen = replace(own, x=x, usable=usable)
         else:
-            own = own_data(self._job, client, function, self._shared).only(client)
+            own = client_data(self._job, client, function, self._shared).only(client)
             own = replace(own, x=_of_shape(own, self._shape))
             _check_targets(own, self._shape, self._targets)
-            seen = replace(own, x=self._part.seen(own.x, device))
+            seen = replace(own, x=self._part.inputs(own.x, device))
         if self._part.features is not None and len(_seen_before) < _MOST_SEEN:
             _seen_before[name] = seen
         return seen

@@ -23,12 +23,12 @@ _MOST_DIMENSIONS, _LONGEST = 32, 1 << 16
 FORM_FIELDS = _TARGETS, _WHOLE_TARGETS, _WHOLE = "target_shape", "whole_targets", "whole_examples"
 
 
-def telling(shape: Shape) -> Value:
+def shape_field(shape: Shape) -> Value:
     """Encode a shape as a message field: an array, or text if examples have several inputs."""
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
 
 
-def telling_form(shape: ModelShape) -> Message:
+def form_fields(shape: ModelShape) -> Message:
     targets = np.array(shape.target_shape, np.int64)
     return {_TARGETS: targets, _WHOLE_TARGETS: shape.whole_targets, _WHOLE: shape.whole_examples}
 

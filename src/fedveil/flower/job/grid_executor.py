@@ -14,7 +14,7 @@ from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost, reported
 from fedveil.flower.job import job_client
-from fedveil.flower.job.example_shape import telling, telling_form
+from fedveil.flower.job.example_shape import form_fields, shape_field
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD
 from fedveil.flower.records import (
@@ -183,10 +183,10 @@ class GridExecutor(Executor):
             return common
         return common | {
             "weights": context.sent,
-            "example_shape": telling(shape.example_shape),
+            "example_shape": shape_field(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,
-            **(telling_form(shape) if self._job.privacy.unit == "example" else {}),
+            **(form_fields(shape) if self._job.privacy.unit == "example" else {}),
             **({KEPT_FIELD: self._run} if self._job.keeps_state else {}),
         }
 

@@ -79,7 +79,7 @@ class Members:
         questions = [Message(to_records({}), node, "query.introduce") for node in new]
         for at, reply in exchange(self._grid, questions, _INTRODUCTION_S) if questions else ():
             if reply is not None:
-                self._meet(new[at], reply)
+                self._place_clients(new[at], reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
@@ -95,7 +95,7 @@ class Members:
             self.look()
         return here
 
-    def _meet(self, node: int, reply: Message) -> None:
+    def _place_clients(self, node: int, reply: Message) -> None:
         try:
             clients, more = self._read(reply)
         except MessageInvalid as error:

@@ -37,7 +37,7 @@ _SOME = 512
 _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
-class LyingBits:
+class PerturbedSums:
     """Draws, for each parameter, the sum of the states whose bits are 1 in its perturbed code.
 
     A parameter's state is a whole number from -cells to cells. Its one-hot code has one bit for

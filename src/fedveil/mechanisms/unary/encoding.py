@@ -25,7 +25,7 @@ from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.exact.biased_bits import double_above_q
 from fedveil.mechanisms.unary import code_bits
-from fedveil.mechanisms.unary.bit_flips import MAX_LIES, LyingBits
+from fedveil.mechanisms.unary.bit_flips import MAX_LIES, PerturbedSums
 from fedveil.mechanisms.unary.release import UnaryRelease
 from fedveil.mechanisms.unary.rounding import (
     States,
@@ -203,9 +203,9 @@ class UnaryEncoding:
         return sums
 
     @functools.cached_property
-    def _lies(self) -> LyingBits | None:
+    def _lies(self) -> PerturbedSums | None:
         few = 2 * self.cells * self.q <= MAX_LIES
-        return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
+        return PerturbedSums(self.exact_p, self.exact_q, self.cells) if few else None
 
     @functools.cached_property
     def _tables(self) -> AliasTables:

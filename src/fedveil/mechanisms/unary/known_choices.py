@@ -38,7 +38,7 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     if encoding.report == "sum":
         if cells > MAX_TABLE_CELLS:
             return []
-        chance = partial(_state_told, encoding.kind, cells)
+        chance = partial(_truthful_chance, encoding.kind, cells)
         return [Choice("a code's sum", eps, chance, dimension)]
     size = dimension * encoding.states
     if encoding.kind == "rr":
@@ -90,7 +90,7 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 
 @lru_cache(maxsize=256)
-def _state_told(kind: Kind, cells: int, eps: float) -> float:
+def _truthful_chance(kind: Kind, cells: int, eps: float) -> float:
     """Return the probability that a reported sum is truthful, for a parameter in the largest state.
 
     A state is a whole number from -`cells` to `cells`. The report has the sum of the states whose

@@ -71,7 +71,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
     own, other = _chances(p), _chances(q)
     for v in range(-cells, 0):
         law = _with_bit(law, other, v)
-    _all_but_one(laws[cells:], law, own, other, 0, cells + 1)
+    _add_missing_bits(laws[cells:], law, own, other, 0, cells + 1)
     laws[:cells] = laws[:cells:-1, ::-1]  # the law of -S given -v0 is the law of S given v0
     return laws
 
@@ -94,7 +94,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
     return law
 
 
-def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
+def _add_missing_bits(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high: int) -> None:
     """Add the missing bits to `law`, and write the result for each state to rows of `laws`.
 
     `law` is the distribution of a sum of the states whose bits are 1 in a perturbed one-hot code.
@@ -112,7 +112,7 @@ def _all_but_one(laws: _Law, law: _Law, p: _Chances, q: _Chances, low: int, high
         part = law
         for v in range(*others):
             part = _with_bit(part, q, v)
-        _all_but_one(laws, part, p, q, *own)
+        _add_missing_bits(laws, part, p, q, *own)
 
 
 def _chances(probability: Fraction) -> _Chances:

@@ -24,8 +24,8 @@ from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
 SUFFIX = ".parquet"
 _AT_ONCE = 1 << 15
-#: Units of time in a day, by their names in Arrow. Parquet has no times in seconds.
-_IN_A_DAY = {"day": 1, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
+#: Units of time in a day, by their names in Arrow.
+_IN_A_DAY = {"day": 1, "s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
 
 
 class _Batch(Piece):
@@ -86,7 +86,7 @@ class _Batch(Piece):
         found, kind, unit = self._batch.column(column), self._kind(column), 1
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
         if types.is_temporal(kind):  # keeps its unit: no other unit holds all digits and years
-            name = "day" if types.is_date32(kind) else kind.unit  # Parquet has no date64
+            name = "day" if types.is_date32(kind) else getattr(kind, "unit", "ms")
             found, unit = found.cast("int32" if name == "day" else "int64"), _IN_A_DAY[name]
         found = found.cast("int8") if types.is_boolean(kind) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)

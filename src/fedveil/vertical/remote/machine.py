@@ -25,7 +25,7 @@ from fedveil.link.channel import Channel, Exchange, Send, drive
 from fedveil.link.tls import Credentials, named_in
 from fedveil.privacy.ledger import Line
 from fedveil.record.event_log import anchor, seal
-from fedveil.record.lifecycle import introduce
+from fedveil.record.lifecycle import log_start
 from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -43,7 +43,7 @@ from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.schedule import micro_sizes
-from fedveil.vertical.step_checkpoint import held
+from fedveil.vertical.step_checkpoint import saved_steps
 from fedveil.vertical.task import (
     SUBSETS,
     Subset,
@@ -147,7 +147,7 @@ class Machine:
                 raise RunFolderError(
                     f"{path / OWN_SEED} is missing: this party's randomness is drawn from it"
                 )
-        elif held(root.within(machine.party)):
+        elif saved_steps(root.within(machine.party)):
             raise RunFolderError(
                 f"{path} contains a run of all parties in one process: resume it with "
                 f"`fedveil vertical run --resume {quote(str(path))}`"
@@ -162,7 +162,7 @@ class Machine:
             job=self.job.agreed(),
             parts=handshake.described(self.split),
             ids=self._ids,
-            steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
+            steps=(self.folder is not None and tuple(saved_steps(self.folder))) or (0,),
             run=self._run,
             align_by=aligned_by(self.job.alignment.by, self.task),
             most_ids=self.job.alignment.most_ids or _MULTIPLE * self._held_ids or sys.maxsize,
@@ -175,7 +175,9 @@ class Machine:
 
     @cached_property
     def _id_hint(self) -> str:
-        ids = np.concatenate([held for held in self._ids.values() if len(held)] or [np.empty(0)])
+        ids = np.concatenate(
+            [saved_steps for saved_steps in self._ids.values() if len(saved_steps)] or [np.empty(0)]
+        )
         return id_hint_of(self.task, {self.party: ids}) if len(ids) else ""
 
     @property
@@ -231,7 +233,7 @@ class Machine:
         run.settle()
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         read = notes_of(self.task, self.party)
-        introduce(run.log.event, what, self._began, [*read, *agreement.notes])
+        log_start(run.log.event, what, self._began, [*read, *agreement.notes])
         try:
             result = drive(side(run), channels)
         finally:
