@@ -115,6 +115,20 @@ def test_a_phrase_is_at_one_client_of_the_run_whose_clients_hold_out_examples() 
         assert sorted(held)[-1] == sum(held) == copies
 
 
+def test_the_phrases_with_most_copies_are_at_the_clients_that_have_the_examples() -> None:
+    """Three clients have four examples or more, and three phrases have four copies."""
+    made = target("data.name=phrase_parts:uneven")
+    some = replace(phrases(6), copies=np.array([1, 4, 0, 4, 1, 4]))
+    data, whose = planted(made, some, ENTROPY)
+    assert sorted(whose[some.copies == 4].tolist()) == [1, 3, 5]
+    assert set(whose[some.copies == 1].tolist()) < {0, 2, 4}
+    there = [(data.train.x[:, : len(row) - 1] == row[:-1]).all(1).sum() for row in some.rows]
+    assert there == some.copies.tolist()
+    more = replace(some, copies=np.array([1, 4, 4, 4, 1, 4]))
+    with pytest.raises(AttackImpossible, match="needs 6 clients, half of them with 4 examples"):
+        planted(made, more, ENTROPY)
+
+
 def test_clients_that_are_drawn_get_phrases_first() -> None:
     made, some = target("clients.fraction=0.05", "rounds=2"), phrases()
     drawn = {client for round in (1, 2) for client in Cohorts(made.job).draw(round)}

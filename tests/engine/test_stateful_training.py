@@ -193,6 +193,23 @@ def test_an_own_optimizer_is_refused_where_steps_are_counted(way: dict[str, Any]
         fedveil.simulate(own)
 
 
+class OwnTrain(OwnLoss):
+    """A task with a loop of its own and the job's optimiser."""
+
+    def train(self, model: Any, batches: Any, plan: Any) -> None:
+        super().train(model, batches, plan)
+
+
+FEDNOVA = {"training": {"algorithm": "fednova", "normal_steps": 6.0}}
+
+
+@pytest.mark.parametrize("way", [WAYS["scaffold"], WAYS["feddyn"], FEDCM, FEDNOVA])
+def test_an_own_loop_is_refused_where_steps_are_counted_or_changed(way: dict[str, Any]) -> None:
+    own = job(task="test_stateful_training:OwnTrain", **way)
+    with pytest.raises(ModelInvalid, match=r" must control .* has its own train\. Use fedavg"):
+        fedveil.simulate(own)
+
+
 def uneven() -> dict[str, Any]:
     """A client with three full batches and a short one, and a client with a short one alone."""
     return parts.data(72) | {"client_ids": np.repeat([0, 1], [65, 7])}

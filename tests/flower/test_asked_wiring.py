@@ -12,6 +12,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedveil.base.message import encode
+from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.job.app_folder import ROSTER
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
@@ -57,6 +58,31 @@ def test_a_clients_settings_are_those_of_its_own_node(tmp_path: Path) -> None:
     assert Member.of({**simulated, "client": 5}, file_of("dp_encrypt")).client == 5
     with pytest.raises(DeploymentError, match=r"client = 9, a whole number in \[0, 9\)"):
         Member.of({**config(tmp_path), "client": 9}, file_of("dp_encrypt"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [({}, 1), ({"rows": 3}, 3), ({"unit": "row"}, 7), ({"unit": "row", "rows": 4}, 4)],
+)
+def test_a_client_with_its_own_data_contributes_as_many_rows_as_the_file_says(
+    keys: dict[str, Any], most: int, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("x,w\n" + "".join(f"{i},ab\n" for i in range(7)))
+    member = Member.of(config(tmp_path, data=str(own)), file_of("central_gaussian", **keys))
+    clients, number = member.rows(file_of("central_gaussian", **keys))
+    assert len(clients.contributed(number, Seeded(1, "rows"))) == most
+
+
+def test_a_client_without_its_own_data_has_the_rows_of_its_number(tmp_path: Path) -> None:
+    table = tmp_path / "all.csv"
+    owners = [client for client in range(CLIENTS) for _ in range(client + 1)]
+    lines = [f"{100 * owner},ab,{owner}\n" for owner in owners]
+    table.write_text("x,w,who\n" + "".join(lines))
+    file = file_of("central_gaussian", data=str(table), client="who", rows=20)
+    clients, number = Member.of({"client": 3, "state-folder": str(tmp_path)}, file).rows(file)
+    mine = clients.contributed(number, Seeded(1, "rows"))
+    assert clients.table.numbers("x")[mine].tolist() == [300.0] * 4
 
 
 @pytest.mark.parametrize("limit", ["1.5", True, 0, -1.0, float("nan")])

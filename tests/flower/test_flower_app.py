@@ -657,6 +657,34 @@ def test_a_server_cannot_ask_for_metrics_by_itself_nor_by_another_kind_of_messag
         assert set(reply.content) == {"metrics"}
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+@pytest.mark.parametrize(
+    ("keywords", "run_config", "node_config", "shown"),
+    [
+        ("loss", "loss, num-examples", None, {"loss"}),
+        (None, "loss, num-examples", "num-examples", {"num-examples"}),
+        ("loss", None, "num-examples", set()),
+    ],
+)
+def test_a_metric_is_revealed_if_all_of_a_clients_settings_name_it(
+    kind, keywords, run_config, node_config, shown
+):
+    """The server writes the run's configuration, so it alone may not widen the client's own."""
+    own = {} if keywords is None else {"reveal": keywords}
+    configs = {
+        name: {} if said is None else {"fedveil.reveal": said}
+        for name, said in (("run_config", run_config), ("node_config", node_config))
+    }
+    grid = federation(mods=[ProtectMod(**own)], **configs)
+    if kind == "train":
+        run(grid, ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss, num-examples"))
+        reply = next(each for each in grid.replies if each.metadata.message_type == kind)
+    else:
+        content = RecordDict({"arrays": record_of(start_arrays()), "config": ConfigRecord()})
+        reply = _ask(grid, content, kind)
+    assert set(reply.content.get("metrics", {})) == shown
+
+
 def _ask(grid, content, kind):
     node = next(iter(grid.nodes))
     return grid.send_and_receive([Message(content, node, kind)])[0]

@@ -445,6 +445,26 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("algorithm", ["fedcm", "scaffold"])
+def test_a_signed_round_covers_all_that_an_algorithm_sends(tmp_path: Path, algorithm: str):
+    """Clients sign a digest of the weights and of the vector that FedCM or SCAFFOLD adds."""
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    own: dict[str, Any] = {"own_direction": 0.3} if algorithm == "fedcm" else {}
+    training = {"algorithm": algorithm, "batch_size": 10, **own}
+    settings = job(rounds=2, model="parts:linear", training=training, protection=active)
+    app, _ = app_of(tmp_path / "app", settings)
+    keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
+    lines = [f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys)]
+    for roster in (app / "roster.yaml", tmp_path / "own.yaml"):
+        roster.write_text("".join(lines))
+    grid = LocalGrid(app, tmp_path / "state")
+    for n, key in enumerate(keys):
+        named = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
+        grid.contexts[100 + n].node_config.update(named)
+    records = serve(app, grid, tmp_path / "run").metrics
+    assert [(each["reports"], each["void"]) for each in records] == [(CLIENTS, None)] * 2
+
+
 def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -124,6 +124,32 @@ def test_the_whole_model_is_trained_on_a_copy(library: Library, folder: ModelFol
     assert (config["use_cache"], "auto_map" in config, "num_labels" in config) == (False,) * 3
 
 
+def test_a_model_is_loaded_again_after_its_weights_were_overwritten(
+    library: Library, folder: ModelFolder
+) -> None:
+    """The folder itself does not change if the bytes of a file in it do."""
+    weights = folder.path / "model.safetensors"
+    weights.write_bytes(b"before")
+    before = folder.path.stat().st_mtime_ns
+    for content, loaded in ((b"before", 1), (b"other, longer", 2), (b"other, longer", 2)):
+        if weights.read_bytes() != content:
+            weights.write_bytes(content)
+        build(folder, Trained(), 5, 9, 3)
+        assert len(library.asked) == loaded
+    assert folder.path.stat().st_mtime_ns == before
+
+
+def test_a_model_is_built_again_for_other_classes_another_seed_or_configuration(
+    library: Library, folder: ModelFolder
+) -> None:
+    for classes, seed, loaded in ((None, 3, 1), (4, 3, 2), (5, 3, 3), (5, 8, 4), (5, 8, 4)):
+        build(folder, Trained(classes=classes), 5, 0, seed)
+        assert len(library.asked) == loaded
+    for size, loaded in ((20, 5), (25, 6), (25, 6)):
+        build(ModelFolder(folder.path, {**CONFIG, "vocab_size": size}), Trained(), 5, 0, 8)
+        assert len(library.asked) == loaded
+
+
 def test_only_the_last_layer_is_trained_and_the_rest_is_shared(
     library: Library, folder: ModelFolder
 ) -> None:

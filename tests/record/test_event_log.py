@@ -91,6 +91,12 @@ def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
         assert "another party saw other lines" in faults(path, said)[0]
 
 
+@pytest.mark.parametrize("party", ["north-bank", "st.mary_2"])
+def test_a_partys_name_may_have_signs_between_its_letters(tmp_path: Path, party: str) -> None:
+    head = "5d" * (DIGEST_LETTERS // 2)
+    assert list(anchors(written(tmp_path, f"0 {anchor(party, head)}"))) == [(party, head)]
+
+
 @pytest.mark.parametrize("earlier", ["", "has 1 line and ", "has 1,234,567 lines and "])
 def test_records_of_other_logs_are_read_back_also_from_an_earlier_version(
     tmp_path: Path, earlier: str

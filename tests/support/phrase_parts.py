@@ -8,6 +8,8 @@ import numpy as np
 from torch import nn
 
 TOKENS, LENGTH, CLIENTS, EACH = 40, 11, 40, 5
+#: The numbers of examples of the clients of `uneven`.
+SIZES = (3, 7, 1, 4, 2, 5)
 
 
 def data() -> dict[str, Any]:
@@ -20,6 +22,11 @@ def data() -> dict[str, Any]:
         "client_ids": np.repeat(np.arange(CLIENTS), EACH),
         "classes": TOKENS,
     }
+
+
+def uneven() -> dict[str, Any]:
+    owners = np.repeat(np.arange(len(SIZES)), SIZES)
+    return data() | {"x_train": data()["x_train"][: len(owners)], "client_ids": owners}
 
 
 def pairs(classes: int) -> nn.Module:

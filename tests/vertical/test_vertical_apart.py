@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import threading
@@ -454,6 +455,11 @@ def test_held_out_examples_are_looked_at_over_the_link(
             spent = {figure.what for figure in sessions["bank"].figures}
             sent = 2 + 1 + (purpose == "predict")  # evaluations after two epochs, and this one
             assert f"an example's own reports in the run, sent {sent} times" in spent
+            own = apart.folder / "bank" / "bank"
+            rows = csv.DictReader((own / "sent.csv").open(newline=""))
+            assert {row["times"] for row in rows if row["subset"] == "test"} == {str(sent)}
+            last = json.loads((own / "accounts.jsonl").read_text().splitlines()[-1])
+            assert last["epsilon"] == sessions["bank"].figures[-1].epsilon
         apart.stack.close()
     looks = [record for record in together.metrics if "look" in record]
     assert results["evaluate"]["accuracy"] == looks[-1]["test_accuracy"]
