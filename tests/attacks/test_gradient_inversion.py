@@ -480,9 +480,9 @@ def test_clients_of_few_examples_are_attacked_by_their_own_reports(
         Target, "updates", lambda self, clients: cohorts.append(clients) or real(self, clients)
     )
     repeats: list[int] = []
-    look = Target.seen
+    look = Target.server_view
     monkeypatch.setattr(
-        Target, "seen", lambda self, sent, repeat: repeats.append(repeat) or look(self, sent)
+        Target, "server_view", lambda self, sent, repeat: repeats.append(repeat) or look(self, sent)
     )
     seen = dict.fromkeys(range(5), 0)
     for view in islice(sight.views(), 12):
@@ -519,7 +519,7 @@ def test_only_clients_within_the_limits_are_sought_in_an_aggregate(
             readings=[nothing] * 3, aggregate=updates[0].astype(float), asked=next(asked)
         )
 
-    monkeypatch.setattr(Target, "seen", seen)
+    monkeypatch.setattr(Target, "server_view", seen)
     views = list(islice(sight.views(), 20))
     assert all(1 not in view.clients for view in views), "it has more examples than the limit"
     assert any(set(cohort[1:]) == {1, 3} for cohort in cohorts), "client 1 was summed"

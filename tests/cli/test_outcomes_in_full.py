@@ -155,7 +155,10 @@ def test_each_part_is_told_with_its_own_memory(
     for name, function in (
         ("sizable", lambda job, of: ["lead", "bank"]), ("sized", lambda job, of, known: "split"),
         ("memory_of", lambda split: found),
-        ("told", lambda parts, batch=0: f"{sum(part.size for part in parts)}, {batch} a batch"),
+        (
+            "memory_text",
+            lambda parts, batch=0: f"{sum(part.size for part in parts)}, {batch} a batch",
+        ),
     ):  # fmt: skip
         monkeypatch.setattr(f"{vertical}.part_memory.{name}", function)
     sizes = {"lead": 100, "bank": 1000}

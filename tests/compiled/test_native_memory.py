@@ -111,7 +111,7 @@ def test_threads_that_share_a_model_do_not_mix_its_positions(
         return model.program(batch, "cross_entropy", np.float32, states=False).ops
 
     (operation,), wanted = model._operations, positions(2)
-    undisturbed = operation.numbers
+    undisturbed = operation.working_memory
 
     def disturbed(*arguments: Any) -> Any:
         if not others:
@@ -120,7 +120,7 @@ def test_threads_that_share_a_model_do_not_mix_its_positions(
             others[0].join(0.05)
         return undisturbed(*arguments)
 
-    monkeypatch.setattr(operation, "numbers", disturbed)
+    monkeypatch.setattr(operation, "working_memory", disturbed)
     np.testing.assert_array_equal(positions(2), wanted)
     others[0].join()
 

@@ -170,6 +170,6 @@ def test_machines_are_compared_by_a_training_of_the_head(
     shape, protection = ModelShape.of(dataset), make_protection(settings, SIZE)
     given: Any = engine.start(settings, shape, protection, tmp_path, lambda line: None)
     batch, test = given[3], dataset.test
-    seen = TrainedPart.of(make_model(settings, shape)).seen(test.x[:21], "cpu")
+    seen = TrainedPart.of(make_model(settings, shape)).inputs(test.x[:21], "cpu")
     np.testing.assert_array_equal(batch.x, seen)
     np.testing.assert_array_equal(batch.y, test.y[:21])

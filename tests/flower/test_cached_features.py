@@ -32,7 +32,7 @@ def seen(job: str, model: str, client: int, function: str | None, *, head: bool 
     unit = SimpleNamespace(unit="client")
     training._job = SimpleNamespace(name=job, training=settings, privacy=unit)
     training._shape = SimpleNamespace(fingerprint=model, example_shape=(2,), classes=90)
-    training._part = SimpleNamespace(features=head or None, seen=lambda x, device: x)
+    training._part = SimpleNamespace(features=head or None, inputs=lambda x, device: x)
     training._targets, training._shared = "class", None
     return training._seen(client, function)
 

@@ -307,7 +307,7 @@ def test_a_sum_of_equal_updates_of_one_entry_does_not_wrap_without_a_rotation():
     vector[4] = noise.clip
     alone = noise.rounded(vector, None, Seeded(15)).astype(np.int64)
     assert alone.max() >= noise.radius - 1
-    assert not noise.wrapped(60 * alone)
+    assert not noise.out_of_reach(60 * alone)
 
 
 def test_blocks_are_the_shortest_reports_and_large_cohorts_get_larger_ones():

@@ -257,8 +257,20 @@ def test_vertical_runs_stand_beside_each_other_with_their_own_figures(tmp_path: 
         folders.append(folder)
     rows = table(page_of_several(folders), "At the end")
     assert [[row[0], *row[3:]] for row in rows] == [
-        ["one", "75.0%", "0.406", f"{told(3.1, 1e-9)} for a row of one", shown_bytes(3100.0)],
-        ["two", "50.0%", "0.281", f"{told(4.7, 1e-9)} for a row of two", shown_bytes(4700.0)],
+        [
+            "one",
+            "75.0%",
+            "0.406",
+            f"{epsilon_text(3.1, 1e-9)} for a row of one",
+            shown_bytes(3100.0),
+        ],
+        [
+            "two",
+            "50.0%",
+            "0.281",
+            f"{epsilon_text(4.7, 1e-9)} for a row of two",
+            shown_bytes(4700.0),
+        ],
     ]
 
 

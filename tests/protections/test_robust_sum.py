@@ -56,21 +56,21 @@ def test_the_share_is_the_jobs_and_entries_are_sorted_a_few_at_a_time(
 ) -> None:
     """Two of five values are left out on either side. One entry is sorted at a time."""
     monkeypatch.setattr(robust_combining, "_ENTRIES", 6)
-    total = CombiningRule("trimmed_mean", trim=0.3).sum(ExactSum(3))
+    total = CombiningRule("trimmed_mean", trim=0.3).empty_sum(ExactSum(3))
     for first, *others in ([0, 9, 1], [1, 8, 2], [5, 7, 9], [7, 0, 3], [2.0**40, 1, 4]):
         total.add(np.array([first, *others], np.float32))
     assert (total.value() / 5).tolist() == [5, 7, 3]
 
 
 def test_a_shortened_report_keeps_its_weight() -> None:
-    total = CombiningRule("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total = CombiningRule("norm_bound", norm_bound=0.5).empty_sum(ExactSum(2))
     total.add(np.array([0, 0.25], np.float32), 3)
     total.add(np.array([-4, 0], np.float32), 2)
     assert total.value().tolist() == [-1, 0.75]
 
 
 def test_a_report_whose_squares_overflow_is_shortened_to_the_bound() -> None:
-    total = CombiningRule("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total = CombiningRule("norm_bound", norm_bound=0.5).empty_sum(ExactSum(2))
     total.add(np.array([3e30, -4e30], np.float32))
     np.testing.assert_allclose(total.value(), [0.3, -0.4], rtol=1e-6)
 
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize("entry", [-np.inf, -(2.0**41), np.nan, 2.0**41])
 def test_a_refused_report_leaves_the_others_median(entry: float) -> None:
-    total = CombiningRule("median").sum(ExactSum(3))
+    total = CombiningRule("median").empty_sum(ExactSum(3))
     for row in ([1, 4, -(2.0**40)], [3, 8, 6], [4, 5, 9]):
         total.add(np.array(row, np.float32))
     with pytest.raises(ValueError, match="not finite or too large"):
@@ -132,7 +132,7 @@ def test_more_reports_than_are_sorted_at_a_time_are_sorted_entry_by_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(robust_combining, "_ENTRIES", 2)
-    total = CombiningRule("median").sum(ExactSum(2))
+    total = CombiningRule("median").empty_sum(ExactSum(2))
     for row in ([7, 1], [2, 5], [4, 9]):
         total.add(np.array(row, np.float32))
     assert (total.value() / 3).tolist() == [4, 5]
@@ -156,7 +156,7 @@ def test_where_they_count_equally_and_where_they_are_refused() -> None:
 
 
 def test_reports_are_held_and_not_their_buffers() -> None:
-    total, buffer = CombiningRule("median").sum(ExactSum(1)), np.zeros(1, np.float32)
+    total, buffer = CombiningRule("median").empty_sum(ExactSum(1)), np.zeros(1, np.float32)
     for value in (1, 2, 9):
         buffer[0] = value
         total.add(buffer)
