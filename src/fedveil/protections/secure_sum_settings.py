@@ -274,8 +274,7 @@ def shared_weaker(
             f"{threshold} of {there} clients reconstruct a secret, but {least} of "
             f"{demanded.neighbourhood(expected)} are required"
         )
-    degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
-    among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
-    if among < min(wanted, clients - 1):
-        return f"a client has {among} neighbours, but at least {wanted} are required"
+    wanted = demanded.neighbourhood(clients)
+    if there < wanted:
+        return f"a client has {there - 1} neighbours, but at least {wanted - 1} are required"
     return None
