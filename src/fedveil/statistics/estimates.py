@@ -80,7 +80,7 @@ class Sums:
 
         It is the product of two numbers. `rows`, a client's largest number of rows (1 if None),
         allows for clients whose rows are all equal. `clients` / `asked` allows for the clients that
-        did not report, for which the others stand.
+        did not report.
         """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
