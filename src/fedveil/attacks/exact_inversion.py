@@ -89,10 +89,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples [examples, features], each computed for one direction (see `_Factors`).
+    """Candidate `examples` [examples, features], each computed from a direction of its own.
 
-    A correct candidate activates a neuron exactly if its direction is not zero on this neuron.
-    `shares[i]` is the share of neurons for which this is true of candidate i.
+    `_Factors` explains directions. A correct candidate activates exactly the neurons on which its
+    direction is not zero. `shares[i]` is the share of all neurons for which candidate i does so.
     """
 
     examples: Float64s

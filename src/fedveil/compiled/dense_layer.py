@@ -134,8 +134,9 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 class Dense(Operation):
     """A dense layer, for one row of inputs per example or per token.
 
-    The weight of a layer for tokens is stored transposed if this makes the rows in memory longer,
-    and if their length is then a multiple of 8.
+    The weight is stored as [outputs, inputs]. For tokens, it is stored transposed, as [inputs,
+    outputs], if there are more outputs than inputs and their number is a multiple of 8. The rows in
+    memory are then longer.
     """
 
     layer: nn.Linear

@@ -130,8 +130,10 @@ def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: 
     """Write the update (weights minus `start`) to the model's vector `out`, and reset the weights.
 
     The weights are in the float memory `m`, and become equal to `start` again. `places` has their
-    layout, see `pack`. A weight with deferred steps is left out: its update is the sum of these
-    steps, which `take_held` writes. `ops` is the operation table, which says if steps are deferred.
+    layout, see `pack`. `ops` is the operation table.
+
+    A weight whose SGD steps are deferred (stored instead of added to it) is skipped: it still
+    equals `start`, and its entries of `out` are not written. `take_held` writes them afterwards.
     """
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:

@@ -135,10 +135,10 @@ class Canvass:
         """Return the metric `name`: the lower bound on epsilon that follows from `distance`.
 
         Replacing one client moves the releases of a run by at least `distance` standard deviations
-        of the noise. `distance` was found from `cases` measurements. If it is their mean minus the
-        mean's uncertainty, `uncertain` is this uncertainty, and otherwise 0. `claim` is the claimed
-        epsilon. It determines `Measured.unseen`, the largest true epsilon that this bound would
-        probably not detect (NaN if the bound refutes the claim).
+        of the noise. `distance` was found from `cases` measurements. `uncertain` is what was
+        subtracted from their mean as its uncertainty, or 0 if nothing was subtracted. `claim` is
+        the claimed epsilon. It determines `Measured.unseen`, the largest true epsilon that this
+        bound would probably not detect (NaN if the bound refutes the claim).
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

@@ -88,7 +88,12 @@ class ClientTest:
         return True
 
     def quality(self) -> dict[str, float]:
-        """Return the task's first metric, summarised over the clients (`summary`)."""
+        """Return how the task's first metric is distributed over the clients.
+
+        The metric is computed on each client's held-out examples. Clients without any are left out.
+        The result has the mean, the mean of the worst tenth, and the standard deviation, with the
+        names `CLIENTS` as keys. All are NaN if no client has a metric.
+        """
         scores, ends = self._scored()
         if scores is None:
             return summary(np.zeros(0), self.better)

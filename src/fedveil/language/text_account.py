@@ -30,9 +30,11 @@ class SentVectors:
         self._earlier = self.times
 
     def charge(self, vectors: int, *, again: bool) -> None:
-        """Count `vectors` as sent. Call it before they are sent.
+        """Add `vectors` to the number of vectors sent. Call it before they are sent.
 
-        `again` is True if some of the tokens were sent before in this attempt.
+        There is one vector for each token. `again` is True if some of these tokens were already
+        sent since the last call of `begin`. Then `times` counts a token as sent twice since that
+        call, otherwise once.
         """
         self.vectors += vectors
         self.times = max(self.times, self._earlier + (2 if again else 1))

@@ -59,7 +59,7 @@ class Channel(Protocol):
     def send(self, message: Message) -> None:
         """Send `message` to the peer. May return before it arrives. Raises LinkLost or PeerRefused.
 
-        The caller must not change the message's arrays until the peer has received them.
+        The caller must not change the message's arrays afterwards, as for the request `Send`.
         """
 
     def receive(self) -> dict[str, Value]:

@@ -3,15 +3,16 @@
 If all charges are equal, the joint epsilon is that of their exact composition (`compose`).
 Otherwise it is the smaller one of two epsilons:
 
-- the sum of the charges' epsilons (Rogers, Roth, Ullman and Vadhan, 2016)
-- the epsilon of a Rényi filter (`renyi_filter`). If all charges are Gaussian, it is replaced by the
-  epsilon of the one Gaussian loss to which they compose (Smith and Thakurta, 2022).
+- the sum of the charges' epsilons, at the sum of the charges' own deltas (Rogers, Roth, Ullman and
+  Vadhan, 2016). It is used only if this sum of deltas is at most the given delta.
+- the epsilon of a Rényi filter (`renyi_filter`), at the given delta. If all charges are Gaussian,
+  it is replaced by the epsilon of the one Gaussian loss to which they compose (Smith and Thakurta,
+  2022).
 
-Each of these epsilons holds at the delta for which it is computed. But earlier results may decide
-which of them is used. A limit on the joint epsilon therefore holds only at the sum of three deltas:
-the given delta for exact composition, the given delta for the filter, and the charges' own deltas.
-The sum is at most three times the given delta, or twice if the charges have no deltas of their own.
-If all charges are Gaussian, the limit holds at the given delta.
+Exact composition also holds at the given delta. But earlier results may decide which of the three
+epsilons is used. A limit on the joint epsilon therefore holds only at the sum of the three deltas.
+It is at most three times the given delta, or twice if the charges have no deltas of their own. If
+all charges are Gaussian, the limit holds at the given delta.
 """
 
 from __future__ import annotations

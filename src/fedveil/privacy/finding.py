@@ -159,11 +159,14 @@ class Finding:
     def limits(self) -> str:
         """Return a phrase that says how false a claim must be for the lower bounds to detect it.
 
-        It gives the number of bounds that could not have refuted their claims. Of the other bounds,
-        it names the one with the least ratio of `unseen` to its claim, and the largest true epsilon
-        that this bound would miss. Only bounds with a finite claim and a known `unseen` count.
-        Returns "" if there are none, or if a bound refutes its claim but none of the bounds that
-        count could have.
+        A bound's `unseen` is the largest true epsilon that it would probably miss. It is infinite
+        if the bound could not have refuted any false claim, and unknown if the bound refutes its
+        claim. Bounds with an infinite claim or an unknown `unseen` are left out.
+
+        The phrase gives the number of bounds with an infinite `unseen`. Of the others, it describes
+        the one with the least ratio of `unseen` to its claim. Returns "" if all bounds are left
+        out, or if any bound refutes its claim and every bound not left out has an infinite
+        `unseen`.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]

@@ -116,11 +116,12 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
 
 
 def none_unmasked(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, the clients that `assume_honest` assumes to be dishonest must be too
+    """Under distributed_dp, the clients that `assume_honest` does not count as honest must be too
     few to unmask others together with the server. Let n clients of a round share secrets, with
     threshold t. In the complete masking graph, fewer than t clients may be dishonest, or fewer than
     2t - n with `active_security`. In a sparse graph, at most n/5 clients may be dishonest, and
-    fewer if `neighbours` is small. There is no limit if all but one of the n clients are dishonest.
+    fewer if `neighbours` is small. There is no limit if exactly one of the n clients is honest: its
+    own noise then gives the stated guarantee, even if its vector is unmasked.
 
     Returns an error message, or None if the settings follow this rule.
     """

@@ -1,4 +1,7 @@
-"""Rules for protections that add Gaussian noise to a sum."""
+"""Rules for the settings of protections that add Gaussian noise to a sum of updates.
+
+One setting determines the noise, all clients have equal weights, and delta is above 0.
+"""
 
 from __future__ import annotations
 

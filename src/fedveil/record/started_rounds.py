@@ -48,10 +48,11 @@ class Attempts:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
     def keep(self) -> None:
-        """Create the file, unless it exists. Call it before the run writes any other record.
+        """Create the file of started rounds, unless it exists.
 
-        Then every run that may have requested reports has the file, also before its first
-        checkpoint.
+        Call it before the run writes any other record. Then every run that may have requested
+        reports has the file, even before its first checkpoint. If it is missing later, the cost of
+        started rounds is unknown, and `Attempts` raises an error (`is_kept`).
         """
         if not (self._folder.path / _FILE).exists():
             self._write()

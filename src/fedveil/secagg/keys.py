@@ -132,7 +132,7 @@ class Identity:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Return the client's signature of `text`, made by `keys_text` or `survivors_text`."""
+        """Return the client's signature of `text` (from `keys_text` or `survivors_text`)."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:

@@ -17,7 +17,11 @@ Check: TypeAlias = Callable[[J], str | None]
 
 
 class Rules(Generic[J]):
-    """The rules and the advice for one kind of job."""
+    """A registry of the checks of one kind of job: rules, which give errors, and advice (warnings).
+
+    A check is a function that takes a job and returns a sentence, or None if the job is fine. It is
+    registered with the decorator `rule` or `advised`. `broken` and `advice` run the checks.
+    """
 
     def __init__(self) -> None:
         self._reads: dict[Check[J], tuple[str, ...]] = {}

@@ -44,7 +44,11 @@ _BOOT = (
 
 
 class Process:
-    """Pipes to a process that runs a study's code. `end` is its deadline on the monotonic clock."""
+    """A pair of pipes to a process that runs a job's own code for the site.
+
+    `send` and `receive` are file descriptors of the pipes. `end` is the deadline on the monotonic
+    clock. A pipe that is used after it raises `SiteRefused`.
+    """
 
     def __init__(self, send: int, receive: int, end: float) -> None:
         self._send, self._receive, self._end = send, receive, end

@@ -44,10 +44,11 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier that takes the messages of round `step` to the clients and back.
+        """Return the object that sends a round's messages to the clients and collects the answers.
 
-        `layout` says how the round's parts divide a client's joint vector. `carriage` encodes the
-        joint vector as an update.
+        `step` is the round. It has one or more parts: questions, or levels of a question's tree. A
+        client's answers to all parts form one joint vector. `layout` says which section of the
+        vector belongs to which part, and `carriage` encodes the vector as an update.
         """
 
     def drawn(
@@ -56,8 +57,9 @@ class Engine(ABC):
         """Draw the aggregate of a round from its distribution, without making any report.
 
         Returns None if this engine cannot do so. Then the caller must ask the clients in `cohort`
-        for their reports. `step` is the round. `layout` says how the round's parts divide a
-        client's joint vector. `carriage` encodes the joint vector as an update.
+        for their reports. `step` is the round. A client's answers to the round's parts (questions,
+        or levels of a question's tree) form one joint vector. `layout` says which section of it
+        belongs to which part, and `carriage` encodes it as an update.
         """
         return None
 

@@ -78,7 +78,9 @@ class Sums:
     def repeated(self) -> float:
         """The factor by which the sampling variance exceeds that of independent rows.
 
-        It is `rows` (as if all rows of a client were equal; 1 if None) times `clients` / `asked`.
+        It is the product of two numbers. `rows`, a client's largest number of rows (1 if None),
+        allows for clients whose rows are all equal. `clients` / `asked` allows for the clients that
+        did not report.
         """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 

@@ -1,9 +1,11 @@
 """Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
 
-The question is whether the client's value is below an edge. If the client's row is excluded
-(another group, a missing value), its answer is yes with probability q. Each answer is sent by
-randomised response with the whole epsilon. So the estimated share of yes, minus q, is positive if
-the edge is above the quantile q, and negative if it is below.
+The quantile q, with q between 0 and 1, is the number with a share q of the values below it. It is
+searched among the edges of a grid. Each client says whether its value is below one of the edges.
+If its row is excluded (another group, a missing value), its answer is yes with probability q, so
+that the row does not shift the result. Each answer is sent by randomised response with the whole
+epsilon. The estimated share of yes, minus q, is positive if the edge is above the quantile, and
+negative if it is below.
 
 Each round asks different clients about one edge: the median of the quantile's distribution, given
 all answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).

@@ -41,9 +41,9 @@ log = logging.getLogger("fedveil.client")
 class Table(ABC):
     """Rows with named columns. A column can be read as numbers, or as texts ("words").
 
-    In a column of numbers, a cell that is neither missing nor a finite number is an error. If
-    `apart` is True, it counts as missing instead, so that a single row cannot make all other rows
-    unreadable.
+    `numbers(column)` and `words(column)` return a column. In a column of numbers, a cell that is
+    neither missing nor a finite number is an error. If the table was created with `apart=True`, the
+    cell counts as missing instead, so that a single row cannot make all other rows unreadable.
     """
 
     #: The file, or the function that returned the columns, for messages.

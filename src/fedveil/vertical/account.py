@@ -227,9 +227,9 @@ def _fields(names: Iterable[str | int]) -> list[str]:
 def looks_begun(run: Path) -> int:
     """Return the number of evaluations that the run in the folder `run` has begun, from a file.
 
-    Returns 0 if the file does not exist. A run whose randomness comes from a seed writes no such
-    file. If one of its evaluations is interrupted and repeated, the same bits are sent again, so
-    only the evaluations that ended count.
+    Returns 0 if the file does not exist, as in a run whose randomness comes from a seed. If an
+    evaluation of such a run is interrupted and repeated, the same bits are sent again. So only its
+    completed evaluations cost privacy, and this function does not count those.
     """
     path = run / _BEGUN
     if not path.exists():
@@ -297,7 +297,7 @@ def figures(
     """Return lines that state a party's epsilons.
 
     - Each part under EmbeddingDP has three lines: for a single bit, for a one-hot row of bits (two
-      such rows differ in two bits), and for all bits of an example that is sent once.
+      such rows differ in two bits), and for all bits of an example. They hold for sending once.
     - `label`, a label's privacy loss under LabelDP (None: without LabelDP), adds a line.
     - Each part that sends unprotected outputs of the party's own data has a line with an infinite
       epsilon.
@@ -306,9 +306,10 @@ def figures(
     - Each part that learns from the party's examples, and is used to compute EmbeddingDP's bits,
       has a line with an infinite epsilon. An example changes the part's weights, and so the bits
       that are later sent for other examples.
-    - The last line states, at `delta`, the largest epsilon of any example. It covers the example's
-      label and its own outputs, sent the number of times that `releases` counted. This line is
-      missing if the party sends nothing that is computed from its own data.
+    - The last line states, at `delta`, the largest epsilon of any example in the whole run. It
+      covers the example's label, and all outputs that the party computed from this example and
+      sent, as often as `releases` counted. This line is missing if the party sends nothing that is
+      computed from its own data.
     """
     found = []
     parts = private_parts(split, party)

@@ -254,10 +254,10 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class, with an interval of the given `confidence`.
 
     `named_rare` marks the examples for which the attack guessed this class, and `is_rare` the
-    examples that have it. A blind attack guesses this class as often for its own examples as for
-    others. So the chance level is the attack's false-positive rate: the share of the other examples
-    for which it guessed this class. The chance level in the result is the upper end of this rate's
-    confidence interval.
+    examples that have it. An attack that learns nothing guesses this class as often for examples
+    that have it as for others. So the chance level of the recall is the attack's false-positive
+    rate: the share of the other examples for which it guessed this class. As this rate is only
+    estimated, the result has the upper end of its confidence interval as the chance level.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:

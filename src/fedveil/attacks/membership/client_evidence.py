@@ -18,8 +18,8 @@ class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
     `clients` are that one client, or all clients of the cohort. The estimate, `reading`, is `share`
-    times the sum of these clients' updates, plus noise. So `share` is 1 for one client, and for a
-    mean one over the expected number of updates.
+    times the sum of these clients' updates, plus noise. So `share` is 1 for a single client, and
+    1 / (the expected number of updates) for a mean.
     """
 
     reading: Reading

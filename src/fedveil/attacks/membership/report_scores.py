@@ -173,10 +173,10 @@ class Round:
     def scores(self, score: Scorer, x: Array, y: Array) -> tuple[Float64s, Float64s]:
         """Return the scores of the members (rows `held`), and the scores of the `strangers`.
 
-        Examples are rows of `x` and `y`. `score` computes an example's score from an estimated
-        update. The result for an example is its score under the estimate of the client against
-        which it is tested, minus its mean score under the estimates of the other clients' updates,
-        if there are any.
+        Examples are rows of `x` and `y`. The rows `held[i]` and `strangers[i]` are tested against
+        client i. `score` computes an example's score from an estimated update. The result for an
+        example is its score under the estimate of client i's update, minus its mean score under the
+        estimates of all other clients' updates. Nothing is subtracted if there is only one client.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -17,11 +17,12 @@ _MOST = 30.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """An attacker's reports of the outputs of one part of a split model, for some examples.
+    """The reports that an attacker has seen of one part's outputs, for some examples.
 
-    `mean`, [examples, *output], has the mean of each example's reports. `reports` is the number of
-    reports of an example, or 1 if all of them are identical. `lie` is the probability with which
-    EmbeddingDP flipped a bit, or None if the reports are unprotected numbers.
+    The part belongs to a split model. `mean`, [examples, *output], has the mean of each example's
+    reports. `reports` is the number of reports of an example that EmbeddingDP perturbed
+    independently, or 1 if it repeated one report or perturbed none. `lie` is the probability with
+    which EmbeddingDP flipped a bit, or None if the reports are unprotected numbers.
     """
 
     mean: torch.Tensor

@@ -27,10 +27,11 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread with a `ClientSide`.
+    """The objects with which one thread serves clients.
 
-    `mine` are the waiting clients that only this thread can serve, because its `ClientSide` has
-    their state of the round. `folding` adds up the reports of the thread's clients.
+    `side` trains the thread's clients, and `folding` adds up their reports. `mine` are the waiting
+    clients that only this thread can serve, because `side` has their state from an earlier message
+    of the round.
     """
 
     side: ClientSide

@@ -96,10 +96,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client accepts an epsilon that relies on noise added by the server.
 
-    A client accepts it by naming a protection whose guarantee relies on the server, in one of its
-    `pins` (each has the demands of one source). `limited` are the pins with an epsilon limit. If
-    one of them is the client's own (`is_own`), only its own pins count, because the server can
-    change the others.
+    A pin has the demands of one source: the client's code or node (the client's own pins), or the
+    run configuration, which the server can change. The client accepts such an epsilon if one of its
+    `pins` names a protection whose guarantee relies on the server. `limited` are the pins with an
+    epsilon limit. If one of those is the client's own, the acceptance must be in an own pin too.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)

@@ -82,8 +82,9 @@ def example_count(
     """Return the number of a client's examples.
 
     `function` names the user's function that returns the examples. Under `privacy.unit: example`,
-    its records are counted but not read. If `function` is None, the client's examples are part of
-    `shared()`, the data of all clients.
+    each training record that it returns counts as one example. Such records are counted without
+    reading their values. If `function` is None, the client's examples are part of `shared()`, the
+    data of all clients.
     """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)

@@ -151,9 +151,11 @@ class ThresholdSearch:
         return near + above
 
     def reaches(self, dim_out: int, ratio: float) -> bool:
-        """Return True if some threshold gives a mean share of at least `ratio`.
+        """Return True if the best threshold for v gives a mean share of at least `ratio`.
 
-        The share is the part of the `dim_out` selected dimensions that is in the top-k set.
+        `dim_out` dimensions are selected. v is the number of them that are in the top-k set, and
+        the share is v / `dim_out`. The mean is over the random selection, whose distribution
+        depends on the threshold (see the class).
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out

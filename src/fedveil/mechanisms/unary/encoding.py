@@ -1,8 +1,9 @@
 """Unary encoding with local differential privacy: randomised response (RR) and OUE.
 
-A value is clipped to [-value_range, value_range], rounded to one of the 2 cells + 1 states from
--cells to cells, and coded one-hot. Each bit of the code is perturbed independently: it becomes 1
-with probability p if it was 1, and with probability q if it was 0.
+A value is clipped to [-value_range, value_range], scaled, and rounded to one of 2 * cells + 1
+states, the whole numbers from -cells to cells. The state is coded one-hot. Each bit of the code is
+perturbed independently: it becomes 1 with probability p if it was 1, and with probability q if it
+was 0. `UnaryEncoding` has the formulas of p and q.
 """
 
 from __future__ import annotations
@@ -338,7 +339,11 @@ class UnaryEncoding:
 
     @property
     def sum_bits(self) -> int:
-        """Return the number of bits of a parameter's sum in a report, such as 12 for 50 cells."""
+        """Return the number of bits of one sum in a packed report.
+
+        The report has a sum for each parameter, from -`largest_sum` to `largest_sum` (`sum_dtype`).
+        For 50 cells, there are 2,551 possible sums, which need 12 bits.
+        """
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:

@@ -91,12 +91,12 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _truthful_chance(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability that a reported sum is truthful, for a parameter in the largest state.
+    """Return the probability that a parameter in the largest state reports this state.
 
-    A state is a whole number from -`cells` to `cells`. The report has the sum of the states whose
-    bits are 1 in the parameter's perturbed one-hot code. It is truthful if it equals the
-    parameter's state, here `cells`. `kind`, "rr" or "oue", and `eps` are the other settings of the
-    encoding.
+    A state is a whole number from -`cells` to `cells`. A bit of the parameter's one-hot code stands
+    for each state. The code is perturbed, and the report has the sum of the states whose bits are
+    then 1. The function returns the probability that the sum is `cells`, if the parameter's state
+    is `cells`. `kind`, "rr" or "oue", and `eps` are the other settings of the encoding.
     """
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -169,8 +169,9 @@ def _nearest_moved(
 ) -> int:
     """Write the states nearest to cells * (start + update) / value_range to `states`.
 
-    They are limited to -cells..cells. Returns the number of entries of start + update outside
-    [-clip, clip], or -1 if the update is not finite, or -2 if an entry of start + update is NaN.
+    The states are limited to -cells..cells. Returns the number of entries of start + update outside
+    [-clip, clip]. Returns -1 if the update is not finite, or else -2 if an entry of start + update
+    is NaN. In these two cases, `states` must not be used.
     """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)

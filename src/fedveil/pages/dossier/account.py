@@ -66,9 +66,10 @@ class Account:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, its accounts, and the SHA-256 digests of its files by name.
+    """A run, its privacy accounts, and the SHA-256 digests of its files by name.
 
-    `parties` has each party's records by name. It is empty for a federated run.
+    Each account states one epsilon of the run. `parties` has the run of a vertical job as each
+    party recorded it, by the party's name. It is empty for a federated run.
     """
 
     run: ReadRun

@@ -35,9 +35,10 @@ class Dossier:
 
     @classmethod
     def of(cls, run: Path) -> Dossier:
-        """Return the dossier of the run in the folder `run`, after checking the folder.
+        """Read the records of the run in the folder `run`, and derive statements on its privacy.
 
-        Raises `RunFolderError` if the folder is damaged or was edited.
+        Returns both as a dossier, and writes no files. Raises `RunFolderError` if the folder is
+        damaged or was edited.
         """
         evidence = read_evidence(run)
         return cls(evidence, statements(evidence))

@@ -37,7 +37,11 @@ def releases_of(
     The field `law` of each result names the distribution of the loss. It is explained at the top of
     this module. `rates` are the job's sampling rates. A loss distribution that equals that of
     Gaussian noise at one of them gets the law "sampled gaussian", any other distribution the law
-    "table". If `adaptive` is True, only epsilons are added up, so every law is "stated" or "none".
+    "table".
+
+    If `adaptive` is True, the account that states these releases adds up their epsilons, and needs
+    no distributions. So every law is "stated" (epsilon and delta are all that is given), or "none"
+    if epsilon is infinite.
     """
     found = []
     for loss, count in charges:

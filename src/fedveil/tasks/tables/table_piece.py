@@ -40,9 +40,11 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        """Return a column's numbers, and the forms among `forms` that read its cells as these.
+        """Return a column's numbers, and the forms in which its cells state them.
 
-        Returns None if the column must be read as texts.
+        A form is a way to write a number, such as a decimal or a date (`cell_forms`). The returned
+        forms are those of `forms` that read all cells as the returned numbers. Returns None if the
+        column must be read as texts.
         """
         return None
 

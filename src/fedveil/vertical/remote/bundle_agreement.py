@@ -30,8 +30,10 @@ _OF_STEP = ("tensor", "ready", "commit", "abort")
 
 
 def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[None]:
-    """Agree on the manifest with the other parties, and write the signed manifest to the bundle.
+    """Agree with the other parties on the bundle's manifest, and write it to the bundle, signed.
 
+    The bundle is the folder in which this party's trained model is saved for scoring. The manifest
+    names the run and the step, and has the SHA-256 of every party's list of bundle files.
     `identity` identifies the run. `own` has the key that signs, or is None without TLS. Raises
     ExchangeError if a message or a signature of another party is invalid.
     """

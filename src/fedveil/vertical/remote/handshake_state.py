@@ -21,13 +21,14 @@ class Standing:
 
     `run` identifies the run. It is empty at a follower that is not in a run yet. `examples` are the
     common examples of an earlier session, or None. `least_common` is the smallest number of common
-    examples that the party accepts. With 0, a follower also lets a leader without ids use all of
-    the follower's examples. `id_hint` is advice for this party's user if few ids are common.
+    examples that the party accepts. If it is 0 at a follower, a leader that sends no ids may choose
+    any of the follower's examples. `id_hint` is advice for this party's user if few ids are common.
 
-    An id from another party may be a guess, so a party accepts at most `most_ids` ids from each
-    other party. Under `digests`, this limit holds for each attempt. Under `intersection`, it holds
-    for all attempts together: `brought` has the number of ids that each other party has sent so
-    far, and `keep_brought` saves these numbers before this party answers.
+    `align_by` says how the parties find their common examples. An id from another party may be a
+    guess, so a party accepts at most `most_ids` ids from each other party. With `align_by` =
+    "digests", this limit holds for each handshake. With "intersection", it holds for all handshakes
+    together: `brought` has the number of ids that each other party has sent so far, and
+    `keep_brought` saves these numbers before this party answers.
     """
 
     party: str

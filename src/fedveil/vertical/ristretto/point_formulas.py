@@ -172,7 +172,11 @@ def _decode(s: Program, point: int, invalid: int) -> None:
 
 
 def _encode(s: Program, out: int, point: int) -> None:
-    """Append steps that encode `point` as a field element in `out` (RFC 9496, 4.3.2)."""
+    """Append steps to `s` that encode a point as a field element (RFC 9496, 4.3.2).
+
+    `point` and `out` are numbers of elements of the memory. The point's coordinates are in the
+    elements `point` to `point + 3`, and its encoding is written to element `out`.
+    """
     x, y, z, t = point, point + 1, point + 2, point + 3
     u1, u2, root, den1, den2, inverse = _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13
     rotated_x, rotated_y, mask, ignored = _T + 14, _T + 15, _T + 16, _T + 17

@@ -159,9 +159,10 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Add `many` to the saved number of ids that `party` has sent for this file.
+    """Add `many` to the saved number of ids that `party` has sent for the file of `scorer`.
 
-    Raises MessageInvalid if the number is then above `scorer.most_ids`.
+    The file has the rows that `scorer` scores. Each id that another party sends may be a guess at
+    an id in it. Raises MessageInvalid if the number is then above `scorer.most_ids`.
     """
     total = Guesses(scorer.state, GUESSES, scorer.ids).add(party, many)
     if total > scorer.most_ids:
