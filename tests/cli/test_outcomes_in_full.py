@@ -67,10 +67,8 @@ def test_a_continued_text_is_told_with_its_prompt_and_its_cost(
     _, out, err = command("vertical", "generate", "run", "--prompt", "Eis")
     assert out.splitlines() == ["Eisbär", *map(str, lines)]
     assert err == "the limit is reached\n"
-    epsilon_text = json.loads(
-        command("vertical", "generate", "run", "--prompt", "Eis", "--json")[1]
-    )
-    assert epsilon_text == {"text": "Eisbär", "accounts": [*map(str, lines)]}
+    told = json.loads(command("vertical", "generate", "run", "--prompt", "Eis", "--json")[1])
+    assert told == {"text": "Eisbär", "accounts": [*map(str, lines)]}
 
 
 def test_an_attacks_result_is_printed_with_its_guarantee(
@@ -111,8 +109,8 @@ def test_a_data_set_is_fetched_by_its_name(
     assert command("data", "fetch", "fashion_mnist")[1].endswith(
         "fashion_mnist is in cache/fashion_mnist\n"
     )
-    epsilon_text = json.loads(command("data", "fetch", "mnist", "--json")[1])
-    assert epsilon_text == {"name": "mnist", "folder": "cache/mnist"}
+    told = json.loads(command("data", "fetch", "mnist", "--json")[1])
+    assert told == {"name": "mnist", "folder": "cache/mnist"}
 
 
 def test_an_evaluation_is_told_with_each_class_and_account(
@@ -131,9 +129,9 @@ def test_an_evaluation_is_told_with_each_class_and_account(
         "loss 0.250000", "class a: recall 0.5, cases 3", "class b: recall 0.75",
         f"bank: {lines['bank'][0]}", f"lead: {lines['lead'][0]}",
     ])  # fmt: skip
-    epsilon_text = json.loads(command("vertical", "evaluate", "run", "--json")[1])
-    assert epsilon_text["figures"] == quality
-    (one,) = epsilon_text["accounts"]["bank"]
+    told = json.loads(command("vertical", "evaluate", "run", "--json")[1])
+    assert told["figures"] == quality
+    (one,) = told["accounts"]["bank"]
     assert (one["epsilon"], one["delta"]) == (1.5, 1e-6)
 
 
@@ -172,8 +170,8 @@ def test_each_part_is_told_with_its_own_memory(
         "lead in all: 5, 300 a batch", "bank in all: 37, 3000 a batch",
         "shop: the sizes of its parts depend on data that this job does not name",
     ]  # fmt: skip
-    epsilon_text = json.loads(command("vertical", "parts", "--json")[1])
-    assert epsilon_text == [{"part": m.part, "owner": m.owner, "size": m.size} for m in found]
+    told = json.loads(command("vertical", "parts", "--json")[1])
+    assert told == [{"part": m.part, "owner": m.owner, "size": m.size} for m in found]
 
 
 def test_a_dossier_is_told_with_each_guarantee(
@@ -201,9 +199,9 @@ def test_a_dossier_is_told_with_each_guarantee(
         "wrote there/page.html", *(f"{Figure(a.epsilon, a.delta)} for {a.of}" for a in accounts),
         "not stated: audit, trust",
     ]  # fmt: skip
-    epsilon_text = json.loads(command("dossier", "run", "--json")[1])
+    told = json.loads(command("dossier", "run", "--json")[1])
     missing = {"audit": "no audit", "trust": "no trust"}
-    assert epsilon_text == {"wrote": ["run/dossier/page.html"], "missing": missing}
+    assert told == {"wrote": ["run/dossier/page.html"], "missing": missing}
     assert asked == [Path("there"), Path("run/dossier")]
 
 
@@ -223,10 +221,10 @@ def test_an_experiment_is_told_with_each_verdict(
     _, out, _ = command("reproduce", "signds")
     lines = [line.strip() for line in out.splitlines()]
     assert lines == ["claim", "shown", "one of three agrees", "written to there"]
-    epsilon_text = json.loads(command("reproduce", "signds", "--json")[1])
-    assert epsilon_text["page"] == "there"
-    assert [one["agrees"] for one in epsilon_text["verdicts"]] == [one.agrees for one in verdicts]
-    assert {one["agrees"] for one in epsilon_text["verdicts"]} == {True, False}
-    assert [(v["what"], v["source"], v["ours"]) for v in epsilon_text["verdicts"]] == [
+    told = json.loads(command("reproduce", "signds", "--json")[1])
+    assert told["page"] == "there"
+    assert [one["agrees"] for one in told["verdicts"]] == [one.agrees for one in verdicts]
+    assert {one["agrees"] for one in told["verdicts"]} == {True, False}
+    assert [(v["what"], v["source"], v["ours"]) for v in told["verdicts"]] == [
         ("trend 0", "0%", "1%"), ("trend 1", "1%", "2%"), ("trend 2", "2%", "3%"),
     ]  # fmt: skip

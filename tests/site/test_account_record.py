@@ -205,9 +205,9 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     assert "lung: 0 releases\n" in brief
     assert "month (UTC)" not in brief
     both = run.invoke(cli, ["site", "account", str(site), "--json"])
-    epsilon_text = json.loads(both.stdout)
-    assert {name: one["lines"] for name, one in epsilon_text.items()} == {"heart": 1, "lung": 0}
-    assert epsilon_text["heart"]["left"]["ever"] == "9.25"
+    told = json.loads(both.stdout)
+    assert {name: one["lines"] for name, one in told.items()} == {"heart": 1, "lung": 0}
+    assert told["heart"]["left"]["ever"] == "9.25"
     out = tmp_path / "out"
     wrote = run.invoke(cli, ["site", "account", str(site), "heart", "--out", str(out)])
     assert (wrote.exit_code, (out / "dossier.html").exists()) == (0, True)
@@ -217,7 +217,7 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     assert {name: sorted(one["wrote"]) for name, one in json.loads(only.stdout).items()} == {
         "heart": files
     }
-    assert [one["wrote"] for one in epsilon_text.values()] == [[], []]
+    assert [one["wrote"] for one in told.values()] == [[], []]
     for words, said in ((["hart"], "did you mean heart"), (["--out", "x"], "name the data set")):
         failed = run.invoke(cli, ["site", "account", str(site), *words])
         assert said in str(failed.exception)

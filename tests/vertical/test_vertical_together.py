@@ -859,14 +859,14 @@ def test_align_takes_the_leaders_order_and_what_all_hold() -> None:
 )
 def test_ids_that_do_not_meet(ids: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(DataInvalid, match=sentence):
-        align({name: np.array(saved_steps) for name, saved_steps in ids.items()}, "lead")
+        align({name: np.array(held) for name, held in ids.items()}, "lead")
 
 
 def test_the_advice_on_few_common_ids_is_of_the_ids_of_both_subsets() -> None:
     seen: list[dict[str, Any]] = []
 
     def advice(ids: dict[str, Any]) -> str:
-        seen.append({party: saved_steps.tolist() for party, saved_steps in ids.items()})
+        seen.append({party: held.tolist() for party, held in ids.items()})
         return "fold the case"
 
     task, none = SimpleNamespace(id_hint=advice), Columns(np.empty(0, np.int64))

@@ -56,19 +56,17 @@ class Checkpoint:
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:
         path = folder.path / _file(step)
         with intact(path):
-            saved_steps, tensors = tensor_fields.read(path)
-            only_fields(
-                saved_steps, *(field.name for field in fields(cls) if field.name != "tensors")
-            )
-            found = take(saved_steps, "step", int)
+            held, tensors = tensor_fields.read(path)
+            only_fields(held, *(field.name for field in fields(cls) if field.name != "tensors"))
+            found = take(held, "step", int)
             if found != step:
                 raise MessageInvalid(f"it is of step {found}")
             return cls(
                 step=step,
-                fingerprint=take(saved_steps, "fingerprint", str),
-                metrics_bytes=take(saved_steps, "metrics_bytes", int),
-                metrics_digest=take(saved_steps, "metrics_digest", str),
-                window=_window(decode(take(saved_steps, "window", bytes))),
+                fingerprint=take(held, "fingerprint", str),
+                metrics_bytes=take(held, "metrics_bytes", int),
+                metrics_digest=take(held, "metrics_digest", str),
+                window=_window(decode(take(held, "window", bytes))),
                 tensors=tensors,
             )
 

@@ -72,8 +72,8 @@ def evaluate(
         if isinstance(value, float):
             say(f"{name} {value:.6f}")
     for name, figures_of_class in quality.get("per_class", {}).items():
-        memory_text = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
-        say(f"class {name}: {', '.join(memory_text)}")
+        told = (f"{key} {figure:.6g}" for key, figure in figures_of_class.items())
+        say(f"class {name}: {', '.join(told)}")
     say_accounts(figures)
     return {"figures": quality, "accounts": of_accounts(figures)}
 

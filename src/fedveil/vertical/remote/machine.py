@@ -175,9 +175,7 @@ class Machine:
 
     @cached_property
     def _id_hint(self) -> str:
-        ids = np.concatenate(
-            [saved_steps for saved_steps in self._ids.values() if len(saved_steps)] or [np.empty(0)]
-        )
+        ids = np.concatenate([held for held in self._ids.values() if len(held)] or [np.empty(0)])
         return id_hint_of(self.task, {self.party: ids}) if len(ids) else ""
 
     @property
