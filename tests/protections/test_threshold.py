@@ -108,13 +108,6 @@ def settings(**options: Any) -> PWEncryptSettings:
             {"threshold": 21, "neighbours": 28}, {"threshold": 21}, 30, 30,
             "a client has 28 neighbours, but at least 29 are required",
         ),
-        # Of the complete graph, only 9 of 12 clients are neighbours.
-        (
-            {"threshold": 7, "ratio": 0.75}, {"threshold": 7}, 12, 12,
-            "a client has 8 neighbours, but at least 11 are required",
-        ),
-        ({"threshold": 7, "ratio": 0.75}, {"threshold": 7, "ratio": 0.75}, 12, 12, None),
-        ({"threshold": 10}, {"threshold": 7, "ratio": 0.75}, 12, 12, None),
         # The pinned graph is of the 6,000 clients that share secrets, not of all 8,000.
         (
             {"threshold": 81, "neighbours": 141, "ratio": 0.75}, {"ratio": 0.75}, 8000, 8000,

@@ -257,6 +257,7 @@ def shared_weaker(
     - Its ratio of the threshold to the size of a neighbourhood is at least that of `demanded`. If
       `expected` is None, the ratio must instead be above one half.
     - In a round of `clients` clients, a client has at least as many neighbours as under `demanded`.
+      A complete graph has the most neighbours, even if only some clients share secrets.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)
@@ -274,7 +275,8 @@ def shared_weaker(
             f"{threshold} of {there} clients reconstruct a secret, but {least} of "
             f"{demanded.neighbourhood(expected)} are required"
         )
-    wanted = demanded.neighbourhood(clients)
-    if there < wanted:
-        return f"a client has {there - 1} neighbours, but at least {wanted - 1} are required"
+    degrees = [s.graph_degree(s.sharing_clients(clients)) for s in (asked, demanded)]
+    among, wanted = (clients - 1 if degree is None else degree for degree in degrees)
+    if among < min(wanted, clients - 1):
+        return f"a client has {among} neighbours, but at least {wanted} are required"
     return None
