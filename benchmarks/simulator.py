@@ -60,33 +60,39 @@ def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
 
 def compare(options: argparse.Namespace) -> bool:
     """Time every contender on the same work. Returns True if every limit is met."""
-    met = True
+    met, on_cpu = True, options.device == "cpu"
+    device = () if on_cpu else ("--device", options.device)
     for model in ("lenet", "dense"):
         best: dict[str, float] = {}
-        # Time every contender for as long as pfl takes: the best of a longer time is better.
-        ours = round(options.rounds * FLOORS[model, "pfl"])
-        on_cpu = options.device == "cpu"
-        on = () if on_cpu else ("--device", options.device)
-        contenders = [(sys.executable, "fedveil_rounds.py", 2 if on_cpu else 0, ours)]
-        if options.peers:
-            pfl = 2 if on_cpu else 1
-            contenders += [(options.peers, "peers/pfl_rounds.py", pfl, options.rounds)]
-            if model == "lenet" and on_cpu:
-                contenders += [(options.peers, "peers/flower_rounds.py", 4, options.rounds)]
         for _ in range(options.repeats):
-            for python, script, workers, rounds in contenders:
+            for python, script, workers, rounds in contenders(options, model):
                 flags = ("--model", model, "--workers", workers, "--rounds", rounds)
-                result = measure(python, script, *flags, *on)
+                result = measure(python, script, *flags, *device)
                 name = result["peer"].split()[0].replace("flower", "flwr")
                 best[name] = min(best.get(name, float("inf")), result["best"])
         for (of_model, peer), floor in FLOORS.items():
             if of_model == model and peer in best:
                 ratio = best[peer] / best["fedveil"]
-                floor = floor if on_cpu else 1.0
-                met &= ratio >= floor
-                word = "met" if ratio >= floor else "MISSED"
-                print(f"{model}: {ratio:.2f}x the speed of {peer} (floor {floor}x: {word})")
+                least = floor if on_cpu else 1.0
+                met &= ratio >= least
+                word = "met" if ratio >= least else "MISSED"
+                print(f"{model}: {ratio:.2f}x the speed of {peer} (floor {least}x: {word})")
     return met
+
+
+def contenders(options: argparse.Namespace, model: str) -> list[tuple[str, str, int, int]]:
+    """Return what `compare` times: each one's Python, script, number of workers, and rounds.
+
+    fedveil is timed for as long as pfl takes, because the best of a longer time is better.
+    """
+    on_cpu = options.device == "cpu"
+    ours = round(options.rounds * FLOORS[model, "pfl"])
+    found = [(sys.executable, "fedveil_rounds.py", 2 if on_cpu else 0, ours)]
+    if options.peers:
+        found += [(options.peers, "peers/pfl_rounds.py", 2 if on_cpu else 1, options.rounds)]
+        if model == "lenet" and on_cpu:
+            found += [(options.peers, "peers/flower_rounds.py", 4, options.rounds)]
+    return found
 
 
 def beside_blazefl(options: argparse.Namespace) -> bool:

@@ -58,8 +58,7 @@ from fedveil.protections.catalog import POSITIONS
 from large_models import ADAPTED, RANK, make_adapted
 
 HERE = Path(__file__).parent
-CPU_ONLY = "flower_rounds.py"
-PEERS = ("pfl_rounds.py", CPU_ONLY)
+PEERS = ("pfl_rounds.py", "flower_rounds.py")
 RESNET_18, TRANSFORMER = 11_173_962, 124_439_808
 CLIENT_COPIES, SERVER_COPIES = 6, 4
 #: Working memory in MB that does not grow with the model and is not counted.
@@ -240,11 +239,11 @@ def peer_rounds(asked: argparse.Namespace, script: str, model: str) -> dict[str,
     Returns its name, the median seconds of a round, and the peak memory of all its processes.
     """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
-    on = () if script == CPU_ONLY else ("--device", asked.device)
+    device = () if asked.device == "cpu" else ("--device", asked.device)
     of = last_line(
         asked.peers, HERE / "peers" / script, "--model", model, "--clients", 10,
         "--per-round", asked.clients, "--examples", examples, "--batch", batch, "--lr", 0.01,
-        "--workers", 1, "--warmup", 1, "--rounds", asked.rounds, "--limit", 3600, *on,
+        "--workers", 1, "--warmup", 1, "--rounds", asked.rounds, "--limit", 3600, *device,
     )  # fmt: skip
     return {"peer": of["peer"], "round_s": of["median"], "memory_mb": of["peak_rss_mb"]}
 
@@ -345,12 +344,10 @@ def show_rounds(asked: argparse.Namespace) -> bool:
         if model == "adapters":
             alone("base", "")
         for position in asked.positions:
-            on = (asked.precision, asked.device)
-            of = alone("rounds", position, model, asked.rounds, asked.clients, *on)
+            how = (asked.rounds, asked.clients, asked.precision, asked.device)
+            of = alone("rounds", position, model, *how)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
         for script in asked.scripts if asked.peers else ():
-            if script == CPU_ONLY and asked.device != "cpu":
-                continue
             of = peer_rounds(asked, script, model)
             held = f"{of['memory_mb']:,.0f}"
             row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", "", held)
@@ -408,6 +405,8 @@ def main() -> None:
     parser.add_argument("--peers", help="the Python of an environment with the peers")
     parser.add_argument("--scripts", nargs="+", default=list(PEERS), help="the peers to run")
     asked = parser.parse_args()
+    if asked.device != "cpu":
+        asked.scripts = ["pfl_rounds.py"]  # the only peer that takes another device
     if asked.what == "one":
         print(json.dumps(one(*asked.rest)))
         return
