@@ -95,8 +95,8 @@ mindspore: .venv-mindspore/installed
 
 # Language models with adapters, and the trackers MLflow and Weights & Biases: their packages beside
 # all of VENV, which their environment finds by a path file. mlflow-skinny with an SQL library writes
-# mlflow's files without 20 more packages, of its server. Flower again for its commands, of which
-# SLOW=1 starts some.
+# mlflow's files without 20 more packages, of its server. Flower is installed again for its
+# commands, which the slow tests start (SLOW=1 runs those instead of the others).
 language: .venv-language/installed
 	.venv-language/bin/python -m pytest -n 2 --dist worksteal $(if $(SLOW),-m slow) \
 	  tests/pretrained tests/engine/test_trackers.py

@@ -257,7 +257,7 @@ def shared_weaker(
     - Its ratio of the threshold to the size of a neighbourhood is at least that of `demanded`. If
       `expected` is None, the ratio must instead be above one half.
     - In a round of `clients` clients, a client has at least as many neighbours as under `demanded`.
-      A complete graph has the most neighbours, even if only some clients share secrets.
+      In a complete graph, all other clients count as neighbours, even if some share no secrets.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

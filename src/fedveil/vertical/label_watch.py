@@ -209,7 +209,7 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
              confidence=confidence)
         for name, c, scores in ranked
     ]  # fmt: skip
-    # A wide interval around a larger AUC would not show why the labels count as inferred.
+    # A class whose interval is above chance is the evidence, even if another AUC is larger.
     best = max(areas, key=lambda measured: (measured.low > measured.guess, measured.value))
     figures = (
         f"{found.value:.1%} of {len(judged)} right (the most common class alone {guess:.1%}), "
