@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -211,12 +212,13 @@ def test_only_a_native_trainer_reads_examples_without_a_copy(native: bool) -> No
 @pytest.mark.parametrize("phase", [1, 2])
 def test_threads_ask_no_more_clients_once_nobody_takes_the_answers(phase: int) -> None:
     """In the second phase, each thread has clients that only it can serve."""
-    asked = list[Any]()
+    asked, slow = list[Any](), threading.Event()
 
     class Slowly(Counting):
         def respond(self, message: object, update: object) -> dict[str, int]:
             asked.append(message)
-            time.sleep(0.06)  # the answers are then delivered one by one
+            if slow.is_set():
+                time.sleep(0.3)  # the answers are then delivered one by one
             return {"n": 1}
 
     protection: Any = SimpleNamespace(dimension=3, client_round=Slowly)
@@ -230,6 +232,7 @@ def test_threads_ask_no_more_clients_once_nobody_takes_the_answers(phase: int) -
         for _ in range(1, phase):
             assert len(list(threads.ask("keys", {client: {} for client in range(24)}))) == 24
         asked.clear()
+        slow.set()
         answers = threads.ask("tell", {client: {} for client in range(24)})
         next(answers)
         answers.close()  # type: ignore[attr-defined]
