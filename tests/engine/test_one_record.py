@@ -345,7 +345,7 @@ def test_the_head_is_checked_on_nobodys_example() -> None:
     x = np.zeros(shape, np.float32)
     x[0] = 1e9  # which the fixed layers raise for
     part = TrainedPart.of(make_model(pair.settings, pair.shape))
-    _, usable = part.seen_apart(x, np.ones(EXAMPLES, np.bool_))
+    _, usable = part.usable_inputs(x, np.ones(EXAMPLES, np.bool_))
     assert np.flatnonzero(~usable).tolist() == [0]
 
 

@@ -522,7 +522,7 @@ def test_a_state_that_is_not_finite_is_not_saved() -> None:
     saved: list[Any] = []
     made: Any = KeptTraining.__new__(KeptTraining)
     made._round, made._trained_last = 6, (3, np.array([1.0, 2.0]), np.array([4.0, 5.0]))
-    made._way = SimpleNamespace(next=lambda kept, change, carried: 2 * kept + change - carried)
+    made._rule = SimpleNamespace(next=lambda kept, change, carried: 2 * kept + change - carried)
     made._states = SimpleNamespace(save=lambda *given: saved.append(given))
     made.reported(3, np.array([0.5, np.inf]))
     assert saved == []

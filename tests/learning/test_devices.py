@@ -197,7 +197,7 @@ def test_the_fixed_layers_work_on_the_device() -> None:
     part = TrainedPart.of(only_head(dense()))
     x = clients((1, 28, 28), 10, (5,))[0].x.numpy()
     with pretend_device() as device:
-        there = part.inputs(x, PRETEND), part.seen_apart(x, np.ones(5, np.bool_), PRETEND)[0]
+        there = part.inputs(x, PRETEND), part.usable_inputs(x, np.ones(5, np.bool_), PRETEND)[0]
     assert device.operations > 10
     for found in there:
         np.testing.assert_array_equal(found, part.inputs(x))

@@ -166,7 +166,7 @@ def test_an_example_with_one_feature_that_is_not_finite_is_not_usable() -> None:
     part = TrainedPart.of(only_head(nn.Sequential(doubled, nn.Linear(2, 3))))
     x = np.array([[1, 4], [3e38, 4], [3e38, 3e38], [0, -1]], np.float32)
     before = np.array([True, True, True, False])
-    seen, usable = part.seen_apart(x, before)
+    seen, usable = part.usable_inputs(x, before)
     assert usable.tolist() == [True, False, False, False]
     assert before.tolist() == [True, True, True, False]
     assert seen.tolist() == [[2, 8], [0, 0], [0, 0], [0, 0]]
@@ -231,10 +231,10 @@ class Casts(nn.Module):
 
 def test_a_model_with_a_table_that_takes_fractions_gets_them() -> None:
     x, usable = np.array([[0.5, 3], [2, 7.25]]), np.array([True, True])
-    seen, whole = TrainedPart.of(Casts()).seen_apart(x, usable)
+    seen, whole = TrainedPart.of(Casts()).usable_inputs(x, usable)
     assert (seen.tolist(), seen.dtype, whole.tolist()) == (x.tolist(), np.float32, [True] * 2)
     plain = TrainedPart.of(nn.Sequential(nn.Embedding(9, 2), nn.Flatten()))
-    seen, whole = plain.seen_apart(x, usable)
+    seen, whole = plain.usable_inputs(x, usable)
     assert (seen.dtype, whole.tolist()) == (np.int64, [False, False])
 
 

@@ -64,7 +64,7 @@ def _not_empty(y: Array) -> Bools:
 def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
     if train.usable is None:
         return np.ones(len(train), np.bool_)
-    return part.seen_apart(train.x, train.usable, device)[1]
+    return part.usable_inputs(train.x, train.usable, device)[1]
 
 
 def _only_held_examples(
@@ -338,7 +338,7 @@ class Target:
         )
         if train.usable is None:
             return part.inputs(train.x, device), None
-        return part.seen_apart(train.x, train.usable, device)
+        return part.usable_inputs(train.x, train.usable, device)
 
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None

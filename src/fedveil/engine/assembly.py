@@ -255,7 +255,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     return np.concatenate([weights, np.zeros_like(weights)])
 
 
-def make_way(job: Job, model: nn.Module) -> StateRule:
+def make_state_rule(job: Job, model: nn.Module) -> StateRule:
     """Return the `StateRule` of the job's algorithm, which defines the state of the job's clients.
 
     The state is a vector that a client saves from one round to the next: a control variate
@@ -297,8 +297,8 @@ def make_training(
     """Return the object that trains the job's clients. `states` opens the clients' saved states."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
-    way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
-    return KeptTraining(job, way, trainer, data, entropy, states())
+    rule, entropy = make_state_rule(job, make_model(job, shape)), training_entropy(job)
+    return KeptTraining(job, rule, trainer, data, entropy, states())
 
 
 def make_client_side(

@@ -56,7 +56,7 @@ class ClientTest:
         x, y = examples.x[rows], examples.y[rows]
         if examples.usable is None:
             return self._part.inputs(x, self._device), y, shares
-        x, usable = self._part.seen_apart(x, examples.usable[rows], self._device)
+        x, usable = self._part.usable_inputs(x, examples.usable[rows], self._device)
         chosen = np.zeros(len(examples), np.bool_)
         chosen[rows[usable]] = True
         return x[usable], y[usable], shares.only(chosen)

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedveil.base.array_types import Float32s
 from fedveil.data.examples import Examples
-from fedveil.engine.assembly import make_way
+from fedveil.engine.assembly import make_state_rule
 from fedveil.engine.client_evaluation import ClientTest, HeldOut, summary
 from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.executors.client_states import ClientStates
@@ -42,7 +42,7 @@ class OwnLayersTest(ModelTest):
     ) -> None:
         super().__init__(model, task, test, job.training.device)
         copied = copy.deepcopy(model)
-        self._way = make_way(job, copied)
+        self._rule = make_state_rule(job, copied)
         self._of_whole = ModelTest(whole(copied), task, test, job.training.device)
         self._number = job.clients.number or 0
         part = self._of_whole.part
@@ -65,8 +65,8 @@ class OwnLayersTest(ModelTest):
     def _start(self, weights: Float32s, client: int | None) -> Float32s:
         kept = None
         if client is not None and self.clients is not None:
-            kept = newest(self.clients, client, self._way.size)
-        return self._way.begin(weights, kept)[0]
+            kept = newest(self.clients, client, self._rule.size)
+        return self._rule.begin(weights, kept)[0]
 
 
 def _mean(values: list[Any]) -> Any:
@@ -88,7 +88,7 @@ def client_model(job: Job, model: nn.Module, states: ClientStates, client: int) 
     """
     shared = Layout(model).vector()
     found = copy.deepcopy(model)
-    way = make_way(job, found)
-    start, _ = way.begin(shared, newest(states, client, way.size))
+    rule = make_state_rule(job, found)
+    start, _ = rule.begin(shared, newest(states, client, rule.size))
     Layout(found).write(torch.from_numpy(start))
     return found

@@ -14,7 +14,7 @@ from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.privacy.guarantee_strength import Promise
 from fedveil.protections.base import Protection, State
 from fedveil.protections.description import Whose
-from fedveil.protections.own_errors import naming, own_errors
+from fedveil.protections.own_errors import job_line, own_errors
 from fedveil.record.metric_names import CLIENTS, LOSS, MEASURES, Better, measures
 from fedveil.record.recorder import LOST, NEEDED, SEVERAL, UNUSABLE, Record
 from fedveil.rounds.loop import Outcome
@@ -73,7 +73,7 @@ def figures_of(protection: Protection, state: State, metrics: Collection[str]) -
     with own_errors(protection):
         found = dict(protection.shown(state))
     for name, value in found.items():
-        where = f"{naming(protection)}: shown() returns {name!r}"
+        where = f"{job_line(protection)}: shown() returns {name!r}"
         if not is_free(name) or name in (LOSS, *metrics):
             raise RunStopped(
                 f"{where}, which cannot be a record's key. Use small letters, digits and "

@@ -126,7 +126,7 @@ class Simulator(Engine):
         if train.usable is None:
             held, usable = part.stored_inputs(train.x, device), None
         else:
-            held, usable = part.held_apart(train.x, train.usable, device)
+            held, usable = part.stored_usable_inputs(train.x, train.usable, device)
             if said := described(usable):
                 event(said)
         data = ClientsData(held, train.y, split.indices, split.offsets, usable)

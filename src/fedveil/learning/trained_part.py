@@ -80,7 +80,7 @@ class TrainedPart:
         return out
 
     @torch.no_grad()
-    def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
+    def usable_inputs(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         The mask is `usable` without the examples that the model cannot process or whose features
@@ -121,13 +121,15 @@ class TrainedPart:
         """
         return x if self._stays_small(x) else self.inputs(x, device)
 
-    def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
+    def stored_usable_inputs(
+        self, x: Array, usable: Bools, device: str = "cpu"
+    ) -> tuple[Array, Bools]:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         If the whole model is trained and has no embedding, integers of at most 16 bits and `usable`
-        are returned unchanged. Otherwise the results are those of `seen_apart`.
+        are returned unchanged. Otherwise the results are those of `usable_inputs`.
         """
-        return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
+        return (x, usable) if self._stays_small(x) else self.usable_inputs(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
         small = is_plain(x) and is_small(x.dtype) and not _looks_up(self.whole)

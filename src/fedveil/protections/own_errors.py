@@ -22,11 +22,11 @@ def own_errors(protection: Protection) -> Iterator[None]:
         if place is None or type(protection).__module__.startswith("fedveil."):
             raise
         raise ProtectionFailed(
-            f"{naming(protection)}: it raised {described(raised)} ({place})"
+            f"{job_line(protection)}: it raised {described(raised)} ({place})"
         ) from raised
 
 
-def naming(protection: Protection) -> str:
+def job_line(protection: Protection) -> str:
     """Return the text "protection.name = MODULE:CLASS", which names the class of `protection`.
 
     Error messages about a user's own protection start with it.

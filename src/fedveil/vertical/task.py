@@ -65,7 +65,7 @@ class Columns:
         if not are_distinct(self.ids):
             values, counts = np.unique(self.ids, return_counts=True)
             raise DataInvalid(f"the id {values[counts.argmax()]} occurs {counts.max()} times")
-        named = [*self.columns.items()]
+        named = list(self.columns.items())
         if self.labels is not None:  # a column may have this name too
             named.append(("labels", self.labels))
         for name, column in named:

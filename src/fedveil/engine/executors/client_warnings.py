@@ -22,7 +22,7 @@ class _CurrentEffort(threading.local):
     effort: Effort | None = None
 
 
-_ears = _CurrentEffort()
+_current = _CurrentEffort()
 _lock = threading.Lock()
 _listeners = 0
 _filters = ExitStack()
@@ -63,17 +63,17 @@ class WarningsNoted(WarningsApart):
 
     def __enter__(self) -> None:
         super().__enter__()
-        _ears.effort = self._effort
+        _current.effort = self._effort
 
     def __exit__(self, *raised: object) -> None:
-        _ears.effort = None
+        _current.effort = None
         super().__exit__(*raised)
 
 
 def _note(
     elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any
 ) -> None:
-    if _ears.effort is None:
+    if _current.effort is None:
         elsewhere(what, kind, *where)
     else:
-        _ears.effort.warnings.append(f"{kind.__name__}: {what}")
+        _current.effort.warnings.append(f"{kind.__name__}: {what}")

@@ -166,13 +166,13 @@ class KeptTraining(Training):
     def __init__(
         self,
         job: Job,
-        way: StateRule,
+        rule: StateRule,
         trainer: Trainer,
         data: Examples,
         entropy: Entropy,
         states: ClientStates,
     ) -> None:
-        self._job, self._way, self._trainer = job, way, trainer
+        self._job, self._rule, self._trainer = job, rule, trainer
         self._data, self._entropy, self._states = data, entropy, states
         self._round = 0
         self._sent = np.empty(0, np.float32)
@@ -191,8 +191,8 @@ class KeptTraining(Training):
 
     def _trained(self, client: ClientId) -> Answer:
         began, effort = time.perf_counter(), Effort()
-        kept = self._states.load(client, self._round, self._way.size)
-        start, correction = self._way.begin(self._sent, kept)
+        kept = self._states.load(client, self._round, self._rule.size)
+        start, correction = self._rule.begin(self._sent, kept)
         data = self._data.of(client, self._entropy.stream("train", self._round, client))
         if correction is not None:
             data = replace(data, correction=torch.from_numpy(correction))
@@ -204,7 +204,7 @@ class KeptTraining(Training):
             self.failure = failure
             return Failed(client, f"{type(failure).__name__}: {failure}", effort=effort)
         steps, rate = local_steps(self._job, len(data)), client_rate(self._job, self._round)
-        update = self._way.update(self._sent, kept, rows[0], steps, rate)
+        update = self._rule.update(self._sent, kept, rows[0], steps, rate)
         self._trained_last = client, kept, rows[0].copy()
         return Trained(client, update, effort=effort)
 
@@ -212,7 +212,7 @@ class KeptTraining(Training):
         assert self._trained_last is not None, "a report follows its training"
         last, kept, change = self._trained_last
         assert last == client, "clients report in the order in which they train"
-        new = self._way.next(kept, change, carried)
+        new = self._rule.next(kept, change, carried)
         if np.isfinite(new).all():
             self._states.save(client, self._round, new)
 

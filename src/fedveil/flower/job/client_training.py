@@ -183,7 +183,7 @@ class Training:
             if own.x.shape[1:] != form.shape:
                 raise _other_shape(own.x, self._shape)
             assert own.usable is not None, "each record is read by itself"
-            x, usable = self._part.seen_apart(own.x, own.usable, device)
+            x, usable = self._part.usable_inputs(own.x, own.usable, device)
             if said := described(usable):
                 _log.warning("%s", said)
             seen = replace(own, x=x, usable=usable)
