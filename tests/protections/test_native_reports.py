@@ -120,8 +120,8 @@ def test_packed_numbers_are_added_or_none_of_them(width: int, count: int) -> Non
 def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> None:
     """Negative zeros, and words that start like a threshold."""
     thresholds, guide = discrete_gaussian._cell_table(variance)
-    words = Seeded(2).words(LENGTH)
-    words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint64(1)
+    words = Seeded(2).words(LENGTH).view(np.uint32)[:LENGTH]
+    words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint32(1)
     words[7] = 1
     listed = np.zeros(LENGTH, np.int32)
     for kind in (np.int64, np.int32):
