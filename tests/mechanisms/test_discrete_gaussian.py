@@ -360,6 +360,7 @@ def test_the_parameter_is_nearly_the_variance() -> None:
 @given(st.fractions(Fraction(1, 1000), Fraction(2) ** 40))
 @example(Fraction((1 << 24) - 1))
 @example(Fraction(1 << 24))
+@example(Fraction(1 << 26))
 def test_at_least_is_the_least_above(variance: Fraction) -> None:
     noise = DiscreteGaussian.at_least(variance)
     unit = 4**noise.place_bits
