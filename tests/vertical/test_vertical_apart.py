@@ -514,6 +514,8 @@ def test_a_follower_that_serves_stops_at_its_limit(parties: Any) -> None:
         assert json.loads(accounts[-1])["epsilon"] == served[-1]
     assert served == pytest.approx([2.8854, 3.4419], abs=1e-4)  # 24 and 32 bits of 0.15
     assert "held-out examples would bring an example of bank" in says(ends["bank"], LimitReached)
+    ended = says(ends["lead"], LinkLost)
+    assert re.fullmatch("(bank|shop) has ended: its own privacy.max_epsilon is reached", ended)
 
 
 def together_labels() -> Any:
