@@ -212,6 +212,9 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                     credentials=meeting.credentials,
                 )
                 return _noting({leader: link}, session)
+            except (ExchangeError, RightMissing) as error:
+                machine.log_refusal(error)
+                raise
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all parties have saved")
