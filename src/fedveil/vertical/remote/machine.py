@@ -270,16 +270,13 @@ class Machine:
                 )
 
     def log_refusal(self, error: FedveilError) -> None:
-        """Log the `error` by which this party ended a session, also if none has begun yet."""
+        """Log the `error` by which this party ended a session, if it has a run folder already."""
         text = f"ended the session: {error}"
         with suppress(FedveilError, OSError):  # the original error matters more
             if self._last is not None:
                 self._last[1].log.event(text)
-                return
-            if self.folder is None:
-                self._write()
-            assert self.folder is not None
-            append_event(self.folder.path / EVENTS, text)
+            elif self.folder is not None:
+                append_event(self.folder.path / EVENTS, text)
 
     def keep_run(self) -> None:
         """Save the run's identity, so that a restarted party knows it without asking others."""
