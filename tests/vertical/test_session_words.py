@@ -26,6 +26,7 @@ from fedveil.errors import (
     ExchangeError,
     FedveilError,
     JobError,
+    LimitReached,
     LinkLost,
     MessageTooLong,
     PeerRestarted,
@@ -84,6 +85,10 @@ def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:
         ),
         (KeyboardInterrupt(), "it was interrupted"),
         (LinkLost("10.1.2.3 is away"), "it has lost another party"),
+        (
+            LimitReached("evaluation 3 would bring an example of bank to epsilon 4.1"),
+            "its own privacy.max_epsilon is reached",
+        ),
         (FedveilError("/home/a/t.csv is gone"), "it met an error of its own"),
         (ValueError("a1"), "it failed"),
     ],

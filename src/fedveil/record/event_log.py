@@ -16,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
 from fedveil.base.files import open_to_append, restored_on_failure, write_all
 from fedveil.base.quantity import quantity
-from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
+from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.record.sealed_message import intact
 
@@ -68,6 +69,21 @@ class EventLog:
         head = _linked(self._head, line)
         write_all(self._chain, head.encode() + b"\n")
         self._head = head
+
+
+def stamped(text: str) -> str:
+    """Return a log line: the time and the event `text`. Control characters are replaced."""
+    stamp = datetime.now().isoformat(timespec="seconds")
+    return f"{stamp} {escaped('; '.join(text.splitlines()))}"
+
+
+def append_event(path: Path, text: str) -> None:
+    """Append the event `text` to the event log `path`, which no process has open."""
+    log = EventLog(path)
+    try:
+        log.append(stamped(text))
+    finally:
+        log.close()
 
 
 def seal() -> str:
