@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -42,8 +44,10 @@ def test_labels_that_count_from_one_are_noted(own):
     labels = "dict(x_train=x, y_train=[1, 3, 3, 2], x_test=x2, y_test=[1, 2]"
     with pytest.warns(FedveilWarning, match=r"no example has label 0\. Labels count from 0"):
         assert own(f"return {labels})").classes == 4
-    assert own(f"return {labels}, classes=4)").classes == 4  # stated, and so not noted
-    assert own(f"return {labels.replace('y_test=[1', 'y_test=[0')})").classes == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own(f"return {labels}, classes=4)").classes == 4  # stated, and so not noted
+        assert own(f"return {labels.replace('y_test=[1', 'y_test=[0')})").classes == 4
 
 
 def test_clients_may_be_a_tuple_and_an_item_a_list(own):
