@@ -202,7 +202,7 @@ def test_the_better_sense_of_scores_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "score, name",
+    ("score", "name"),
     [("by_known", "direction AUC"), ("by_norm", "norm AUC"), ("losses_of_examples", "losses AUC")],
 )
 def test_scores_that_rank_the_rare_class_last_leak_as_much(
