@@ -184,6 +184,7 @@ def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
     state = Standing("bank", {}, {}, {})
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=print,
         standing=lambda: state,
     )  # fmt: skip
     with pytest.raises(Reached):
@@ -202,6 +203,7 @@ def test_each_party_is_told_its_own_command_to_resume_a_training(
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=()), job=SimpleNamespace(seed=0), party="",
         folder=tmp_path, root=SimpleNamespace(path=tmp_path), keep_run=print,
+        log_refusal=print,
         standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     meeting = Meeting(Address("127.0.0.1", 1), None)
@@ -251,6 +253,7 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     )
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=print,
         play=play, standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     with pytest.raises(Reached):
@@ -329,6 +332,7 @@ def test_a_session_has_all_that_the_meeting_has(
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank", "shop")), party=party, folder=None,
         job=SimpleNamespace(seed=0), standing=lambda: Standing(party, {}, {}, {}), keep_run=print,
+        log_refusal=print,
         play=play,
     )  # fmt: skip
     own: Any = "own credentials"
