@@ -681,3 +681,21 @@ def test_each_log_states_the_end_of_the_others_logs() -> None:
         "shop": [anchor("lead", heads["lead"])],
     }
     assert sent[2:] == [("lead", "bank"), ("lead", "shop")], "no party leaves before all are done"
+
+
+def test_a_log_that_others_see_has_only_the_words_that_they_may_know() -> None:
+    lines: list[str] = []
+    machine: Any = SimpleNamespace(
+        _last=(None, SimpleNamespace(log=SimpleNamespace(event=lines.append)))
+    )
+    for error in (
+        ExchangeError(
+            "too few rows are common; one of its ids is 17", told="too few rows are common"
+        ),
+        RightMissing("/home/me/tls.yaml does not permit it", told="its roles do not permit it"),
+    ):
+        Machine.log_refusal(machine, error)
+    assert lines == [
+        "the session ended: too few rows are common",
+        "the session ended: its roles do not permit it",
+    ]
