@@ -99,7 +99,7 @@ def test_a_partys_name_may_have_signs_between_its_letters(tmp_path: Path, party:
 
 def test_a_line_that_quotes_a_peer_records_no_digest(tmp_path: Path) -> None:
     """A peer chooses the words of its refusal, and could accuse another party with them."""
-    words = f"the session ended: lead has left: no {anchor('bank', 'ab' * 32)}"
+    words = f"the session ended: lead has left: - {anchor('bank', 'ab' * 32)}"
     assert list(anchors(written(tmp_path, f"2026-01-02T03:04:05 {words}"))) == []
 
 

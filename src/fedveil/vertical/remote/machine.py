@@ -19,14 +19,7 @@ import numpy as np
 from fedveil.base.message import Message, Value, only_fields, quoted, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
-from fedveil.errors import (
-    ExchangeError,
-    FedveilError,
-    InvalidValue,
-    MessageInvalid,
-    RightMissing,
-    RunFolderError,
-)
+from fedveil.errors import ExchangeError, FedveilError, InvalidValue, MessageInvalid, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive
 from fedveil.link.tls import Credentials, named_in
@@ -276,12 +269,12 @@ class Machine:
                     read_bytes(found, MOST_STATE_BYTES), self._ids
                 )
 
-    def log_refusal(self, error: ExchangeError | RightMissing) -> None:
-        """Log the `error` that ended a session, if this party has a run folder already.
+    def log_refusal(self, told: str) -> None:
+        """Log why a session ended, if this party has a run folder already.
 
-        A party shows its log to others, so the line has only what they may know.
+        `told` is the reason that other parties may know, because a party shows them its log.
         """
-        text = f"the session ended: {error.told}"
+        text = f"the session ended: {told}"
         with suppress(FedveilError, OSError):  # the original error matters more
             if self._last is not None:
                 self._last[1].log.event(text)
