@@ -195,3 +195,18 @@ def test_a_sum_of_several_parts_becomes_numbers_in_its_own_memory(
     assert ring.signed(lanes.copy()).tolist() == numbers.tolist()
     assert ring.signed(lanes, out=room) is room
     assert room.tolist() == numbers.tolist()
+
+
+def test_a_mask_leaves_the_room_that_older_ciphers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needing(masking.Keystream):
+        def write(self, target: memoryview, size: int) -> None:
+            assert len(target) >= size + 15
+            super().write(target, size)
+
+    vector = np.zeros(70_001, np.uint32)
+    add_masks(vector, [(bytes(range(32)), True)])
+    monkeypatch.setattr(masking, "Keystream", Needing)
+    again = np.zeros(70_001, np.uint32)
+    add_masks(again, [(bytes(range(32)), True)])
+    assert again.any()
+    assert again.tolist() == vector.tolist()

@@ -681,3 +681,21 @@ def test_each_log_states_the_end_of_the_others_logs() -> None:
         "shop": [anchor("lead", heads["lead"])],
     }
     assert sent[2:] == [("lead", "bank"), ("lead", "shop")], "no party leaves before all are done"
+
+
+@pytest.mark.parametrize("kind", [ExchangeError, RightMissing])
+def test_a_follower_logs_only_the_reason_that_others_may_know(
+    kind: Any, handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*given: Any, **named: Any) -> Any:
+        raise kind("too few rows are common; one of its ids is 17", told="too few rows are common")
+
+    monkeypatch.setattr(sessions.handshake, "follow", refusing)
+    lines: list[str] = []
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=lines.append, standing=lambda: Standing("bank", {}, {}, {}),
+    )  # fmt: skip
+    with pytest.raises(kind):
+        sessions.follow(machine, Meeting(Address("127.0.0.1", 1), None), looks=True)
+    assert lines == ["too few rows are common"]

@@ -567,7 +567,7 @@ def test_a_follower_that_refuses_its_leader_logs_why(
     refusal = says(ends["bank"], ExchangeError)
     assert refusal.startswith("lead broke the handshake: ")
     lines = path.read_text().splitlines()
-    assert lines[-1].endswith(f"ended the session: {refusal}")
+    assert lines[-1].endswith(f"the session ended: {refusal}")
     assert any("train from step 0" in line for line in lines)
     assert faults(path) == []
 

@@ -19,6 +19,7 @@ class Keystream:
     def write(self, target: memoryview, size: int) -> None:
         """Write the next `size` bytes of the keystream to the beginning of `target`.
 
-        Up to 15 bytes after the written ones may change too.
+        `size` is at most `MOST_AT_ONCE`. `target` has room for 15 more bytes, which older versions
+        of the library need and may change.
         """
         self._update_into(_ZEROS[:size], target)

@@ -30,7 +30,9 @@ CHAIN = "events.chain"
 DIGEST_LETTERS = 64
 SEAL_BYTES = 16
 _START = "0" * DIGEST_LETTERS
-_ANCHOR = re.compile(r" the log of (\S+) (?:has [0-9,]+ lines? and )?ends in ([0-9a-f]{64})$")
+_ANCHOR = re.compile(
+    r"[0-9T:-]+ the log of (\S+) (?:has [0-9,]+ lines? and )?ends in ([0-9a-f]{64})"
+)
 
 
 class EventLog:
@@ -102,7 +104,8 @@ def anchor(party: str, head: str) -> str:
 def anchors(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each (party, last digest of its chain) that the event log `path` records (`anchor`)."""
     for line in _lines(path):
-        if found := _ANCHOR.search(line.decode("utf-8", "replace")):
+        # The whole line, because other lines may quote what a party has sent.
+        if found := _ANCHOR.fullmatch(line.decode("utf-8", "replace").rstrip()):
             yield found[1], found[2]
 
 

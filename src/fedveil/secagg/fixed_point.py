@@ -2,7 +2,7 @@
 
 An entry x is limited to [-clip, clip] and divided by the step clip / (2^(bits - 1) - 1). The result
 is rounded at random to one of the two neighbouring whole numbers, with the unrounded result as the
-expected value. Each probability is exact to 2^-32.
+expected value. Each probability is exact to 2^-30 if `bits` is at most 24, otherwise to 2^-22.
 """
 
 from __future__ import annotations

@@ -269,9 +269,12 @@ class Machine:
                     read_bytes(found, MOST_STATE_BYTES), self._ids
                 )
 
-    def log_refusal(self, error: FedveilError) -> None:
-        """Log the `error` by which this party ended a session, if it has a run folder already."""
-        text = f"ended the session: {error}"
+    def log_refusal(self, told: str) -> None:
+        """Log why a session ended, if this party has a run folder already.
+
+        `told` is the reason that other parties may know, because a party shows them its log.
+        """
+        text = f"the session ended: {told}"
         with suppress(FedveilError, OSError):  # the original error matters more
             if self._last is not None:
                 self._last[1].log.event(text)

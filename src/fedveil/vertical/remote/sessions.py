@@ -213,7 +213,7 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                 )
                 return _noting({leader: link}, session)
             except (ExchangeError, RightMissing) as error:
-                machine.log_refusal(error)
+                machine.log_refusal(error.told)
                 raise
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, StartOver) else None
