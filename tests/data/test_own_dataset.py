@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from data_files import new_module, refused, write
 from fedveil.base.example_arrays import opened
 from fedveil.data import datasets, own_dataset
 from fedveil.data.lone_records import Form
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, FedveilWarning
 
 
 def test_four_arrays(own):
@@ -36,6 +38,16 @@ def test_a_mapping_with_owners_and_classes(own):
     assert data.classes == 5
     assert data.owners.tolist() == [1, 0, 1, 2]
     assert data.owners.dtype == np.int64
+
+
+def test_labels_that_count_from_one_are_noted(own):
+    labels = "dict(x_train=x, y_train=[1, 3, 3, 2], x_test=x2, y_test=[1, 2]"
+    with pytest.warns(FedveilWarning, match=r"no example has label 0\. Labels count from 0"):
+        assert own(f"return {labels})").classes == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own(f"return {labels}, classes=4)").classes == 4  # stated, and so not noted
+        assert own(f"return {labels.replace('y_test=[1', 'y_test=[0')})").classes == 4
 
 
 def test_clients_may_be_a_tuple_and_an_item_a_list(own):

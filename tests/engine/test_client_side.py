@@ -31,7 +31,7 @@ from fedveil.engine.executors.threads import Threads
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trainer import ClientData
-from fedveil.protections.base import JobContext, RoundContext
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.rounds.outcomes import Effort, Failed, Withheld
 from round_parts import ROUND, server_half
 
@@ -187,6 +187,27 @@ def test_a_client_keeps_its_side_within_a_round_and_has_a_new_one_in_the_next() 
         (withheld,) = side.answers({7: {}})
         assert isinstance(withheld, Withheld)
         assert (withheld.client, withheld.reason) == (7, "not a third time")
+
+
+def test_the_clients_of_a_round_share_one_view_of_the_model_that_ends_at_the_weights() -> None:
+    """By it a secure sum knows that it has the digest already."""
+    models: dict[int, list[Any]] = {4: [], 5: []}
+
+    def client_round(context: ClientContext) -> Any:
+        models[context.round].append(context.model)
+        return Counting(context)
+
+    protection: Any = SimpleNamespace(dimension=3, client_round=client_round)
+    training: Any = SimpleNamespace(
+        open=lambda round, model: None, examples=lambda client: 5, updates=lambda clients: iter(())
+    )
+    side = ClientSide(protection, training, np.arange(5, dtype=np.float32), Seeded(2))
+    for round in models:
+        side.model = np.arange(5, dtype=np.float32) + round
+        side.open(round)
+        assert len(list(side.answers({7: {}, 8: {}, 9: {}}))) == 3
+        assert len({id(model) for model in models[round]}) == 1
+        assert models[round][0].tolist() == [round, round + 1, round + 2]
 
 
 class Doubling(Warning2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from contextlib import closing
@@ -17,7 +18,7 @@ from fedveil.engine.assembly import ModelShape, load_data
 from fedveil.engine.simulation import Simulator
 from fedveil.errors import ModelInvalid, with_notes
 from fedveil.record.run_folder import TRACEBACK, RunFolder
-from task_parts import OwnStep
+from task_parts import OwnStep, Uneven, Unsaid
 
 OWN = """\
 import numpy as np
@@ -237,4 +238,12 @@ def test_the_trial_repeats_no_warning_of_the_rounds(tmp_path: Path) -> None:
 def test_the_trial_takes_the_own_step_of_a_task(tmp_path: Path) -> None:
     own = {"task": "test_dry_run:NoStep", "data": {"name": "task_parts:slope"}}
     with pytest.raises(ModelInvalid, match="cannot train: LookupError: no step"):
+        tried(job("task_parts:linear", **own), tmp_path / "run")
+
+
+@pytest.mark.parametrize("task", [Unsaid, Uneven])
+def test_a_task_s_fault_is_placed_in_the_task(tmp_path: Path, task: type[fedveil.Task]) -> None:
+    own = {"task": f"task_parts:{task.__name__}", "data": {"name": "task_parts:slope"}}
+    line = inspect.getsourcelines(task)[1]
+    with pytest.raises(ModelInvalid, match=rf"task_parts.py, line {line}\)"):
         tried(job("task_parts:linear", **own), tmp_path / "run")

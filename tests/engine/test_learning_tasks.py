@@ -21,7 +21,7 @@ from fedveil.attacks.target import Target
 from fedveil.engine.evaluation import _plain, metric_entries
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.learning.device import seed_generators
-from fedveil.learning.learning_task import Task
+from fedveil.learning.learning_task import Task, find
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.pages import curves
 from fedveil.pages.read_run import read_run
@@ -240,6 +240,22 @@ def test_what_cannot_be_is_told_before_the_first_round(
     with pytest.raises(error) as caught:
         fedveil.simulate(settings, tmp_path / "run")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("targets", "clas", r"targets = 'clas' is not one of class, .* \(did you mean class\?\)"),
+        ("measures", {"mae": "up"}, "measures\\['mae'\\] = 'up' is not one of higher, lower"),
+        ("measures", ["mae"], 'measures is no mapping. Write it as {"mae": "lower"}'),
+    ],
+)
+def test_a_task_s_attributes_have_known_values(
+    monkeypatch: pytest.MonkeyPatch, attribute: str, value: Any, said: str
+) -> None:
+    monkeypatch.setattr(f"task_parts.Pinball.{attribute}", value)
+    with pytest.raises(TaskInvalid, match=f"task = 'task_parts:Pinball': {said}"):
+        find("task_parts:Pinball")
 
 
 @pytest.mark.parametrize(

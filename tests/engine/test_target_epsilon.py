@@ -240,8 +240,8 @@ def test_a_default_that_promises_next_to_none_says_what_to_change() -> None:
     job, protection = made("protection=signds")
     assert thin_promise(job, protection) == (
         "a client that takes part in all 20 rounds is promised epsilon 4,000 at delta 1e-05 "
-        "(next to none): `fedveil budget --target-epsilon E` finds the protection.signds.sign_eps "
-        "for a target epsilon"
+        "(next to none): `fedveil budget JOB --target-epsilon E`, with the run's --set options, "
+        "finds the protection.signds.sign_eps for a target epsilon"
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -178,6 +179,17 @@ def test_plots_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
     wrote = list(write_page(page, tmp_path / "page.html"))
     assert [path.name for path in wrote] == ["page.html", "page-a.svg", "page-a-2.svg"]
     assert [path.read_bytes() for path in wrote[1:]] == [svg(SMALL), svg(other)]
+
+
+@pytest.mark.parametrize("names", [("a", "a", "a-2"), ("a-2", "a", "a"), ("a", "a", "a-2", "a-2")])
+def test_a_numbered_name_replaces_no_plot_of_that_name(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    plots = [replace(SMALL, name=name, title=str(place)) for place, name in enumerate(names)]
+    page = Page("All", [], [Section("One", plots)])
+    wrote = list(write_page(page, tmp_path / "page.html"))
+    assert wrote[1].name == f"page-{names[0]}.svg"
+    assert [path.read_bytes() for path in wrote[1:]] == [svg(plot) for plot in plots]
 
 
 @needs_browser

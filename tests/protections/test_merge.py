@@ -8,7 +8,6 @@ import pickle
 import numpy as np
 import pytest
 
-from fedveil.base import reused_memory
 from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, ReportRejected
@@ -186,19 +185,3 @@ def test_secure_aggregation_has_one_server(model):
 
 def test_every_protection_is_tried_here():
     assert {case.split()[0] for case in CASES} == set(POSITIONS)
-
-
-@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
-@pytest.mark.parametrize("case", CASES)
-def test_a_round_in_used_memory_starts_from_zero(case, model, monkeypatch):
-    """Rounds of a run take over each other's memory, in which the last round's sums stand."""
-    protection, clients = protection_of(case), range(CLIENTS)
-    reports = reports_of(protection, model, opening_of(protection, model))
-    expected = outcome_of(server_of(protection, model, reports, clients))
-    monkeypatch.setattr(reused_memory, "_LEAST_BYTES", 1)
-    reused_memory.start_reusing()
-    try:
-        for _ in range(3):
-            assert outcome_of(server_of(protection, model, reports, clients)) == expected
-    finally:
-        reused_memory.stop_reusing()

@@ -120,8 +120,8 @@ def test_packed_numbers_are_added_or_none_of_them(width: int, count: int) -> Non
 def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> None:
     """Negative zeros, and words that start like a threshold."""
     thresholds, guide = discrete_gaussian._cell_table(variance)
-    words = Seeded(2).words(LENGTH)
-    words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint64(1)
+    words = Seeded(2).words(LENGTH).view(np.uint32)[:LENGTH]
+    words[::50] = thresholds[np.arange(len(words[::50])) % (len(thresholds) - 1)] << np.uint32(1)
     words[7] = 1
     listed = np.zeros(LENGTH, np.int32)
     for kind in (np.int64, np.int32):
@@ -132,7 +132,7 @@ def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> N
 
 
 def test_entries_are_rounded_to_fixed_point() -> None:
-    part, words = normals(2.0), Seeded(3).words(LENGTH)
+    part, words = normals(2.0), Seeded(3).words(LENGTH).view(np.uint32)[:LENGTH]
     _, (*_, out) = same(fixed_point._round, part, words, 3.0, 127, np.zeros(LENGTH, np.int64))
     assert np.abs(out).max() == 127
     assert (np.abs(out - np.clip(part, -3, 3) * (127 / 3)) <= 1 + 1e-6).all()

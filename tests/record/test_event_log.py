@@ -97,6 +97,12 @@ def test_a_partys_name_may_have_signs_between_its_letters(tmp_path: Path, party:
     assert list(anchors(written(tmp_path, f"0 {anchor(party, head)}"))) == [(party, head)]
 
 
+def test_a_line_that_quotes_a_peer_records_no_digest(tmp_path: Path) -> None:
+    """A peer chooses the words of its refusal, and could accuse another party with them."""
+    words = f"the session ended: lead has left: - {anchor('bank', 'ab' * 32)}"
+    assert list(anchors(written(tmp_path, f"2026-01-02T03:04:05 {words}"))) == []
+
+
 @pytest.mark.parametrize("earlier", ["", "has 1 line and ", "has 1,234,567 lines and "])
 def test_records_of_other_logs_are_read_back_also_from_an_earlier_version(
     tmp_path: Path, earlier: str

@@ -19,7 +19,7 @@ from fedveil.secagg import fixed_point, masking
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.masking import Ring, add_masks
 from fenced import fenced
-from scripted_entropy import Scripted
+from scripted_entropy import Scripted, word
 
 widths = st.integers(1, 64)
 
@@ -136,7 +136,7 @@ def test_the_clip_itself_is_never_rounded_beyond_the_largest_number(path: str) -
     """In floating point, 0.3 * (7 / 0.3) is above 7, so a draw may round it to 8."""
     assert 0.3 * (7 / 0.3) > 7
     loop = fixed_point._round if path == "compiled" else numpy_path(fixed_point._round)
-    words, numbers = np.array([0, 2**64 - 1], np.uint64), np.empty(2, np.int64)
+    words, numbers = np.array([0, 2**32 - 1], np.uint32), np.empty(2, np.int64)
     loop(np.array([0.3, -0.3]), words, 0.3, 7, numbers)
     assert numbers.tolist() == [7, -7]
 
@@ -153,11 +153,11 @@ def test_rounding_is_right_on_average(value: float) -> None:
 
 def test_rounding_up_needs_a_uniform_number_below_the_fraction() -> None:
     fixed = FixedPoint(7.0, 4)
-    half = 1 << 63
-    assert fixed.quantise(np.array([2.5, 2.5]), Scripted(half - 2048, half)).tolist() == [3, 2]
-    assert fixed.quantise(np.array([7.0, -7.0]), Scripted(0, 0)).tolist() == [7, -7]
+    below, half, zero = word((1 << 31) - 1), word(1 << 31), word(0)
+    assert fixed.quantise(np.array([2.5, 2.5]), Scripted(below, half)).tolist() == [3, 2]
+    assert fixed.quantise(np.array([7.0, -7.0]), Scripted(zero, zero)).tolist() == [7, -7]
     for kind in (np.float16, np.float32, np.longdouble, np.int8):
-        told = fixed.quantise(np.array([2.5, -3]).astype(kind), Scripted(half - 2048, 0))
+        told = fixed.quantise(np.array([2.5, -3]).astype(kind), Scripted(below, zero))
         assert told.tolist() == [2 if kind is np.int8 else 3, -3]
 
 
@@ -195,3 +195,18 @@ def test_a_sum_of_several_parts_becomes_numbers_in_its_own_memory(
     assert ring.signed(lanes.copy()).tolist() == numbers.tolist()
     assert ring.signed(lanes, out=room) is room
     assert room.tolist() == numbers.tolist()
+
+
+def test_a_mask_leaves_the_room_that_older_ciphers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needing(masking.Keystream):
+        def write(self, target: memoryview, size: int) -> None:
+            assert len(target) >= size + 15
+            super().write(target, size)
+
+    vector = np.zeros(70_001, np.uint32)
+    add_masks(vector, [(bytes(range(32)), True)])
+    monkeypatch.setattr(masking, "Keystream", Needing)
+    again = np.zeros(70_001, np.uint32)
+    add_masks(again, [(bytes(range(32)), True)])
+    assert again.any()
+    assert again.tolist() == vector.tolist()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from fedveil.base import reused_memory
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, RoundVoid
 from fedveil.secagg import client, masking_graph, run_round, shamir
@@ -319,15 +318,3 @@ def test_every_single_mask_is_needed(left_out: str, monkeypatch: pytest.MonkeyPa
     assert statistic(np.concatenate(hidden)) < limit
     assert (np.concatenate(shown) == 77).all()
     assert statistic(np.concatenate(shown)) > limit
-
-
-def test_a_round_in_used_memory_starts_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of a run take over each other's memory, in which the last round's sum stands."""
-    data = vectors(4)
-    monkeypatch.setattr(reused_memory, "_LEAST_BYTES", 1)
-    reused_memory.start_reusing()
-    try:
-        for _ in range(3):
-            assert (run_round(data, 3).total == sum(data.values())).all()
-    finally:
-        reused_memory.stop_reusing()

@@ -131,6 +131,7 @@ class Study(Settings):
         ({"lr": 3}, ("lr",), "lr = 3 is not a known key (did you mean step.lr"),
         ({"wing:flap": 3}, ("wing:flap",), "wing:flap = 3 is not a known key; the keys are"),
         ({"wing:3": None}, ("wing:3",), "wing:3 is not a key with a value; a space is missing"),
+        ({"wing": {"flap": 3}}, ("wing",), "wing is not a known key; the keys are"),
         ({"wing": None}, ("wing",), "wing = null is not a known key; the keys are"),
         ({"noise.wing": 3}, ("noise.wing",), "noise.wing = 3 is not a known key (did you mean"),
         (

@@ -125,6 +125,7 @@ def session_of(
     monkeypatch.setattr(sessions, "drive", driven)
     machine: Any = SimpleNamespace(
         **LEADS, party=side, folder=None, job=SimpleNamespace(seed=0), keep_run=print,
+        log_refusal=print,
         standing=lambda: Standing(side, {}, {}, IDS, most_ids=3000), **more,
     )  # fmt: skip
     (sessions.lead if side == "lead" else sessions.follow)(machine, PLACE)

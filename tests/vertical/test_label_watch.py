@@ -258,9 +258,14 @@ def longer(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     return nothing(labels, draw) * np.where(labels == 1, 9.0, 1.0)[:, None]
 
 
+def shorter(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    return longer(1 - labels, draw)
+
+
+@pytest.mark.parametrize("gradients", [longer, shorter])
 @pytest.mark.parametrize("shares", [[0.75, 0.25], [0.9, 0.1]])
-def test_lengths_alone_reveal_the_rarer_class(shares: list[float]) -> None:
-    (text,) = heard(longer, shares, 3)
+def test_lengths_alone_reveal_the_rarer_class(gradients: Gradients, shares: list[float]) -> None:
+    (text,) = heard(gradients, shares, 3)
     assert "reveal them" in text
     value, low, high = map(
         float, re.search(r"AUC (\d\.\d\d) by norm \((.*?) to (.*?)\)", text).groups()  # type: ignore[union-attr]

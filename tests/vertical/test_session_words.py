@@ -26,6 +26,7 @@ from fedveil.errors import (
     ExchangeError,
     FedveilError,
     JobError,
+    LimitReached,
     LinkLost,
     MessageTooLong,
     PeerRestarted,
@@ -84,6 +85,10 @@ def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:
         ),
         (KeyboardInterrupt(), "it was interrupted"),
         (LinkLost("10.1.2.3 is away"), "it has lost another party"),
+        (
+            LimitReached("evaluation 3 would bring an example of bank to epsilon 4.1"),
+            "its own privacy.max_epsilon is reached",
+        ),
         (FedveilError("/home/a/t.csv is gone"), "it met an error of its own"),
         (ValueError("a1"), "it failed"),
     ],
@@ -179,6 +184,7 @@ def test_a_follower_checks_the_right_to_each_purpose_that_a_leader_names(
     state = Standing("bank", {}, {}, {})
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=print,
         standing=lambda: state,
     )  # fmt: skip
     with pytest.raises(Reached):
@@ -197,6 +203,7 @@ def test_each_party_is_told_its_own_command_to_resume_a_training(
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=()), job=SimpleNamespace(seed=0), party="",
         folder=tmp_path, root=SimpleNamespace(path=tmp_path), keep_run=print,
+        log_refusal=print,
         standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     meeting = Meeting(Address("127.0.0.1", 1), None)
@@ -246,6 +253,7 @@ def test_a_follower_answers_the_first_message_of_an_attempt_only_once(
     )
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=print,
         play=play, standing=lambda: Standing("bank", {}, {}, {}),
     )  # fmt: skip
     with pytest.raises(Reached):
@@ -324,6 +332,7 @@ def test_a_session_has_all_that_the_meeting_has(
     machine: Any = SimpleNamespace(
         split=SimpleNamespace(leader="lead", followers=("bank", "shop")), party=party, folder=None,
         job=SimpleNamespace(seed=0), standing=lambda: Standing(party, {}, {}, {}), keep_run=print,
+        log_refusal=print,
         play=play,
     )  # fmt: skip
     own: Any = "own credentials"
@@ -672,3 +681,21 @@ def test_each_log_states_the_end_of_the_others_logs() -> None:
         "shop": [anchor("lead", heads["lead"])],
     }
     assert sent[2:] == [("lead", "bank"), ("lead", "shop")], "no party leaves before all are done"
+
+
+@pytest.mark.parametrize("kind", [ExchangeError, RightMissing])
+def test_a_follower_logs_only_the_reason_that_others_may_know(
+    kind: Any, handshakes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*given: Any, **named: Any) -> Any:
+        raise kind("too few rows are common; one of its ids is 17", told="too few rows are common")
+
+    monkeypatch.setattr(sessions.handshake, "follow", refusing)
+    lines: list[str] = []
+    machine: Any = SimpleNamespace(
+        split=SimpleNamespace(leader="lead", followers=("bank",)), party="bank", folder=None,
+        log_refusal=lines.append, standing=lambda: Standing("bank", {}, {}, {}),
+    )  # fmt: skip
+    with pytest.raises(kind):
+        sessions.follow(machine, Meeting(Address("127.0.0.1", 1), None), looks=True)
+    assert lines == ["too few rows are common"]

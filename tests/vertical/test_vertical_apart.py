@@ -38,16 +38,18 @@ from fedveil.errors import (
 from fedveil.link.link import Link
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
+from fedveil.record.event_log import faults
 from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, evaluate, resume, train
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.remote import intersection, sessions
+from fedveil.vertical.remote import handshake, intersection, sessions
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement
 from fedveil.vertical.remote.machine import Machine, Session, follower_of
 from fedveil.vertical.remote.sessions import Meeting, follow, lead
 from fedveil.vertical.split import module_of
 from fedveil.vertical.step_checkpoint import Checkpoint
+from lying_side import lying_side
 
 DEADLINE_S = 180.0
 PATIENCE_S = 60.0
@@ -514,6 +516,8 @@ def test_a_follower_that_serves_stops_at_its_limit(parties: Any) -> None:
         assert json.loads(accounts[-1])["epsilon"] == served[-1]
     assert served == pytest.approx([2.8854, 3.4419], abs=1e-4)  # 24 and 32 bits of 0.15
     assert "held-out examples would bring an example of bank" in says(ends["bank"], LimitReached)
+    ended = says(ends["lead"], LinkLost)
+    assert re.fullmatch("(bank|shop) has ended: its own privacy.max_epsilon is reached", ended)
 
 
 def together_labels() -> Any:
@@ -533,6 +537,39 @@ def test_a_follower_says_what_it_is_here_for(parties: Any) -> None:
     assert says(ends["lead"], LinkLost) == (
         "bank has ended: bank was started to serve, but lead to train"
     )
+
+
+def test_a_follower_that_refuses_its_leader_logs_why(
+    parties: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader sends no ids, and claims all of its followers' training examples."""
+    honest = handshake.lead
+
+    def claim(message: Any) -> dict[str, Any]:
+        rows = {"rows_train": np.arange(50), "rows_test": np.arange(20)}
+        return {"kind": "agreed", "step": 0, "examples": bytes(16), **rows}
+
+    def lying(*given: Any, **more: Any) -> Any:
+        return lying_side(honest(*given, **more), {"blinded": claim})
+
+    folder = parties().folder
+    for lies in (False, True):
+        if lies:
+            monkeypatch.setattr(handshake, "lead", lying)
+            (folder / "lead" / "lead" / "examples").unlink(missing_ok=True)
+        apart = parties()
+        apart.lead(job_of())
+        for name in ("bank", "shop"):
+            apart.follow(job_of(), name)
+        ends = apart.end()
+        apart.stack.close()
+    path = folder / "bank" / "bank" / "events.log"
+    refusal = says(ends["bank"], ExchangeError)
+    assert refusal.startswith("lead broke the handshake: ")
+    lines = path.read_text().splitlines()
+    assert lines[-1].endswith(f"the session ended: {refusal}")
+    assert any("train from step 0" in line for line in lines)
+    assert faults(path) == []
 
 
 def test_which_follower_this_is(certificates: Path) -> None:

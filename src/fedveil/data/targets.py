@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedveil.base.array_types import Array, Float32s, Int64s
 from fedveil.base.example_arrays import IGNORED, Targets, is_plain, is_ragged, items, ragged, values
 from fedveil.data import inputs
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, FedveilWarning
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
@@ -46,7 +47,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
       largest class or token in `parts`.
     - "own" (targets for a user's own task) need `declared` outputs, or 1 if it is None.
 
-    Raises `DataInvalid` if `parts` contradict `declared`.
+    Raises `DataInvalid` if `parts` contradict `declared`. Warns if no class is 0 and `declared` is
+    None: then the labels probably count from 1.
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):
@@ -59,7 +61,19 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
         return int(widths.pop())
     if kind == "own":
         return 1 if declared is None else declared
+    if kind == "class" and declared is None:
+        _note_a_missing_zero(name, parts)
     return _classes(name, declared, max(int(values(part).max()) for part in parts))
+
+
+def _note_a_missing_zero(name: str, parts: list[Array]) -> None:
+    if not any((values(part) == 0).any() for part in parts):
+        warnings.warn(
+            f"data {name}: no example has label 0. Labels count from 0, so the model has an output "
+            "for a class that never occurs",
+            FedveilWarning,
+            stacklevel=3,
+        )
 
 
 def check_derivable(kind: Targets, name: str, part: str) -> None:

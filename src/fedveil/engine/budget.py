@@ -67,7 +67,8 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
     if job.privacy.delta == 0:
         change = "noise of a normal distribution needs a delta, such as `privacy: {delta: 1e-5}`"
     elif key is not None:
-        change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
+        command = "`fedveil budget JOB --target-epsilon E`, with the run's --set options,"
+        change = f"{command} finds the {key} for a target epsilon"
     drawn = whose(job, f"a client that takes part in {all_of(job.rounds, 'round')}")
     return f"{drawn} is promised {figure}: {change}"
 

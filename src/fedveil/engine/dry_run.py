@@ -18,12 +18,12 @@ from fedveil.data.partition import Partition
 from fedveil.engine.assembly import ModelShape, make_model, make_task, make_trainer
 from fedveil.engine.evaluation import metric_entries
 from fedveil.entropy import Seeded
-from fedveil.errors import ModelInvalid
+from fedveil.errors import ModelInvalid, TaskInvalid
 from fedveil.federated.job import Job
 from fedveil.federated.language_blocks import is_language_model
 from fedveil.learning import models
 from fedveil.learning.evaluate import score
-from fedveil.learning.learning_task import Task, plan_loss
+from fedveil.learning.learning_task import BUNDLED, Task, plan_loss
 from fedveil.learning.losses import OWN
 from fedveil.learning.own_layers import whole
 from fedveil.learning.task_trainer import on_device
@@ -80,7 +80,8 @@ def try_out(
         return
     folder.write_atomically(TRACEBACK, "".join(traceback.format_exception(failure)).encode())
     under = f" under task = {job.task}" if job.task != "classification" else ""
-    place = own_code.place_of(failure) or _defined_at(job.model)
+    by_task = isinstance(failure, TaskInvalid) and job.task not in BUNDLED
+    place = own_code.place_of(failure) or _defined_at(job.task if by_task else job.model)
     raise ModelInvalid(
         f"model = {job.model!r}{under} cannot {what}: {own_code.described(failure)} ({place}); the "
         f"traceback is in {folder.path / TRACEBACK}"
@@ -116,7 +117,7 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     _check_outputs(task, dataset, outputs, targets)
     loss = task.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor) or loss.ndim:
-        raise TypeError("the task's loss is not a single number. Return the mean over the batch")
+        raise TaskInvalid("the task's loss is not a single number. Return the mean over the batch")
     learnt = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(loss, learnt, allow_unused=True)
     alone = job.privacy.unit == "example"

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import nn
 from fedveil.base import own_code
 from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import IGNORED, Opened, Targets
-from fedveil.errors import TaskInvalid
+from fedveil.errors import TaskInvalid, nearest
 from fedveil.learning import task_metrics
 from fedveil.learning.losses import OWN, mean_loss
 from fedveil.learning.precision import computing
@@ -312,11 +312,28 @@ def find(name: str, metrics: Sequence[str] | None = None) -> Task:
         task = made()
     if not isinstance(task, Task):
         raise TaskInvalid(f"{key} gives a {type(task).__name__}, not a fedveil.Task")
+    _check_attributes(key, task)
     if metrics is not None:
         raise TaskInvalid(
             f"evaluation.metrics is only for bundled tasks, but {key} has its own. Remove the key"
         )
     return task
+
+
+def _check_attributes(key: str, task: Task) -> None:
+    """Raise `TaskInvalid` if `targets` or `measures` of a user's own task has an unknown value."""
+    if not isinstance(task.measures, Mapping):
+        raise TaskInvalid(f'{key}: measures is no mapping. Write it as {{"mae": "lower"}}')
+    checks: list[tuple[str, Any, tuple[str, ...]]] = [
+        ("targets", task.targets, get_args(Targets)),
+        *((f"measures[{name!r}]", to, get_args(Better)) for name, to in task.measures.items()),
+    ]
+    for attribute, value, values in checks:
+        if value not in values:
+            near = nearest(str(value), values)
+            raise TaskInvalid(
+                f"{key}: {attribute} = {value!r} is not one of {', '.join(values)}{near}"
+            )
 
 
 def plan_loss(task: Task) -> str:

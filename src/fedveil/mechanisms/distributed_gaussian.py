@@ -20,7 +20,7 @@ from fedveil.base.array_types import (
     into_floats,
 )
 from fedveil.base.kernels import compiled
-from fedveil.base.validate import finite_vector, integer, positive, within
+from fedveil.base.validate import finite_vector, integer, positive, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
@@ -223,7 +223,7 @@ class DistributedGaussian(NoiseShares):
 
     def clipped(self, vector: Array) -> Float64s:
         """Return `vector`, shortened to the norm `clip` if it is longer. It is not rounded."""
-        vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
+        vector = np.ascontiguousarray(real_vector("update", vector), np.float32)
         factor = min(1.0, self.step * stretch(vector, self.radius))
         return vector * np.float64(factor)
 
@@ -233,7 +233,7 @@ class DistributedGaussian(NoiseShares):
         `signs` are the signs of the rotation, or None without rotation. The sum of the squares of
         the result is at most `limit`.
         """
-        vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
+        vector = np.ascontiguousarray(real_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
         kind = np.int32 if self.bits <= 32 else np.int64
         numbers: Signed = reused_memory.empty(self.length, kind)

@@ -254,16 +254,20 @@ def stretch(vector: Vector, norm: float) -> float:
 
     The factor is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """
+    if vector.dtype == np.float32:  # no square of a 32-bit float overflows or underflows in 64 bits
+        return _stretch(vector, norm, 1.0)
     highest, lowest = float(vector.max(initial=0.0)), float(vector.min(initial=0.0))
-    if not math.isfinite(highest - lowest):
-        finite_vector("update", vector)
-    peak = max(highest, -lowest)
-    if peak == 0:
-        return math.inf
     # A power of two near 1 / peak: no square of a scaled entry overflows, and no relevant one
     # underflows.
-    scale = math.ldexp(1.0, -max(-1000, min(1000, math.frexp(peak)[1])))
-    return norm / math.sqrt(sum_of_squares(vector, scale, np.zeros(_LANES))) * scale
+    exponent = math.frexp(max(highest, -lowest))[1]
+    return _stretch(vector, norm, math.ldexp(1.0, -max(-1000, min(1000, exponent))))
+
+
+def _stretch(vector: Vector, norm: float, scale: float) -> float:
+    squares = sum_of_squares(vector, scale, np.zeros(_LANES))
+    if not math.isfinite(squares):
+        finite_vector("update", vector)
+    return norm / math.sqrt(squares) * scale if squares else math.inf
 
 
 def _real_vector(update: Vector) -> Vector:

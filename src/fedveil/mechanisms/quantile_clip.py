@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedveil.base.array_types import Array, Float32s, Float64s
-from fedveil.base.validate import finite_vector, integer, positive, within
+from fedveil.base.validate import integer, positive, real_vector, within
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import stretch
 
@@ -100,7 +100,7 @@ class QuantileClip:
         of the first round. The clip bit is +`self.half` if the vector's norm is at most `clip`, and
         -`self.half` if it is not.
         """
-        vector, clip = finite_vector("update", vector), self.check(clip)
+        vector, clip = real_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1
         factor = self.first / clip if fits else stretch(vector, self.first)
         joint = np.empty(len(vector) + 1, np.float32)

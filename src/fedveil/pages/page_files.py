@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import count
 from pathlib import Path
 
 from fedveil.base.files import write_whole
@@ -16,17 +16,24 @@ from fedveil.record.run_folder import explained, make_folder
 def write_page(page: Page, file: Path) -> Iterator[Path]:
     """Write the page, and its plots as SVG files beside it. Yields the path of each file.
 
-    If several plots have the same file name, the names of all but the first get a number.
+    A plot whose file name an earlier plot has gets the first numbered name that is free.
     """
     if file.is_dir():
         raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")
-    data, names = {file: page.html().encode(errors="backslashreplace")}, Counter[str]()
+    data = {file: page.html().encode(errors="backslashreplace")}
     for plot in page.plots:
-        names[plot.file] += 1
-        number = f"-{names[plot.file]}" if names[plot.file] > 1 else ""
-        data[file.with_name(f"{file.stem}-{plot.file}{number}.svg")] = svg(plot)
+        data[_free(file, plot.file, data)] = svg(plot)
     for path, content in data.items():
         make_folder(path.parent)
         with explained(path):
             write_whole(path, content)
         yield path
+
+
+def _free(file: Path, name: str, taken: Collection[Path]) -> Path:
+    """Return a path beside the page `file` for the plot `name`, which is not in `taken`."""
+    path = file.with_name(f"{file.stem}-{name}.svg")
+    numbers = count(2)
+    while path in taken:
+        path = file.with_name(f"{file.stem}-{name}-{next(numbers)}.svg")
+    return path

@@ -249,7 +249,10 @@ class DistributedDP(Clipped, SecureSum):
                 f"an entry of the sum of {survivors} clients exceeds the range of clipped "
                 "updates and their noise"
             )
-        return self.noise.mean(total, survivors, self.signs(round)) / self.context.turn_rate
+        mean = self.noise.mean(total, survivors, self.signs(round))
+        if (rate := self.context.turn_rate) < 1:
+            mean /= rate
+        return mean
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
         return self.clipping.aggregate(mean, survivors, state)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
 from fedveil.base.files import open_to_append, restored_on_failure, write_all
 from fedveil.base.quantity import quantity
-from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
+from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.record.sealed_message import intact
 
@@ -29,7 +30,9 @@ CHAIN = "events.chain"
 DIGEST_LETTERS = 64
 SEAL_BYTES = 16
 _START = "0" * DIGEST_LETTERS
-_ANCHOR = re.compile(r" the log of (\S+) (?:has [0-9,]+ lines? and )?ends in ([0-9a-f]{64})$")
+_ANCHOR = re.compile(
+    r"[0-9T:-]+ the log of (\S+) (?:has [0-9,]+ lines? and )?ends in ([0-9a-f]{64})"
+)
 
 
 class EventLog:
@@ -70,6 +73,21 @@ class EventLog:
         self._head = head
 
 
+def stamped(text: str) -> str:
+    """Return a log line: the time and the event `text`. Control characters are replaced."""
+    stamp = datetime.now().isoformat(timespec="seconds")
+    return f"{stamp} {escaped('; '.join(text.splitlines()))}"
+
+
+def append_event(path: Path, text: str) -> None:
+    """Append the event `text` to the event log `path`, which no process has open."""
+    log = EventLog(path)
+    try:
+        log.append(stamped(text))
+    finally:
+        log.close()
+
+
 def seal() -> str:
     """Return a random line for a log. Append it before the digest of the log is sent.
 
@@ -86,7 +104,8 @@ def anchor(party: str, head: str) -> str:
 def anchors(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each (party, last digest of its chain) that the event log `path` records (`anchor`)."""
     for line in _lines(path):
-        if found := _ANCHOR.search(line.decode("utf-8", "replace")):
+        # The whole line, because other lines may quote what a party has sent.
+        if found := _ANCHOR.fullmatch(line.decode("utf-8", "replace").rstrip()):
             yield found[1], found[2]
 
 

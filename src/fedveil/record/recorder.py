@@ -8,15 +8,14 @@ import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from fedveil.base.files import open_to_append, write_all
-from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, escaped, opened
+from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, opened
 from fedveil.base.validate import integer
 from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
-from fedveil.record.event_log import EventLog
+from fedveil.record.event_log import EventLog, stamped
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact
 
@@ -102,9 +101,8 @@ class Recorder:
 
     def event(self, text: str) -> None:
         """Append `text` to the event log, with the time. Control characters are replaced."""
-        stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
-            self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
+            self._events.append(stamped(text))
 
     @property
     def log_head(self) -> str:

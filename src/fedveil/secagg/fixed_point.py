@@ -2,14 +2,14 @@
 
 An entry x is limited to [-clip, clip] and divided by the step clip / (2^(bits - 1) - 1). The result
 is rounded at random to one of the two neighbouring whole numbers, with the unrounded result as the
-expected value. Each probability is exact to 2^-53.
+expected value. Each probability is exact to 2^-30 if `bits` is at most 24, otherwise to 2^-22.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedveil.base.array_types import Array, Float64s, Int64s, Uint64s, into_floats
+from fedveil.base.array_types import Array, Float64s, Int64s, Uint32s, into_floats
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import finite_vector, integer, within
 from fedveil.entropy import Entropy
@@ -17,7 +17,8 @@ from fedveil.entropy import Entropy
 MAX_ENTRY_BITS = 32
 #: Range of `clip`: neither a step nor a sum of 2^32 vectors leaves the normal numbers.
 _LEAST, _MOST = 2.0**-900, 2.0**900
-_PART = 1 << 16
+#: Entries rounded at a time: few enough for a core's own cache.
+_PART = 1 << 14
 
 
 class FixedPoint:
@@ -45,9 +46,11 @@ class FixedPoint:
         if vector.dtype not in (np.float32, np.float64):  # float16, which numba lacks
             vector = vector.astype(np.float64)
         out = np.empty(len(vector), np.int64) if out is None else out
+        words = np.empty(min(len(vector), _PART), np.uint32)
         for start in range(0, len(vector), _PART):
             part, rounded = vector[start : start + _PART], out[start : start + _PART]
-            _round(part, entropy.words(len(part)), self.clip, self.largest, rounded)
+            entropy.fill(words[: len(part)])
+            _round(part, words[: len(part)], self.clip, self.largest, rounded)
         return out
 
     def restore(self, total: Int64s) -> Float64s:
@@ -57,26 +60,26 @@ class FixedPoint:
         return real
 
 
-def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
+def _round_numpy(part: Array, words: Uint32s, clip: float, largest: int, out: Int64s) -> None:
     scaled = np.clip(part.astype(np.float64), -clip, clip) * (largest / clip)
     below = np.floor(scaled)
-    uniform = (words >> np.uint64(11)) * 2.0**-53
+    uniform = words * 2.0**-32
     rounded = below + (uniform < scaled - below)
     # clip * (largest / clip) may exceed largest by a rounding error.
     out[:] = np.clip(rounded, -largest, largest)
 
 
 @compiled(_round_numpy)
-def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
+def _round(part: Array, words: Uint32s, clip: float, largest: int, out: Int64s) -> None:
     """Write the entries of `part` to `out`: clipped, scaled, and rounded up or down at random.
 
     An entry is clipped to [-clip, clip] and multiplied by largest / clip. The probability of
-    rounding up is the fractional part of the result. `words` has 64 random bits for each entry.
+    rounding up is the fractional part of the result. `words` has 32 random bits for each entry.
     """
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale
         below = np.floor(scaled)
-        uniform = np.float64(words[i] >> np.uint64(11)) * 2.0**-53
+        uniform = np.float64(words[i]) * 2.0**-32
         rounded = below + np.float64(uniform < scaled - below)
         out[i] = np.int64(min(max(rounded, -np.float64(largest)), np.float64(largest)))

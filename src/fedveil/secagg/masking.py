@@ -82,8 +82,8 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
     per_block = _BLOCK_BYTES // vector.itemsize
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
-    keystream = np.frombuffer(buffer, vector.dtype)
+    buffer = memoryview(bytearray(_BLOCK_BYTES + 15))  # 15 bytes of room for `Keystream.write`
+    keystream = np.frombuffer(buffer[:_BLOCK_BYTES], vector.dtype)
     for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
         ciphers = [
             (Keystream(seed).write, plus) for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
@@ -91,7 +91,7 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
         for begin in range(0, len(vector), per_block):
             stretch = vector[begin : begin + per_block]
             size = stretch.nbytes
-            target, mask = buffer[:size], keystream[: len(stretch)]
+            target, mask = buffer[: size + 15], keystream[: len(stretch)]
             for write, plus in ciphers:
                 write(target, size)
                 (np.add if plus else np.subtract)(stretch, mask, out=stretch)

@@ -207,8 +207,9 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
     close = [".".join((*place, match)) for match in near]
     close = close or [".".join(key) for key in keys(root) if key[-1] in (name, *usual[:1])]
     where = f"the keys of {dotted(place)}" if place else "the keys"
+    given = "" if isinstance(value, Mapping) else f" = {shown(value)}"
     return (
-        f"{dotted(path)} = {shown(value)} is not a known key{did_you_mean(close)}; "
+        f"{dotted(path)}{given} is not a known key{did_you_mean(close)}; "
         f"{where} are {', '.join(block.model_fields)}"
     )
 

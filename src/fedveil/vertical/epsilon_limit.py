@@ -10,6 +10,9 @@ from fedveil.vertical.account import repeated_spending
 from fedveil.vertical.own_data import sends_unprotected, unprotected_gradients
 from fedveil.vertical.split import SplitModel
 
+#: The reason that the other parties receive. It is fixed, so it shows no number of the account.
+REACHED = "its own privacy.max_epsilon is reached"
+
 
 class Limit:
     """Checks, before an example is sent, that its cost will not exceed `epsilon` at `delta`.

@@ -240,14 +240,20 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
-        signs, known = by_sign(rows), labels[naming] == rare
-        sense = area("", signs[naming][known], signs[naming][~known]).value
-        return [
-            ("direction", rare, signs if sense >= 0.5 else -signs),
-            ("norm", rare, by_norm(looks)),
-        ]
+        known = labels[naming] == rare
+        found = {"direction": by_sign(rows), "norm": by_norm(looks)}
+        return [(name, rare, _turned(scores, naming, known)) for name, scores in found.items()]
     near = by_known([Window.of(rows)], len(labels), naming, labels[naming], classes)
     return [(f"nearness to class {c}", c, near[:, c]) for c in np.unique(labels).tolist()]
+
+
+def _turned(scores: Float64s, naming: Int64s, known: Bools) -> Float64s:
+    """Return `scores`, or their negatives if the rare examples of the known half score lower.
+
+    `naming` are the indices of this half, and `known` marks the rare examples in it.
+    """
+    sense = area("", scores[naming][known], scores[naming][~known]).value
+    return scores if sense >= 0.5 else -scores
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:

@@ -25,6 +25,7 @@ from fedveil.vertical import account, bundle
 from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossed import sentences
+from fedveil.vertical.epsilon_limit import REACHED
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
@@ -140,7 +141,7 @@ class PartyRun:
             yield from self._train()
         except LimitReached as limit:
             self.stopped = str(limit)
-            yield from self.party.end("its own privacy.max_epsilon is reached", at_limit=True)
+            yield from self.party.end(REACHED, at_limit=True)
             if not self.done:
                 raise
         except PeerAtLimit as limit:

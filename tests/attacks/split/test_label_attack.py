@@ -192,12 +192,26 @@ def test_gradients_add_up_and_change_between_the_halves() -> None:
     assert once["change"].tolist() == [[0], [-2]]  # the first is in no later step
 
 
-def test_the_better_sign_of_a_projection_counts() -> None:
-    rows = np.outer([5.0, 4.0, 1.0, 2.0, 4.5], [0.6, 0.8])
-    for flipped in (rows, -rows):
-        found = labels._separated("x AUC", flipped, np.array([True, False, False, False, True]))
+def test_the_better_sense_of_scores_counts() -> None:
+    scores = np.array([5.0, 4.0, 1.0, 2.0, 4.5])
+    rare = np.array([True, False, False, False, True])
+    for turned in (scores, -scores):
+        found = labels._either_way("x AUC", turned, rare)
         assert (found.name, found.value, found.cases) == ("x AUC", 1, 5)
-    assert labels._separated("x", rows, np.array([False, True, True, True, False])).value == 1
+    assert labels._either_way("x", scores, ~rare).value == 1
+
+
+@pytest.mark.parametrize(
+    ("score", "name"),
+    [("by_known", "direction AUC"), ("by_norm", "norm AUC"), ("losses_of_examples", "losses AUC")],
+)
+def test_scores_that_rank_the_rare_class_last_leak_as_much(
+    score: str, name: str, plain: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(labels, score)
+    monkeypatch.setattr(labels, score, lambda *given: -real(*given))
+    assert found({}).figure(name) == plain.figure(name)
+    assert plain.figure(name).value > 0.5
 
 
 def test_known_labels_are_spread_over_the_classes() -> None:

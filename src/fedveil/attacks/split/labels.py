@@ -64,12 +64,12 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         rare = run.true == rarer
         scores = by_known(run.windows, len(rare), known, run.true[known], 2)
         sides = scores[:, rarer] - scores[:, 1 - rarer]
-        asked, rare_asked = sides[others], rare[others]
-        figures.append(area("direction AUC", asked[rare_asked], asked[~rare_asked]))
-        figures.append(area("norm AUC", run.norms[rare], run.norms[~rare]))
-        figures += [_separated(f"{name} AUC", looks, rare) for name, looks in run.added.items()]
+        figures.append(_either_way("direction AUC", sides[others], rare[others]))
+        figures.append(_either_way("norm AUC", run.norms, rare))
+        for name, looks in run.added.items():
+            figures.append(_either_way(f"{name} AUC", by_sign(looks), rare))
         if run.losses is not None:
-            figures.append(area("losses AUC", run.losses[rare], run.losses[~rare]))
+            figures.append(_either_way("losses AUC", run.losses, rare))
     figures.append(Measured("ceiling", ceiling(follower.eps, follower.shares)))
     return Finding(
         attack="labels",
@@ -268,13 +268,12 @@ def _added(
     return {"sum": halves.sum(axis=0), "change": np.where(both, means[1] - means[0], 0.0)}
 
 
-def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the metric `name`: the AUC with which a singular vector finds the `rare` examples.
+def _either_way(name: str, scores: Float64s, rare: Bools) -> Measured:
+    """Return the metric `name`: the AUC with which `scores` tell the `rare` examples from others.
 
-    An example's score is its projection on the first singular vector of `rows`, [examples, values].
-    The better of the vector's two signs counts, so the AUC is at least 1/2.
+    Noise may give the rare examples the smaller scores. So the better of the scores and their
+    negatives counts, and the AUC is at least 1/2.
     """
-    scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])
 

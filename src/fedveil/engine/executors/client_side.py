@@ -220,6 +220,8 @@ class ClientSide:
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
         self._round, self._origin = 0, b""
+        #: One view for all clients of a round, so that a digest of it is computed once.
+        self._start = self.weights
 
     @property
     def chunk(self) -> int:
@@ -250,7 +252,8 @@ class ClientSide:
 
     def open(self, round: int) -> None:
         """Start a round with the weights in `self.model`."""
-        self._round, self._origin = round, origin_of(self.model, len(self.weights))
+        self._round, self._start = round, self.weights
+        self._origin = origin_of(self.model, len(self._start))
         self._halves.clear()
         self._training.open(round, self.model)
 
@@ -332,7 +335,7 @@ class ClientSide:
             ClientContext(
                 client=client,
                 round=self._round,
-                model=self.weights,
+                model=self._start,
                 examples=self._training.examples(client),
                 entropy=self._entropy.stream("report", self._round, client),
                 origin=self._origin,

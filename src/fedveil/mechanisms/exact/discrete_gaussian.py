@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.array_types import Int64s, Signed, Uint16s, Uint64s
+from fedveil.base.array_types import Int32s, Int64s, Signed, Uint16s, Uint32s
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.gaussian_loops import (
@@ -22,15 +23,13 @@ from fedveil.mechanisms.exact.gaussian_loops import (
     choose_cells,
 )
 
-#: Limit for the variance of a cell table, which keeps it in a core's own cache.
-_MAX_CELL_VARIANCE = 1 << 24
-_MAX_PLACE_BITS = 16
-_CHUNK = 1 << 14
-#: Random words read at a time if there are no places: one for each draw.
-_WORDS_AT_ONCE = 1 << 16
+#: Limits for the variance of a cell table without and with places, which keep it in a core's cache.
+_MAX_CELL_VARIANCE, _MAX_PLACED_VARIANCE = 1 << 24, 1 << 20
+_MAX_PLACE_BITS = 18
+#: Draws made at a time without and with places, so that the buffers stay in a core's own cache.
+_WORDS_AT_ONCE, _CHUNK = 1 << 16, 1 << 15
 
-_END = (1 << 64) - 1  # above every prefix
-_BELOW = 1 - 2.0**-40  # covers a few rounding errors
+_END = (1 << 32) - 1  # above every prefix
 
 _GUARD_BITS = 96
 _NEGLIGIBLE_BITS = 32
@@ -45,9 +44,9 @@ class DiscreteGaussian:
     first random bits do not decide a draw, more bits are read and compared in integer arithmetic.
     """
 
-    # 1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
+    # 1. One random word gives the sign and the first 31 bits of a uniform real U. The cell is the
     #    least y with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
-    # 2. A second, shorter word gives a uniform place. It also decides whether the draw is kept,
+    # 2. A second word gives a uniform place. It also decides whether the draw is kept,
     #    with probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²). Without place
     #    bits, this step is left out.
     # 3. Minus zero is rejected, because zero would otherwise be drawn twice as often.
@@ -56,14 +55,17 @@ class DiscreteGaussian:
     # 1. For large s, less than one draw in a thousand is rejected.
 
     def __init__(self, cell_variance: int, place_bits: int = 0) -> None:
-        self.cell_variance = integer("cell_variance", cell_variance, 1, _MAX_CELL_VARIANCE - 1)
         self.place_bits = integer("place_bits", place_bits, 0, _MAX_PLACE_BITS)
+        most = _MAX_PLACED_VARIANCE if place_bits else _MAX_CELL_VARIANCE
+        self.cell_variance = integer("cell_variance", cell_variance, 1, most - 1)
 
     @classmethod
     def at_least(cls, variance: Fraction) -> DiscreteGaussian:
         """Return the distribution with the smallest available parameter s² >= `variance`."""
-        place_bits = 0
-        while -(-variance // 4**place_bits) >= _MAX_CELL_VARIANCE:
+        if (whole := math.ceil(variance)) < _MAX_CELL_VARIANCE:
+            return cls(whole)
+        place_bits = 1
+        while -(-variance // 4**place_bits) >= _MAX_PLACED_VARIANCE:
             place_bits += 1
         return cls(-(-variance // 4**place_bits), place_bits)
 
@@ -95,13 +97,13 @@ class DiscreteGaussian:
         rejected. They are still unchanged.
         """
         table = _cell_table(self.cell_variance)
-        words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
+        words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint32)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
         for start in range(0, len(values), _WORDS_AT_ONCE):
             part = values[start : start + _WORDS_AT_ONCE]
             entropy.fill(words[: len(part)])
             found = listed[: add_cells(words, *table, part, listed)]
-            zeros = words[found] >> np.uint64(1) < table[0][0]  # a negative zero
+            zeros = words[found] >> np.uint32(1) < table[0][0]  # a negative zero
             again.append(start + found[zeros])
             for i in found[~zeros]:
                 prefix, negative = divmod(int(words[i]), 2)
@@ -116,72 +118,48 @@ class DiscreteGaussian:
         """Add a draw x to each entry of `values`, if `place_bits` is above 0.
 
         The two parts of |x| = cell · 2^place_bits + place are drawn separately. A draw can be
-        rejected (see `_keeps`). Returns the indices of the entries whose draws were rejected. They
-        are still unchanged.
+        rejected (see `add_placed`). Returns the indices of the entries whose draws were rejected.
+        They are still unchanged.
         """
-        size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
-        words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
-        places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
-        again = [np.empty(0, np.int64)]
+        size, law = min(len(values), _CHUNK), (self.cell_variance, self.place_bits)
+        words, places = np.empty(size, np.uint32), np.empty(size, np.uint32)
+        cells, listed = np.empty(size, np.int32), np.empty(size, np.int32)
+        rejected, again = np.empty(size, np.bool_), [np.empty(0, np.int64)]
         for start in range(0, len(values), _CHUNK):
             part = values[start : start + _CHUNK]
             size = len(part)
-            self._draw_cells(words[:size], drawn[:size], entropy)
+            self._draw_cells(words[:size], cells[:size], entropy)
             entropy.fill(places[:size])
-            law = self.cell_variance, self.place_bits
-            count = add_placed(words, places, drawn, *law, part, listed)
-            rejected = [
-                i
-                for i in listed[:count].tolist()
-                if not self._keeps(
-                    int(words[i]) & 1, int(drawn[i]), int(places[i]), part, i, entropy
-                )
-            ]
-            again.append(start + np.array(rejected, np.int64))
+            count = add_placed(words, places, cells, *law, part, rejected, listed)
+            for k in np.flatnonzero(~rejected[:count]):
+                i = listed[k]
+                magnitude = self._magnitude(int(cells[i]), int(places[i]))
+                if self._decide_kept(magnitude, int(places[i]), entropy):
+                    part[i] += -magnitude if words[i] & np.uint32(1) else magnitude
+                else:
+                    rejected[k] = True
+            again.append(start + listed[:count][rejected[:count]].astype(np.int64))
         return np.concatenate(again)
 
-    def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random 64-bit words, and write the cell of words[i] to cells[i].
+    def _draw_cells(self, words: Uint32s, cells: Int32s, entropy: Entropy) -> None:
+        """Fill `words` with random 32-bit words, and write the cell of words[i] to cells[i].
 
         A cell is the high part of a magnitude |x|. The last bit of a word is the sign of x, and the
-        other 63 bits choose the cell.
+        other 31 bits choose the cell.
         """
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):
                 cells[i] = self._decide_cell(int(words[i]) >> 1, entropy)
 
-    def _keeps(
-        self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
-    ) -> bool:
-        """Accept or reject draw i, which the fast loop `add_placed` left open.
-
-        The draw's magnitude is m = `cell` · 2^place_bits + place, where place is the number in the
-        top `place_bits` bits of the 32-bit word `place_word`. The draw is -m if `negative` is 1,
-        otherwise m. The other bits of `place_word` are the first binary digits of a uniform random
-        number U in [0, 1). Further digits come from `entropy`.
-
-        The draw is accepted if U >= 1 - exp(-loss), where loss = place · (2 m - place) / 2s²,
-        unless it is a negative zero. Adds an accepted draw to values[i], and returns True.
-        """
-        bits = PLACE_WORD_BITS - self.place_bits
-        place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
-        magnitude, fraction = cell << self.place_bits | place, place * 2.0**-self.place_bits
-        loss = fraction * (cell + 0.5 * fraction) / self.cell_variance
-        if negative and magnitude == 0:
-            return False
-        # 1 - e^-loss is at least loss - loss²/2, so most rejections need no exact integers.
-        if loss <= 1 and start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW:
-            return False
-        if not self._decide_kept(magnitude, place_word, entropy):
-            return False
-        values[i] += -magnitude if negative else magnitude
-        return True
+    def _magnitude(self, cell: int, place_word: int) -> int:
+        """Return |x| = `cell` · 2^place_bits + place. `place_word` has place in its top bits."""
+        return cell << self.place_bits | place_word >> (PLACE_WORD_BITS - self.place_bits)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
         """Return the cell that a uniform random number U chooses: the least y with U < Pr[Y <= y].
 
-        Y is the cell of a draw x: all but the lowest `place_bits` bits of |x|. The 63 bits `prefix`
+        Y is the cell of a draw x: all but the lowest `place_bits` bits of |x|. The 31 bits `prefix`
         are the first binary digits of U. They do not decide, so further digits are read from
         `entropy`.
         """
@@ -219,14 +197,14 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return the two tables by which a random 64-bit word chooses a cell y: thresholds and a guide.
+def _cell_table(variance: int) -> tuple[Uint32s, Uint16s]:
+    """Return the two tables by which a random 32-bit word chooses a cell y: thresholds and a guide.
 
     A cell is the high part of a magnitude |x|. The cell Y of a draw is y with a probability
-    proportional to exp(-y² / 2 variance). The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ...,
+    proportional to exp(-y² / 2 variance). The thresholds are ⌊2^31 · Pr[Y <= y]⌋ for y = 0, 1, ...,
     followed by an end mark. A word chooses the first cell whose threshold is above the word's first
-    63 bits. The guide speeds up this search: entry g is the first possible cell of the words whose
-    first 16 bits are g.
+    31 bits. The guide speeds up this search: entry g is the first possible cell of the words whose
+    first 14 bits are g.
     """
     low, high = _cumulative(variance, PREFIX_BITS)
     extra = 0
@@ -235,8 +213,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
         wide_low, wide_high = _cumulative(variance, PREFIX_BITS + extra)
         low, high = [x >> extra for x in wide_low], [x >> extra for x in wide_high]
     last = bisect.bisect_left(low, (1 << PREFIX_BITS) - 1)
-    thresholds = np.array([*low[: last + 1], _END], np.uint64)
-    firsts = np.arange(1 << GUIDE_BITS, dtype=np.uint64) << np.uint64(GUIDE_SHIFT)
+    thresholds = np.array([*low[: last + 1], _END], np.uint32)
+    firsts = np.arange(1 << GUIDE_BITS, dtype=np.uint32) << np.uint32(GUIDE_SHIFT)
     return thresholds, np.searchsorted(thresholds, firsts, side="right").astype(np.uint16)
 
 

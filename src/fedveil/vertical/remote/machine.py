@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +19,14 @@ import numpy as np
 from fedveil.base.message import Message, Value, only_fields, quoted, take
 from fedveil.base.untrusted import MOST_KEY_BYTES, MOST_STATE_BYTES, read_bytes
 from fedveil.entropy import Secure
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid, RunFolderError
+from fedveil.errors import ExchangeError, FedveilError, InvalidValue, MessageInvalid, RunFolderError
 from fedveil.learning.device import check_device
 from fedveil.link.channel import Channel, Exchange, Send, drive
 from fedveil.link.tls import Credentials, named_in
 from fedveil.privacy.ledger import Line
-from fedveil.record.event_log import anchor, seal
+from fedveil.record.event_log import anchor, append_event, seal
 from fedveil.record.lifecycle import log_start
-from fedveil.record.run_folder import CHECKPOINT, RunFolder
+from fedveil.record.run_folder import CHECKPOINT, EVENTS, RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.crossing import check_sizes
@@ -41,6 +41,7 @@ from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.remote.own_seed import SEED_BYTES, kept_seed
 from fedveil.vertical.rows import Ids, Rows
 from fedveil.vertical.schedule import micro_sizes
 from fedveil.vertical.step_checkpoint import saved_steps
@@ -55,7 +56,6 @@ from fedveil.vertical.task import (
 )  # fmt: skip
 
 RUN = "run"
-SEED_BYTES = 16
 EXAMPLES = "examples"
 GUESSES = "guesses"
 #: The default of `alignment.most_ids` is this multiple of the number of own ids.
@@ -102,7 +102,7 @@ class Machine:
         stack.enter_context(threads(job.threads))
         self.job = job
         if own_seed is None and old is not None:
-            own_seed = _kept_seed(old / OWN_SEED)
+            own_seed = kept_seed(old / OWN_SEED)
         self._own_seed = drawn_seed() if own_seed is None else own_seed
         self.task = make_task(job, old, self._own_seed)
         self.party = here(self.task)
@@ -269,6 +269,18 @@ class Machine:
                     read_bytes(found, MOST_STATE_BYTES), self._ids
                 )
 
+    def log_refusal(self, told: str) -> None:
+        """Log why a session ended, if this party has a run folder already.
+
+        `told` is the reason that other parties may know, because a party shows them its log.
+        """
+        text = f"the session ended: {told}"
+        with suppress(FedveilError, OSError):  # the original error matters more
+            if self._last is not None:
+                self._last[1].log.event(text)
+            elif self.folder is not None:
+                append_event(self.folder.path / EVENTS, text)
+
     def keep_run(self) -> None:
         """Save the run's identity, so that a restarted party knows it without asking others."""
         if self.folder is None:
@@ -344,16 +356,6 @@ class Machine:
 
 def drawn_seed() -> int:
     return int.from_bytes(Secure().token(SEED_BYTES), "little")
-
-
-def _kept_seed(path: Path) -> int | None:
-    if not path.exists():
-        return None
-    with intact(path):
-        raw = read_bytes(path, MOST_KEY_BYTES)
-        if len(raw) != SEED_BYTES:
-            raise InvalidValue(f"it has {len(raw)} bytes")
-    return int.from_bytes(raw, "little")
 
 
 def _checked(peer: str, message: Message, due: Message) -> str:

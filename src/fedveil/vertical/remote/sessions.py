@@ -16,7 +16,15 @@ from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value, text_in
 from fedveil.base.quantity import quantity
-from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, RightMissing, Unfit
+from fedveil.errors import (
+    ExchangeError,
+    FedveilError,
+    LimitReached,
+    LinkLost,
+    PeerRestarted,
+    RightMissing,
+    Unfit,
+)
 from fedveil.link.channel import Channel, Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
@@ -26,6 +34,7 @@ from fedveil.link.roles import right_of
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 from fedveil.record.lifecycle import how_to_resume
+from fedveil.vertical.epsilon_limit import REACHED
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import handshake
@@ -203,6 +212,9 @@ def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Sessio
                     credentials=meeting.credentials,
                 )
                 return _noting({leader: link}, session)
+            except (ExchangeError, RightMissing) as error:
+                machine.log_refusal(error.told)
+                raise
             except PeerRestarted as restart:
                 begin = restart.begin if isinstance(restart, StartOver) else None
                 meeting.report(f"{restart}: back to the last step that all parties have saved")
@@ -264,6 +276,8 @@ def _told_of(error: BaseException) -> str:
             return "it was interrupted"
         case LinkLost():
             return "it has lost another party"
+        case LimitReached():
+            return REACHED
         case FedveilError():
             return "it met an error of its own"
     return "it failed"
