@@ -210,3 +210,28 @@ def test_tensors_move_into_a_vector_if_they_keep_their_alignment_and_strides(
     assert (layout.vector() == 0).all() == moves
     layout.write(torch.from_numpy(before))
     assert (layout.vector() == before).all()
+
+
+def test_a_layout_follows_tensors_that_another_layout_has_moved() -> None:
+    """A trainer moves them, while an attack or a study has a layout of its own of the model."""
+    model = nn.Linear(16, 4, bias=False)
+    mine, vector = Layout(model), torch.zeros(64)
+    start = mine.vector()
+    Layout(model).move_into(vector)
+    vector += 1
+    assert (mine.vector() == start + 1).all()
+
+
+@pytest.mark.parametrize("use", ["write", "change"])
+def test_each_use_of_a_layout_follows_by_itself(use: str) -> None:
+    model = nn.Linear(16, 4, bias=False)
+    mine, vector, change = Layout(model), torch.zeros(64), np.empty(64, np.float32)
+    start = mine.vector()
+    Layout(model).move_into(vector)
+    vector += 1
+    if use == "write":
+        mine.write(torch.full((64,), 7.0))
+        assert (model.weight == 7).all()
+    else:
+        mine.change(start, change)
+        np.testing.assert_allclose(change, 1, atol=1e-6)

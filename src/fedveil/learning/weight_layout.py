@@ -112,6 +112,12 @@ class Layout:
         # For many small tensors NumPy takes a third of torch's time.
         on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
         self._arrays = [tensor.numpy() for tensor in self._tensors] if on_cpu else None
+        self._places = [tensor.data_ptr() for tensor in self._tensors]
+
+    def _follow(self) -> None:
+        """Find the tensors anew if they have moved, such as by `move_into` of another layout."""
+        if [entry.tensor.data_ptr() for entry in self.entries] != self._places:
+            self._find_tensors()
 
     def move_into(self, vector: torch.Tensor) -> None:
         """Copy the model's values to `vector`, and make the averaged tensors views of it.
@@ -153,6 +159,7 @@ class Layout:
         """
         for known in self._names:
             known.tensors[known.key] = known.tensor
+        self._follow()
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:
@@ -169,6 +176,7 @@ class Layout:
         tensor by one of another shape.
         """
         self._take_assigned()
+        self._follow()
         if self._arrays is None:
             np.subtract(self.vector(), start, out=out)
             return
@@ -200,6 +208,7 @@ class Layout:
 
     def vector(self) -> Float32s:
         """Return the values of the averaged tensors in a new vector."""
+        self._follow()
         return torch.cat([tensor.reshape(-1) for tensor in self._tensors]).cpu().numpy()
 
     def explain(self) -> list[str]:
