@@ -5,6 +5,7 @@
     FEDVEIL_DATA=FOLDER python benchmarks/adapters.py table OUT [--seconds 240]
     FEDVEIL_DATA=FOLDER python benchmarks/adapters.py products OUT
     FEDVEIL_DATA=FOLDER python benchmarks/adapters.py phrases OUT
+    FEDVEIL_DATA=FOLDER python benchmarks/adapters.py membership OUT
     python benchmarks/adapters.py shown OUT
 
 `sizes` trains adapters of rank 8 on a GPT-2 of 355 million parameters with random weights, in a
@@ -15,8 +16,9 @@ rate is chosen, for each trained part of the model and each epsilon. No epsilon 
 The last two measure the perplexity. Clients make one step of SGD in a round, the server uses Adam.
 Finished runs are saved in OUT/rows.jsonl, so that an interrupted `table` resumes.
 
-`products` compares the mean of the adapters' factors with the mean of their products. `phrases`
-plants phrases at sixteen of twenty clients, and looks for them in the trained model.
+`products` compares the mean of the adapters' factors with the mean of their products, at two rates
+of the clients. `phrases` plants phrases at sixteen of twenty clients, and looks for them in the
+trained model. `membership` asks for each text whether the same job was trained on it.
 """
 
 from __future__ import annotations
@@ -149,12 +151,10 @@ PARTS = {
     "head": ["training.train=head"],
     "all": [],
 }  # fmt: skip
-#: The server's rates among which each part chooses, for each epsilon.
-RATES = {
-    "adapters": (0.0003, 0.001, 0.003),
-    "head": (0.001, 0.003, 0.01),
-    "all": (0.0001, 0.0003, 0.001),
-}
+#: The server's rates. The choice goes on until the best rate has a worse one on both sides.
+RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+#: The rate with which the choice begins, for each part.
+FIRST = {"adapters": 0.003, "head": 0.01, "all": 0.001}
 EPSILONS = (None, 8.0, 2.0)
 RANKS = (1, 2, 32)  # beside 8
 CLIP = 0.5
@@ -188,17 +188,18 @@ def trained(
         "language.prompts=[\"To be, or not to be\"]",
         *([] if epsilon is None else noised),
     ]  # fmt: skip
-    began = time.perf_counter()
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        run = fedveil.simulate(Job.load(None, settings), f"{folder}/run")
+        job = Job.load(None, settings)
+        run = fedveil.simulate(job, f"{folder}/run")
         compared = Path(folder, "run", "before-after.jsonl").read_text().splitlines()
     last = run.metrics[-1]
     return {
         "texts": texts, "part": part, "epsilon": epsilon, "rate": rate, "clip": clip, "rank": rank,
         "rounds": rounds, "seed": seed, "perplexity": last["perplexity"],
         "before": json.loads(compared[0])["before"], "numbers": Layout(run.model).dimension,
-        "bytes": last["bytes_up_per_client"], "seconds": time.perf_counter() - began,
-        "clients": last["clients"], "stated": str(run.ledger.epsilon("run")),
+        "bytes": last["bytes_up_per_client"], "seconds": time.process_time() - began,
+        "clients": last["clients"], "stated": run.ledger.epsilon("run", job.privacy.delta),
         "says": json.loads(compared[1]),
     }  # fmt: skip
 
@@ -206,28 +207,38 @@ def trained(
 def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the settings of all runs. `rows` has the results of the finished runs.
 
-    For each epsilon and trained part, runs at several server learning rates come first. A run at
-    the best rate then measures the perplexity. The last runs have other ranks.
+    For each trained part, epsilon and rank, runs at several server learning rates come first. A run
+    at the best rate then measures the perplexity. The last runs have other ranks.
     """
-    for epsilon in EPSILONS:
-        for part, rates in RATES.items():
-            shared = {"part": part, "epsilon": epsilon, "clip": 0.0 if epsilon is None else CLIP}
-            for rate in rates:
-                yield {"texts": "choosing", "rate": rate} | shared
-            yield {"texts": "measuring", "rate": best(rows, part, epsilon)} | shared
-    for rank in RANKS:
-        rate = best(rows, "adapters", 8.0)
-        yield {
-            "texts": "measuring", "part": "adapters", "epsilon": 8.0, "clip": CLIP, "rate": rate,
-            "rank": rank,
-        }  # fmt: skip
+    arms = [(part, epsilon, 8) for epsilon in EPSILONS for part in FIRST]
+    for part, epsilon, rank in [*arms, *[("adapters", 8.0, rank) for rank in RANKS]]:
+        clip = 0.0 if epsilon is None else CLIP
+        arm = {"part": part, "epsilon": epsilon, "rank": rank, "clip": clip}
+        while (rate := next_rate(rows, arm)) is not None:
+            yield {"texts": "choosing", "rate": rate} | arm
+        yield {"texts": "measuring", "rate": best(tried(rows, arm))} | arm
 
 
-def best(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> float:
-    """Return the server's learning rate with the lowest perplexity in the folder `choosing`."""
-    wanted = ("choosing", part, epsilon)
-    tried = [row for row in rows if (row["texts"], row["part"], row["epsilon"]) == wanted]
-    return float(min(tried, key=lambda row: row["perplexity"])["rate"])
+def tried(rows: list[dict[str, Any]], arm: dict[str, Any]) -> dict[float, float]:
+    """Return the perplexity at each rate that was tried for `arm`, in the folder `choosing`."""
+    wanted = {"texts": "choosing"} | arm
+    same = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return {row["rate"]: row["perplexity"] for row in same}
+
+
+def best(found: dict[float, float]) -> float:
+    """Return the server's learning rate with the lowest perplexity."""
+    return min(found, key=lambda rate: math.inf if math.isnan(found[rate]) else found[rate])
+
+
+def next_rate(rows: list[dict[str, Any]], arm: dict[str, Any]) -> float | None:
+    """Return a rate beside the best one that was not tried for `arm`, or None if there is none."""
+    found = tried(rows, arm)
+    if not found:
+        return FIRST[arm["part"]]
+    place = RATES.index(best(found))
+    beside = RATES[max(place - 1, 0) : place + 2]
+    return next((rate for rate in beside if rate not in found), None)
 
 
 def table(out: Path, seconds: float) -> None:
@@ -237,7 +248,7 @@ def table(out: Path, seconds: float) -> None:
     began, file = time.perf_counter(), out / "rows.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     for settings in plan(rows):
-        if any(all(row[k] == v for k, v in ({"rank": 8} | settings).items()) for row in rows):
+        if any(all(row[k] == v for k, v in settings.items()) for row in rows):
             continue
         if time.perf_counter() - began > seconds:
             print("not finished: start it again")
@@ -251,7 +262,7 @@ def table(out: Path, seconds: float) -> None:
 
 def shown(out: Path) -> None:
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
-    print("| trained | numbers | rank | epsilon | rate | clip | perplexity | report, KB | s |")
+    print("| trained | numbers | rank | epsilon | rate | clip | perplexity | report, KB | CPU, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if row["texts"] == "measuring":
@@ -266,16 +277,25 @@ def shown(out: Path) -> None:
 # --- products ---
 
 
+#: The clients' rates at which the two means are compared.
+PRODUCT_RATES = (0.3, 1.0)
+
+
 def products(out: Path) -> None:
     """Compare the mean of the clients' factors with the mean of their products B A, in 3 rounds."""
+    torch.set_num_threads(1)
+    for rate in PRODUCT_RATES:
+        compare_means(out, rate)
+
+
+def compare_means(out: Path, rate: float) -> None:
     from fedveil.attacks.target import Target
 
-    torch.set_num_threads(1)
     adapter = PARTS["adapters"][0].replace("RANK", "8").replace("ALPHA", "16")
     job = Job.load(None, [
         f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
         f"data.folder={out / 'measuring'}", "data.split=by_client", f"language.length={LENGTH}",
-        adapter, "training.epochs=1", "training.batch_size=4", "training.lr=3.0",
+        adapter, "training.epochs=2", "training.batch_size=2", f"training.lr={rate}",
         "clients.fraction=1.0",
     ])  # fmt: skip
     target = Target.of(job)
@@ -315,42 +335,32 @@ def products(out: Path) -> None:
         sent = sum(e.stop - e.start for e in layout.entries)
         dense = sum(value.numel() for value in exact.values())
         print(
-            f"| {number} | {math.sqrt(gap / whole):.4f} | {factors:.2f} | {through:.2f} | "
+            f"| {rate} | {number} | {math.sqrt(gap / whole):.4f} | {factors:.2f} | {through:.2f} | "
             f"{sent:,} | {dense:,} |",
             flush=True,
         )
         weights = mean
 
 
-# --- phrases ---
+# --- attacks ---
 
 
-def phrases(out: Path) -> None:
-    """Attack jobs of twenty clients with planted phrases. Finished jobs are not repeated."""
+def attacked(out: Path, name: str) -> None:
+    """Run the attack `name` on four jobs of twenty clients. Finished jobs are not repeated."""
+    from fedveil.attacks import extraction
     from fedveil.attacks.effort import Watch
-    from fedveil.attacks.extraction import attack
+    from fedveil.attacks.membership import membership
     from fedveil.attacks.target import Target
 
+    attack = {"phrases": extraction.attack, "membership": membership.attack}[name]
     torch.set_num_threads(1)
-    file = out / "phrases.jsonl"
+    file = out / f"{name}.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     for part, epsilon in (("adapters", None), ("all", None), ("adapters", 8.0), ("all", 8.0)):
         if any(row["part"] == part and row["epsilon"] == epsilon for row in done):
             continue
-        block = "protection.distributed_dp"
-        noised = ["protection.name=distributed_dp", "simulation.masks=false", f"{block}.clip=0.5",
-                  f"{block}.target_epsilon={epsilon}"]  # fmt: skip
-        job = Job.load(None, [
-            f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
-            f"data.folder={out / 'measuring'}", "clients={number: 20, fraction: 1.0}", "rounds=6",
-            f"language.length={LENGTH}",
-            *[s.replace("RANK", "8").replace("ALPHA", "16") for s in PARTS[part]],
-            "training={epochs: 2, batch_size: 4, lr: 0.3}",
-            "server={optimizer: adam, tau: 1.0e-06, lr: 0.003}",
-            *([] if epsilon is None else noised),
-        ])  # fmt: skip
         began = time.perf_counter()
-        finding = attack(Target.of(job), "quick", Watch())
+        finding = attack(Target.of(attacked_job(out, part, epsilon)), "quick", Watch())
         done.append({
             "part": part, "epsilon": epsilon, "seconds": time.perf_counter() - began,
             "figures": [(f.name, f.value, f.low, f.high) for f in finding.figures],
@@ -358,13 +368,29 @@ def phrases(out: Path) -> None:
         file.write_text("".join(json.dumps(row) + "\n" for row in done))
     for row in done:
         print(row["part"], row["epsilon"], f"{row['seconds']:.0f} s")
-        for name, value, low, high in row["figures"]:
-            print(f"    {name}: {value:.3g} [{low:.3g}, {high:.3g}]")
+        for figure, value, low, high in row["figures"]:
+            print(f"    {figure}: {value:.3g} [{low:.3g}, {high:.3g}]")
+
+
+def attacked_job(out: Path, part: str, epsilon: float | None) -> Job:
+    block = "protection.distributed_dp"
+    noised = ["protection.name=distributed_dp", "simulation.masks=false", f"{block}.clip=0.5",
+              f"{block}.target_epsilon={epsilon}"]  # fmt: skip
+    return Job.load(None, [
+        f"model=hf:{out / 'base'}", "task=next_token", "data.name=text_folder",
+        f"data.folder={out / 'measuring'}", "clients={number: 20, fraction: 1.0}", "rounds=6",
+        f"language.length={LENGTH}",
+        *[s.replace("RANK", "8").replace("ALPHA", "16") for s in PARTS[part]],
+        "training={epochs: 2, batch_size: 4, lr: 0.3}",
+        "server={optimizer: adam, tau: 1.0e-06, lr: 0.003}",
+        *([] if epsilon is None else noised),
+    ])  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["sizes", "one", "table", "products", "phrases", "shown"])
+    studies = ("sizes", "one", "table", "products", "phrases", "membership", "shown")
+    parser.add_argument("part", choices=studies)
     parser.add_argument("out", type=Path)
     parser.add_argument("--protection", default="not_encrypt")
     parser.add_argument("--layers", default="c_attn")
@@ -375,10 +401,10 @@ def main() -> None:
         one(given.out, given.protection, given.layers)
     elif given.part == "table":
         table(given.out, given.seconds)
+    elif given.part in ("phrases", "membership"):
+        attacked(given.out, given.part)
     else:
-        {"sizes": sizes, "products": products, "phrases": phrases, "shown": shown}[given.part](
-            given.out
-        )
+        {"sizes": sizes, "products": products, "shown": shown}[given.part](given.out)
 
 
 if __name__ == "__main__":
