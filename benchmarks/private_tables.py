@@ -2,7 +2,7 @@
 
     python benchmarks/private_tables.py patients --folder DIR
     FEDVEIL_DATA=... python benchmarks/private_tables.py organisations --rounds 20 --folder DIR
-    FEDVEIL_DATA=... python benchmarks/private_tables.py location --folder DIR      takes hours
+    FEDVEIL_DATA=... python benchmarks/private_tables.py location --rounds 6 --folder DIR
 
 Epsilon covers a person's row: replace-one, whole run, delta 1e-5. `patients`: scikit-learn's breast
 cancer table, 456 people, 30 columns, 2 classes. `location`: Location-30, 4,007 people, 446 columns,
@@ -66,7 +66,9 @@ TITLES = {
 #: Protections with the rates of another one, which gives the mean the same noise or similar noise.
 LIKE = {"pw_encrypt": "not_encrypt", "distributed_dp": "central_gaussian", "oue": "rr"}
 #: Rates that are tried, from the one of the next larger epsilon down, until two are worse.
-RATES = tuple(40.96 / 4**step for step in range(9))
+RATES = tuple(655.36 / 4**step for step in range(11))
+#: The largest rate that is tried.
+LARGEST = {"patients": 40.96, "organisations": 655.36, "location": 655.36}
 #: Makes the data function return training people only: a fifth of them is then the test part.
 CHOOSING = "FEDVEIL_TABLES_CHOOSE"
 
@@ -160,7 +162,7 @@ class Study:
         for name, epsilons in self._protections.items():
             if name not in needed:
                 continue
-            begin = RATES[0]
+            begin = LARGEST[self._table]
             for epsilon in reversed(epsilons or (math.inf,)):
                 cell = self._cell(name, epsilon)
                 if cell.job is None:

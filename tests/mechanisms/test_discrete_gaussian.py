@@ -160,11 +160,11 @@ def test_an_undecided_cell_takes_further_bits(cell: int) -> None:
 def test_undecided_cells_of_placed_draws_take_further_bits(undecided: int) -> None:
     first = cumulative(50, 31)[5]
     second = cumulative(50, 95)[5] - (first << 64)
-    words, cells = np.empty(3, np.uint32), np.empty(3, np.int32)
     drawn = [first, first + 1, first if undecided == 2 else first - 1]
-    entropy = Scripted(*map(starts, drawn), *[second + 1] * undecided)
-    DiscreteGaussian(50, 7)._draw_cells(words, cells, entropy)
-    assert (words.tolist(), entropy.left) == ([2 * prefix for prefix in drawn], 0)
+    words, cells = np.array([2 * prefix for prefix in drawn], np.uint32), np.empty(3, np.int32)
+    entropy = Scripted(*[second + 1] * undecided)
+    DiscreteGaussian(50, 7)._choose_cells(words, cells, entropy)
+    assert entropy.left == 0
     assert cells.tolist() == [6, 6, 6 if undecided == 2 else 5]
 
 

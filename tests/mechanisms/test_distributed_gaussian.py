@@ -108,6 +108,19 @@ def test_compiled_or_not_it_rounds_alike():
     assert (one == other).all()
 
 
+@pytest.mark.skipif(not HAVE_NUMBA, reason="compares the compiled loop with its NumPy path")
+def test_compiled_or_not_it_scales_alike():
+    draw = Seeded(4).generator()
+    vector = (draw.normal(size=999) * 40).astype(np.float32)
+    signs = np.where(draw.random(999) < 0.5, -1, 1).astype(np.int8)
+    one, other = np.full(1001, 7, np.float32), np.full(1001, 7, np.float32)
+    distributed_gaussian._scale_with_signs(vector, 1 / 3, signs, one)
+    distributed_gaussian._scale_with_signs_numpy(vector, 1 / 3, signs, other)
+    assert one.tobytes() == other.tobytes()
+    assert one[:999].tolist() == ((vector * np.float64(1 / 3)).astype(np.float32) * signs).tolist()
+    assert one[999:].tolist() == [7, 7]
+
+
 def test_rounding_has_the_right_mean_and_takes_the_two_next_whole_numbers():
     noise = made(dimension=80_000, rotation=False, entry_bits=12)
     vector = np.tile(np.array([0.25, -0.75, 1.5, 3], np.float32), 20_000) * np.float32(noise.step)
@@ -128,9 +141,9 @@ def test_clipping_alone_shortens_a_long_vector_and_leaves_a_short_one(norm_of, l
 
 def test_a_vector_of_several_parts_is_rotated_with_the_signs_of_each():
     """A client rotates a part at a time, and the server the whole sum."""
-    noise = made(dimension=40_001, entry_bits=16)
+    noise = made(dimension=70_001, entry_bits=16)
     assert noise.block <= distributed_gaussian._PART < noise.length // 2
-    vector = Seeded(4).generator().normal(size=40_001)
+    vector = Seeded(4).generator().normal(size=70_001)
     vector *= 0.9 * noise.clip / np.linalg.norm(vector)
     signs = signs_of(noise)
     back = noise.mean(noise.rounded(vector, signs, Seeded(5)).astype(np.int64), 1, signs)

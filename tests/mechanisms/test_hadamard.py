@@ -7,6 +7,7 @@ import pytest
 from scipy.linalg import hadamard
 from scipy.stats import binomtest
 
+from fedveil.base import two_threads
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.mechanisms import hadamard as rotations
@@ -75,7 +76,9 @@ def test_a_spike_becomes_flat_and_a_flat_vector_no_spike() -> None:
 
 def test_signs_are_fair_and_independent_of_each_other() -> None:
     signs = random_signs(100_001, Seeded(6))
+    bits = np.unpackbits(np.frombuffer(Seeded(6).token(12_501), np.uint8), bitorder="little")
     assert signs.dtype == np.int8
+    assert (signs == 1 - 2 * bits[:100_001].astype(int)).all()
     assert set(np.unique(signs)) == {-1.0, 1.0}
     assert binomtest(int((signs > 0).sum()), len(signs)).pvalue > 1e-6
     same = signs[:-1] == signs[1:]
@@ -86,9 +89,13 @@ def test_the_padded_length() -> None:
     assert [padded_length(n) for n in (1, 2, 3, 4, 5, 8192, 8193)] == [1, 2, 4, 4, 8, 8192, 16384]
 
 
-@pytest.mark.parametrize(("block", "blocks"), [(1 << 10, 70), (1 << 17, 1)])
-def test_a_long_vector_comes_back_whatever_part_an_entry_is_in(block: int, blocks: int) -> None:
-    """Signs are undone a part at a time, and a block may be longer than a part."""
+@pytest.mark.parametrize("long", [1, 1 << 22])
+@pytest.mark.parametrize(("block", "blocks"), [(1 << 10, 71), (1 << 17, 1)])
+def test_a_long_vector_comes_back_whatever_part_an_entry_is_in(
+    block: int, blocks: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs are undone a part at a time, by one or two threads. A block may exceed a part."""
+    monkeypatch.setattr(two_threads, "_LONG", long)
     length = block * blocks
     signs = random_signs(length, Seeded(3))
     vector = Seeded(4).generator().normal(size=length - 5).astype(np.float32)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from fedveil.base import packing
+from fedveil.base import packing, two_threads
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.secagg import fixed_point, masking
@@ -94,7 +94,11 @@ def test_bits_behind_the_last_entry_are_seen() -> None:
 
 @pytest.mark.parametrize("bits", [7, 32, 33, 64])
 @pytest.mark.parametrize("length", [1, 5, 100_003])
-def test_a_mask_is_the_keystream_of_its_seed(bits: int, length: int) -> None:
+@pytest.mark.parametrize("long", [1, 1 << 22])  # two threads, or one
+def test_a_mask_is_the_keystream_of_its_seed(
+    bits: int, length: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_threads, "_LONG", long)
     ring = Ring(bits)
     seed, other = bytes(range(32)), bytes(range(1, 33))
     start = Seeded(0).words(length).astype(ring.lane)

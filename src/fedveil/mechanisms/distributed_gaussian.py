@@ -25,7 +25,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
-from fedveil.mechanisms.hadamard import padded_length, spread, unrotate
+from fedveil.mechanisms.hadamard import padded_length, unrotate, walsh_hadamard
 from fedveil.privacy.grid_sensitivity import LARGEST, grid_step, to_grid
 
 #: Headroom of a rotated entry, in root mean squares. It is exceeded with probability 2 exp(-32),
@@ -35,7 +35,7 @@ _PEAK = 8
 _AGAIN, _WRAPS = math.ldexp(1, -20), math.ldexp(1, -40)
 _TRIES = 8
 #: Entries rounded at a time: few enough for a core's own cache.
-_PART = 1 << 14
+_PART = 1 << 15
 #: Blocks of a rotation have at least 2^10 entries, unless the vector has fewer.
 _LEAST_EXPONENT = 10
 #: Headroom of a ring beyond the largest honest sum, as a share of that sum.
@@ -259,16 +259,18 @@ class DistributedGaussian(NoiseShares):
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
+        scale = factor * self.block**-0.5 if self.rotation else factor
         total = 0
         for start in range(0, self.length, size):
             some = vector[start : start + size]
             part = scaled[: min(size, self.length - start)]
             part[len(some) :] = 0
-            np.multiply(some, factor, out=part[: len(some)], dtype=np.float64, casting="same_kind")
             if self.rotation:
                 assert signs is not None, "a rotation has signs"
-                part *= signs[start : start + size]
-                spread(part, self.block)
+                _scale_with_signs(some, scale, signs[start : start + len(some)], part)
+                walsh_hadamard(part, self.block)
+            else:
+                _scale(some, scale, part)
             out = numbers[start : start + size]
             if entropy is None:
                 total += _round_towards_zero(part, out)
@@ -357,6 +359,23 @@ def ring_bits(reach: int) -> int:
 def _limit(radius: float, length: int) -> int:
     spread = math.sqrt(-2 * math.log(_AGAIN)) * (radius + math.sqrt(length) / 2)
     return math.floor(min(radius**2 + length / 4 + spread, (radius + math.sqrt(length)) ** 2))
+
+
+def _scale(vector: Float32s, factor: float, out: Float32s) -> None:
+    """Write factor * vector, rounded to float32, to the first entries of `out`."""
+    np.multiply(vector, factor, out=out[: len(vector)], dtype=np.float64, casting="same_kind")
+
+
+def _scale_with_signs_numpy(vector: Float32s, factor: float, signs: Int8s, out: Float32s) -> None:
+    _scale(vector, factor, out)
+    out[: len(vector)] *= signs
+
+
+@compiled(_scale_with_signs_numpy)
+def _scale_with_signs(vector: Float32s, factor: float, signs: Int8s, out: Float32s) -> None:
+    """Write factor * vector * signs, rounded to float32, to the first entries of `out`."""
+    for i in range(len(vector)):
+        out[i] = np.float32(np.float64(vector[i]) * factor) * np.float32(signs[i])
 
 
 def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Array, Int8s
+from fedveil.base import reused_memory
+from fedveil.base.array_types import Array, Int8s, parts
 from fedveil.base.kernels import compiled
+from fedveil.base.two_threads import by_halves
 from fedveil.entropy import Entropy
 
 Floats = npt.NDArray[np.floating]
@@ -35,10 +37,13 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
     """Return `length` independent signs, 1 or -1, each with probability 1/2."""
     words = np.empty(-(-length // 8), np.uint8)
     entropy.fill(words)
-    bits = np.unpackbits(words, count=length, bitorder="little")
-    signs = bits.view(np.int8)
-    signs *= -2
-    signs += 1
+    signs = reused_memory.empty(length, np.int8)
+    for part in parts(length):
+        bits = words[part.start // 8 : -(-part.stop // 8)]
+        out = signs[part]
+        out[:] = np.unpackbits(bits, count=len(out), bitorder="little")
+        out *= -2
+        out += 1
     return signs
 
 
@@ -51,29 +56,25 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
-    spread(out, block)
+    walsh_hadamard(out, block)
+    out *= out.dtype.type(block**-0.5)
     return out
-
-
-def spread(signed: Floats, block: int) -> None:
-    """Multiply each block of `block` entries by the Walsh-Hadamard matrix / √block, in place.
-
-    This is the second step of `rotate`: the entries of `signed` are already multiplied by the
-    signs.
-    """
-    walsh_hadamard(signed, block)
-    signed *= signed.dtype.type(block**-0.5)
 
 
 def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
     """Undo `rotate` with the same `signs` and `block`, in place. The padding is not removed."""
     turn = _walsh_hadamard_numpy if len(rotated) <= _FEW else walsh_hadamard
     size = max(block, _PART)
-    for start in range(0, len(rotated), size):
-        part = rotated[start : start + size]
-        turn(part, block)
-        part *= signs[start : start + size]
-        part *= rotated.dtype.type(block**-0.5)
+
+    def undo(some: slice) -> None:
+        for start in range(some.start, some.stop, size):
+            each = slice(start, min(start + size, some.stop))
+            part = rotated[each]
+            turn(part, block)
+            part *= signs[each]
+            part *= rotated.dtype.type(block**-0.5)
+
+    by_halves(len(rotated), undo, block)
 
 
 def walsh_hadamard(vector: Floats, block: int) -> None:

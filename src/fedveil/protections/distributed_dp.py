@@ -260,10 +260,14 @@ class DistributedDP(Clipped, SecureSum):
     def signs(self, round: int) -> Int8s | None:
         """Return the public signs of a round's rotation, or None if there is no rotation."""
         rotates = self.settings.rotation and self.context.unit == "client"
-        if rotates and self._signs[0] != round:
+        known, signs = self._signs
+        if rotates and known != round:
+            signs = None
+            self._signs = (-1, None)  # so that the new signs reuse the memory of the old ones
             entropy = Seeded(self.context.seed, "rotation", round)
-            self._signs = (round, random_signs(self.length, entropy))
-        return self._signs[1]
+            signs = random_signs(self.length, entropy)
+            self._signs = (round, signs)
+        return signs
 
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.

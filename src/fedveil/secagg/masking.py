@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from fedveil.base import reused_memory
 from fedveil.base.array_types import Int64s
-from fedveil.base.keystream import Keystream
+from fedveil.base.keystream import BLOCK_BYTES, Keystream
+from fedveil.base.two_threads import by_halves
 from fedveil.base.validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 # Keystream, zeros and a stretch of the vector fit the second-level cache together.
-_BLOCK_BYTES = 1 << 17
+_STRETCH_BYTES = 1 << 17
 _CIPHERS_AT_ONCE = 256
 _SIGNED = 1 << 16
 
@@ -79,17 +80,24 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
 
     `seeds` has pairs of a seed and a flag. The mask is subtracted if the flag is False.
     """
+    per_block = BLOCK_BYTES // vector.itemsize
+    by_halves(len(vector), lambda some: _add_masks(vector, seeds, some), per_block)
+
+
+def _add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]], some: slice) -> None:
+    """Add the masks to the elements in the slice `some`, which starts with a keystream's block."""
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
-    per_block = _BLOCK_BYTES // vector.itemsize
-    buffer = memoryview(bytearray(_BLOCK_BYTES + 15))  # 15 bytes of room for `Keystream.write`
-    keystream = np.frombuffer(buffer[:_BLOCK_BYTES], vector.dtype)
+    at_once, first = _STRETCH_BYTES // vector.itemsize, some.start * vector.itemsize // BLOCK_BYTES
+    buffer = memoryview(bytearray(_STRETCH_BYTES + 15))  # 15 bytes of room for `Keystream.write`
+    keystream = np.frombuffer(buffer[:_STRETCH_BYTES], vector.dtype)
     for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
         ciphers = [
-            (Keystream(seed).write, plus) for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
+            (Keystream(seed, first).write, plus)
+            for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
         ]
-        for begin in range(0, len(vector), per_block):
-            stretch = vector[begin : begin + per_block]
+        for begin in range(some.start, some.stop, at_once):
+            stretch = vector[begin : min(begin + at_once, some.stop)]
             size = stretch.nbytes
             target, mask = buffer[: size + 15], keystream[: len(stretch)]
             for write, plus in ciphers:

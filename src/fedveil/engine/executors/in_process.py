@@ -25,7 +25,7 @@ from fedveil.rounds.outcomes import Answer, ClientId
 _LONG = 1 << 20
 #: The most reports that wait for the second thread or are being made by it, each from a copy of the
 #: update.
-_WAITING = 2
+_WAITING = 3
 #: From this many entries on, memory is scarcer than time, so only one report at a time is made.
 _SCARCE = 1 << 28
 

@@ -122,14 +122,15 @@ class DiscreteGaussian:
         They are still unchanged.
         """
         size, law = min(len(values), _CHUNK), (self.cell_variance, self.place_bits)
-        words, places = np.empty(size, np.uint32), np.empty(size, np.uint32)
+        drawn = np.empty(2 * size, np.uint32)
         cells, listed = np.empty(size, np.int32), np.empty(size, np.int32)
         rejected, again = np.empty(size, np.bool_), [np.empty(0, np.int64)]
         for start in range(0, len(values), _CHUNK):
             part = values[start : start + _CHUNK]
             size = len(part)
-            self._draw_cells(words[:size], cells[:size], entropy)
-            entropy.fill(places[:size])
+            entropy.fill(drawn[: 2 * size])
+            words, places = drawn[:size], drawn[size : 2 * size]
+            self._choose_cells(words, cells[:size], entropy)
             count = add_placed(words, places, cells, *law, part, rejected, listed)
             for k in np.flatnonzero(~rejected[:count]):
                 i = listed[k]
@@ -141,13 +142,12 @@ class DiscreteGaussian:
             again.append(start + listed[:count][rejected[:count]].astype(np.int64))
         return np.concatenate(again)
 
-    def _draw_cells(self, words: Uint32s, cells: Int32s, entropy: Entropy) -> None:
-        """Fill `words` with random 32-bit words, and write the cell of words[i] to cells[i].
+    def _choose_cells(self, words: Uint32s, cells: Int32s, entropy: Entropy) -> None:
+        """Write the cell that the random 32-bit word words[i] chooses to cells[i].
 
         A cell is the high part of a magnitude |x|. The last bit of a word is the sign of x, and the
-        other 31 bits choose the cell.
+        other 31 bits choose the cell. If they do not decide, further digits come from `entropy`.
         """
-        entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):
                 cells[i] = self._decide_cell(int(words[i]) >> 1, entropy)
