@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, norm
 
-from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import distributed_gaussian
@@ -95,30 +94,6 @@ def test_the_limit_is_the_formula():
     assert noise.step == noise.clip / radius
     tiny = made(dimension=1, rotation=False, entry_bits=4)
     assert tiny.limit == (8 + 1) ** 2
-
-
-@pytest.mark.skipif(not HAVE_NUMBA, reason="compares the compiled loop with its NumPy path")
-def test_compiled_or_not_it_rounds_alike():
-    draw = Seeded(4).generator()
-    scaled = (draw.normal(size=999) * 40).astype(np.float32)
-    uniform = draw.integers(0, 1 << 32, 999, dtype=np.uint32)
-    one, other = np.empty(999, np.int64), np.empty(999, np.int64)
-    total = distributed_gaussian._round_at_random(scaled, uniform, one)
-    assert total == distributed_gaussian._round_at_random_numpy(scaled, uniform, other)
-    assert (one == other).all()
-
-
-@pytest.mark.skipif(not HAVE_NUMBA, reason="compares the compiled loop with its NumPy path")
-def test_compiled_or_not_it_scales_alike():
-    draw = Seeded(4).generator()
-    vector = (draw.normal(size=999) * 40).astype(np.float32)
-    signs = np.where(draw.random(999) < 0.5, -1, 1).astype(np.int8)
-    one, other = np.full(1001, 7, np.float32), np.full(1001, 7, np.float32)
-    distributed_gaussian._scale_with_signs(vector, 1 / 3, signs, one)
-    distributed_gaussian._scale_with_signs_numpy(vector, 1 / 3, signs, other)
-    assert one.tobytes() == other.tobytes()
-    assert one[:999].tolist() == ((vector * np.float64(1 / 3)).astype(np.float32) * signs).tolist()
-    assert one[999:].tolist() == [7, 7]
 
 
 def test_rounding_has_the_right_mean_and_takes_the_two_next_whole_numbers():

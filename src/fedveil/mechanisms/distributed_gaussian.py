@@ -9,23 +9,19 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import (
-    Array,
-    Float32s,
-    Float64s,
-    Int8s,
-    Int64s,
-    Signed,
-    Uint32s,
-    into_floats,
-)
-from fedveil.base.kernels import compiled
+from fedveil.base.array_types import Array, Float32s, Float64s, Int8s, Int64s, Signed, into_floats
 from fedveil.base.validate import finite_vector, integer, positive, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
 from fedveil.mechanisms.hadamard import padded_length, unrotate, walsh_hadamard
+from fedveil.mechanisms.vector_rounding import (
+    round_at_random,
+    round_towards_zero,
+    scale,
+    scale_with_signs,
+)
 from fedveil.privacy.grid_sensitivity import LARGEST, grid_step, to_grid
 
 #: Headroom of a rotated entry, in root mean squares. It is exceeded with probability 2 exp(-32),
@@ -259,7 +255,7 @@ class DistributedGaussian(NoiseShares):
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
-        scale = factor * self.block**-0.5 if self.rotation else factor
+        factor *= self.block**-0.5 if self.rotation else 1
         total = 0
         for start in range(0, self.length, size):
             some = vector[start : start + size]
@@ -267,16 +263,16 @@ class DistributedGaussian(NoiseShares):
             part[len(some) :] = 0
             if self.rotation:
                 assert signs is not None, "a rotation has signs"
-                _scale_with_signs(some, scale, signs[start : start + len(some)], part)
+                scale_with_signs(some, factor, signs[start : start + len(some)], part)
                 walsh_hadamard(part, self.block)
             else:
-                _scale(some, scale, part)
+                scale(some, factor, part)
             out = numbers[start : start + size]
             if entropy is None:
-                total += _round_towards_zero(part, out)
+                total += round_towards_zero(part, out)
             else:
                 entropy.fill(uniform[: len(part)])
-                total += _round_at_random(part, uniform, out)
+                total += round_at_random(part, uniform, out)
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
@@ -359,51 +355,3 @@ def ring_bits(reach: int) -> int:
 def _limit(radius: float, length: int) -> int:
     spread = math.sqrt(-2 * math.log(_AGAIN)) * (radius + math.sqrt(length) / 2)
     return math.floor(min(radius**2 + length / 4 + spread, (radius + math.sqrt(length)) ** 2))
-
-
-def _scale(vector: Float32s, factor: float, out: Float32s) -> None:
-    """Write factor * vector, rounded to float32, to the first entries of `out`."""
-    np.multiply(vector, factor, out=out[: len(vector)], dtype=np.float64, casting="same_kind")
-
-
-def _scale_with_signs_numpy(vector: Float32s, factor: float, signs: Int8s, out: Float32s) -> None:
-    _scale(vector, factor, out)
-    out[: len(vector)] *= signs
-
-
-@compiled(_scale_with_signs_numpy)
-def _scale_with_signs(vector: Float32s, factor: float, signs: Int8s, out: Float32s) -> None:
-    """Write factor * vector * signs, rounded to float32, to the first entries of `out`."""
-    for i in range(len(vector)):
-        out[i] = np.float32(np.float64(vector[i]) * factor) * np.float32(signs[i])
-
-
-def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    below = np.floor(scaled)
-    up = uniform[: len(scaled)] < (scaled - below).astype(np.float64) * 2.0**32
-    numbers = below.astype(np.int64) + up
-    out[:] = numbers
-    return int(np.sum(numbers * numbers))
-
-
-@compiled(_round_at_random_numpy)
-def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Round each entry of `scaled` up with a probability equal to its fraction, otherwise down.
-
-    `uniform` has a random 32-bit word for each entry, so the probability is exact to 2^-32. Writes
-    the results to `out`. Returns Σ out².
-    """
-    total = 0
-    for i in range(len(scaled)):
-        below = np.floor(scaled[i])
-        number = int(below)
-        if np.float64(uniform[i]) < np.float64(scaled[i] - below) * 4294967296.0:
-            number += 1
-        out[i] = number
-        total += number * number
-    return total
-
-
-def _round_towards_zero(scaled: Float32s, out: Signed) -> int:
-    out[:] = np.trunc(scaled)
-    return int(np.sum(np.square(out, dtype=np.int64)))
