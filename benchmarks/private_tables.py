@@ -67,7 +67,7 @@ TITLES = {
 LIKE = {"pw_encrypt": "not_encrypt", "distributed_dp": "central_gaussian", "oue": "rr"}
 #: Rates that are tried, from the one of the next larger epsilon down, until two are worse.
 RATES = tuple(655.36 / 4**step for step in range(11))
-#: The largest rate that is tried.
+#: The largest rate that is tried on each table.
 LARGEST = {"patients": 40.96, "organisations": 655.36, "location": 655.36}
 #: Makes the data function return training people only: a fifth of them is then the test part.
 CHOOSING = "FEDVEIL_TABLES_CHOOSE"

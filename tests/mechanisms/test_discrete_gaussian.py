@@ -164,7 +164,7 @@ def test_undecided_cells_of_placed_draws_take_further_bits(undecided: int) -> No
     words, cells = np.array([2 * prefix for prefix in drawn], np.uint32), np.empty(3, np.int32)
     entropy = Scripted(*[second + 1] * undecided)
     DiscreteGaussian(50, 7)._choose_cells(words, cells, entropy)
-    assert entropy.left == 0
+    assert (words.tolist(), entropy.left) == ([2 * prefix for prefix in drawn], 0)
     assert cells.tolist() == [6, 6, 6 if undecided == 2 else 5]
 
 

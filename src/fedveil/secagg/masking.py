@@ -85,7 +85,10 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
 
 
 def _add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]], some: slice) -> None:
-    """Add the masks to the elements in the slice `some`, which starts with a keystream's block."""
+    """Add the masks to the elements in the slice `some`.
+
+    The slice must start where a block of the keystreams starts.
+    """
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
     at_once, first = _STRETCH_BYTES // vector.itemsize, some.start * vector.itemsize // BLOCK_BYTES
