@@ -272,9 +272,7 @@ class UnaryEncoding:
         else:
             running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
         unit = self.value_range / (self.cells * n * self._gap)
-        if overwrite:
-            return into_floats(running, unit)
-        return np.multiply(running, unit, dtype=np.float64)
+        return into_floats(running if overwrite else running.copy(), unit)
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Return unbiased estimates of the share of clients in each state.
