@@ -136,8 +136,10 @@ def test_reports_in_clear_give_their_clients_away(
         _, reached[cell.setting.position] = attacked(
             study._point(cell, 0.4).runs[0].folder, tmp_path / "again"
         )
-    assert reached["not_encrypt"].low > 0.7
-    assert reached["distributed_dp"].low <= 0.5 <= reached["distributed_dp"].high
+    in_clear, summed = reached["not_encrypt"], reached["distributed_dp"]
+    assert in_clear.low > 0.7
+    assert summed.high < in_clear.low  # which examples are compared moves both by up to 0.1
+    assert abs(summed.value - 0.5) < (in_clear.value - 0.5) / 2
 
 
 @pytest.mark.parametrize("asked", [7, 500])
