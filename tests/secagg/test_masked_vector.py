@@ -77,6 +77,16 @@ def test_a_vector_with_room_for_the_result_is_overwritten(
     assert np.array_equal(vector, before) == (not own)
 
 
+def test_a_vector_that_cannot_be_overwritten_stays_as_it_is() -> None:
+    whole = numbers(1000, np.int32)
+    apart, fixed = whole[::2], whole[:500]
+    fixed.flags.writeable = False
+    for vector in (apart, fixed):
+        expected = two_steps(vector, Ring(31))
+        assert masked(vector, Ring(31), SEEDS).tobytes() == expected
+    assert np.array_equal(whole, numbers(1000, np.int32))
+
+
 @pytest.mark.parametrize("made", [in_parts, np.copy])
 def test_no_copy_of_a_long_vector_is_made(made: Any) -> None:
     """Besides the packed numbers and the vector that is given, there is a part of the vector."""
