@@ -75,9 +75,9 @@ def _memory(vector: Vector, ring: Ring) -> tuple[Uint64s, int]:
     """
     count, width, lane = vector.shape[0], ring.bits, ring.lane.itemsize
     spare = count * (8 * lane - width)  # bits: in each half, enough to fill up the last word
-    if not isinstance(vector, MadeInParts) and vector.itemsize == lane and spare >= 2 * _GROUP:
-        if vector.flags.carray:  # contiguous and writeable
-            return vector.view(np.uint8)[: vector.nbytes // 8 * 8].view("<u8"), 8 * lane
+    array = None if isinstance(vector, MadeInParts) or not vector.flags.carray else vector
+    if array is not None and array.itemsize == lane and spare >= 2 * _GROUP:
+        return array.view(np.uint8)[: array.nbytes // 8 * 8].view("<u8"), 8 * lane
     return reused_memory.empty(-(-count * width // 64), "<u8"), width
 
 
