@@ -26,7 +26,7 @@ _LONG = 1 << 20
 #: The most reports that wait for the second thread or are being made by it, each from a copy of the
 #: update.
 _WAITING = 3
-#: From this many entries on, memory is scarcer than time, so no update is copied for a thread.
+#: From this many entries on, memory is scarcer than time: a second thread needs copies of updates.
 _SCARCE = 1 << 28
 
 
@@ -41,7 +41,8 @@ class _Waiting:
 class InProcess(Executor):
     """An executor that starts no process. With a large model, a second thread makes some reports.
 
-    `cores` is the number of cores to use (default: all). With one core, there is no second thread.
+    `cores` is the number of cores to use (default: all). There is no second thread with one core,
+    or with a model so large that memory is scarcer than time.
     After the last client has trained, both threads make the reports that are still missing.
     """
 
