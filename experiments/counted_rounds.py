@@ -23,9 +23,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.rounds.loop import Carrier, drive
 from fedveil.rounds.outcomes import Answer, Report
-from fedveil.secagg import Client, Server, Terms, phases, shamir
-from fedveil.secagg import client as client_half
-from fedveil.secagg import server as server_half
+from fedveil.secagg import Client, Server, Terms, masking, phases, shamir
 from fedveil.secagg.keys import KeyPair
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, as_ids
@@ -35,7 +33,7 @@ T = TypeVar("T")
 LARGEST = (1 << 15) - 1
 #: Counted operations: where their function is called from, its name, and how many a call performs.
 COUNTED: Mapping[str, tuple[Sequence[object], str, Callable[..., int]]] = {
-    "masks": ((client_half, server_half), "add_masks", lambda vector, seeds, **more: len(seeds)),
+    "masks": ((masking,), "Keystream", lambda seed, block: 1),
     "key agreements": ((KeyPair,), "agree", lambda pair, public: 1),
     "secrets shared": ((shamir,), "split", lambda secrets, *more: len(secrets)),
     "secrets joined": ((shamir,), "join", lambda points, shares: len(shares)),

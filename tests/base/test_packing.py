@@ -19,7 +19,7 @@ def numbers(count: int) -> np.ndarray:
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the compiled loops, or those of machines without numba."""
     if request.param == "numpy":
-        for name in ("_pack", "_unpack", "_add_within", "_add", "_add_packed"):
+        for name in ("pack_into", "_unpack", "_add_within", "_add", "_add_packed"):
             loop = getattr(packing, name)
             monkeypatch.setattr(packing, name, getattr(loop, "numpy_path", loop))
 

@@ -262,6 +262,7 @@ def test_what_follows_from_other_keys_follows_anew() -> None:
     [
         ({"training": {"lr": -1}}, r"^training.lr = -1 is outside \(0, inf\)"),
         ({"training": {"rate": 1}}, r"^training.rate = 1 is not a known key"),
+        ({"data": {"rounds": 1}}, r"^data.rounds = 1 is not .* \(did you mean rounds\?\)"),
         ({"round": 1}, r"^round = 1 is not a known key \(did you mean rounds\?\)"),
         ({"protection": "dp"}, r"^protection.name = 'dp' is not one of"),
     ],

@@ -104,6 +104,7 @@ def test_the_training_thread_makes_reports_that_still_wait_at_the_end(
         (1 << 20, False, False, 2, True), ((1 << 20) - 1, False, False, 2, False),
         (1 << 20, True, False, 2, False), (1 << 20, False, True, 2, False),
         (1 << 20, False, False, 1, False),
+        ((1 << 28) - 1, False, False, 2, True), (1 << 28, False, False, 2, False),
     ],
 )  # fmt: skip
 def test_only_long_reports_without_a_state_are_made_apart(

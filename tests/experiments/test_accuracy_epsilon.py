@@ -127,17 +127,19 @@ def test_reports_in_clear_give_their_clients_away(
 ) -> None:
     few = (*TINY, "clients.number=120")  # two examples each
     monkeypatch.setitem(accuracy_epsilon.JOBS, "small", few)
-    monkeypatch.setattr(accuracy_epsilon, "_ASKED", 60)
     study = Study(tmp_path, "small", lambda text: None)
     (bare,) = study._cells("not_encrypt")
     (noisy,) = study._cells("distributed_dp")
     reached = {}
-    for cell in (bare, noisy):
+    for cell, asked in ((bare, 60), (noisy, 1000)):  # clients, and all examples in the sum
+        monkeypatch.setattr(accuracy_epsilon, "_ASKED", asked)
         _, reached[cell.setting.position] = attacked(
             study._point(cell, 0.4).runs[0].folder, tmp_path / "again"
         )
-    assert reached["not_encrypt"].low > 0.7
-    assert reached["distributed_dp"].low <= 0.5 <= reached["distributed_dp"].high
+    in_clear, summed = reached["not_encrypt"], reached["distributed_dp"]
+    assert in_clear.low > 0.7
+    assert summed.low <= 0.5 <= summed.high
+    assert summed.high < in_clear.low
 
 
 @pytest.mark.parametrize("asked", [7, 500])

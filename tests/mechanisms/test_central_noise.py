@@ -97,7 +97,7 @@ def test_a_sum_of_contributions_is_not_clipped_and_its_noise_covers_one_of_them(
     long = np.array([900.0, -3.0, 0.0, 1e9, 1.0], np.float32)
     steps = made.clipped(long)
     assert steps.tolist() == [900 / made.step, -3 / made.step, 0, 1 << 24, 1 / made.step]
-    assert made.within(steps)
+    assert made.within([steps])
     total = np.zeros(20_000, np.int64)
     made.add_to(total, Seeded(3, "noise"))
     square = float(np.sum((total * made.step / made.sigma) ** 2))
@@ -149,9 +149,9 @@ def test_a_long_vector_is_measured_whole() -> None:
     for places in ((0, 65_536), (5, length - 1), (65_535, 2 * 65_536)):
         vector = np.zeros(length, np.int64)
         vector[places[0]] = half
-        assert made.within(vector)
+        assert made.within([vector])
         vector[places[1]] = -half
-        assert not made.within(vector)
+        assert not made.within([vector])
 
 
 def test_each_part_of_a_long_vector_has_its_own_entries() -> None:

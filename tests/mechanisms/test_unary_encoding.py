@@ -223,7 +223,7 @@ def test_packing_is_inverted_and_the_same_without_numba(width: int, data: Any) -
     packed = packing.pack(values, lowest, width)
     assert len(packed) == (len(values) * width + 7) // 8
     words = np.zeros((len(values) * width + 63) // 64, np.uint64)
-    packing._pack_numpy(values, lowest, width, words)
+    packing._pack_numpy(words, values, lowest, width)
     np.testing.assert_array_equal(words.view(np.uint8)[: len(packed)], packed)
     for path in (packing._unpack, packing._unpack_numpy):
         out = np.empty(len(values), np.int64)
@@ -364,6 +364,9 @@ def test_estimate_of_a_list_and_of_running_sums_agree() -> None:
     assert running is not None
     by_list = encoding.estimate(reports, 4)
     np.testing.assert_array_equal(by_list, encoding.estimate(running, 4))
+    room = running.copy()
+    np.testing.assert_array_equal(by_list, found := encoding.estimate(room, 4, overwrite=True))
+    assert np.shares_memory(found, room)
     by_hand = np.sum(reports, axis=0) / (4 * 5 * math.tanh(1.0))
     np.testing.assert_allclose(by_list, by_hand, rtol=1e-14)
     with pytest.raises(InvalidValue, match="n = 3 is not the number of reports, 4"):

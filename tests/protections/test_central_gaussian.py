@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,29 @@ def test_a_wrong_report_is_refused_and_changes_nothing(change: Any, reason: str)
     assert server.aggregate().update.tobytes() == alone.update.tobytes()
 
 
+@pytest.mark.parametrize("place", [0, 65_536 + 7, 2 * 65_536 + 2])
+def test_a_long_report_is_checked_in_every_part_and_added_without_a_copy(place: int) -> None:
+    length = 2 * 65_536 + 3
+    made, model = protection(dimension=length, seeded=True), np.zeros(length, np.float32)
+    update = np.zeros(length, np.float32)
+    update[[5, 65_536 + 5, -1]] = 0.01, -0.02, 0.03
+    sent = client_half(made, 0, model).respond({"round": ROUND}, update)
+    assert made.read(sent).tolist() == made.noise.clipped(update).tolist()
+    server, multiples = server_half(made, [0, 1, 2], model), np.zeros(length, np.int64)
+    multiples[place] = made.form.limit
+    multiples[place - 1] = math.isqrt(2 * made.form.limit) + 1
+    with pytest.raises(ReportRejected, match="longer than the clip"):
+        server.receive(1, {**sent, "multiples": pack(multiples, -made.form.limit, made.form.width)})
+    server.receive(2, sent)  # compiles
+    assert server._sum.tolist() == made.noise.clipped(update).tolist()
+    tracemalloc.start()
+    server.receive(0, sent)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3 * 4 * 65_536
+    assert server._sum.tolist() == (2 * made.noise.clipped(update)).tolist()
+
+
 def test_a_client_withholds_what_is_not_finite() -> None:
     half = client_half(protection(), 0, MODEL)
     with pytest.raises(ClientWithheld, match="update holds NaN or infinity"):
@@ -196,14 +220,14 @@ def test_every_allowed_multiplier_is_drawn_as_stated(z: float) -> None:
     made.add_to(total, Seeded(1, "noise"))
     square = float(np.sum((total * made.step / made.sigma) ** 2))
     assert 1e-9 < stats.chi2.cdf(square, 1000) < 1 - 1e-9
-    assert made.within(made.clipped(np.full(1000, 1e9)))
+    assert made.within([made.clipped(np.full(1000, 1e9))])
 
 
 def test_numbers_whose_squares_overflow_are_not_within_the_clip() -> None:
     made = CentralNoise.of_ratio(2.0**-16, 1e-5, 1.0, 64)
     assert made.limit >= 2**50
     # 2^68 in total, which 64 bits would reduce to 0
-    assert not made.within(np.full(64, 2**31, np.int64))
+    assert not made.within([np.full(64, 2**31, np.int64)])
 
 
 def test_a_reading_is_the_clipped_update() -> None:

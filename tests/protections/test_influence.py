@@ -29,6 +29,7 @@ from fedveil.protections.exact_sum import MAX_MAGNITUDE
 from fedveil.protections.robust_combining import CombiningRule
 from fedveil.secagg.client import Client
 from round_parts import ROUND, client_half, report_of, server_half
+from whole_vector import whole
 
 PAGE = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 DIMENSION = 200
@@ -317,7 +318,7 @@ def masked_round(
     halves = {c: client_half(protection, c, MODEL) for c in [*HONEST, LIAR]}
 
     def masked(self: Client, senders: list[int], vector: Any) -> Any:
-        return MASK_VECTOR(self, senders, lie(vector) if self.client == LIAR else vector)
+        return MASK_VECTOR(self, senders, lie(whole(vector)) if self.client == LIAR else vector)
 
     monkeypatch.setattr(Client, "_mask_vector", masked)
     messages = dict.fromkeys(halves, server.opening())

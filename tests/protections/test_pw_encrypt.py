@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import tracemalloc
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from fedveil.secagg.keys import Identity
 from fedveil.secagg.secret import Secret
 from folders import records_of
 from secagg_parts import shows
+from whole_vector import whole
 
 DIMENSION = 5
 
@@ -102,7 +104,8 @@ def test_the_aggregate_is_the_weighted_mean_of_the_quantised_updates(
         there = set(data) - silent.get("masked", set()) - silent.get("share", set())
         fixed = FixedPoint(4.0, 20)
         numbers = {
-            c: fixed.quantise(data[c], Seeded(0, "report", 2, c).stream("rounding")) for c in there
+            c: fixed.quantise(data[c], Seeded(0, "report", 2, c).stream("rounding", 0))
+            for c in there
         }
         weights = {c: c + 1 if weighting == "by_size" else 1 for c in there}
         total = sum(weights[c] * numbers[c] for c in there)
@@ -173,11 +176,28 @@ def test_each_part_of_a_long_update_has_its_own_entries_and_rounding() -> None:
     update = np.full(length, 0.5 * made.fixed.step, np.float32)
     update[[7, -2]] = 0.25, -0.5
     context = ClientContext(1, 2, np.zeros(length, np.float32), 3, Seeded(0, "long"))
-    vector = made.vector(update, context, {})
+    vector = whole(made.vector(update, context, {}))
     assert vector[-1] == 3
     steps = vector[:-1] / 3
     np.testing.assert_allclose(steps, update.astype(np.float64) / made.fixed.step, rtol=0, atol=1)
     assert not np.array_equal(steps[8:65_530], steps[65_536 + 8 : 65_536 + 65_530])
+
+
+def test_two_slices_of_a_vector_have_their_own_rounding_and_no_copy_of_it_is_made() -> None:
+    length = 10 * 65_536
+    made = protection(dimension=length, masks=False)
+    update = np.full(length, 0.5 * made.fixed.step, np.float32)
+    context = ClientContext(1, 2, np.zeros(length, np.float32), 3, Seeded(0, "long"))
+    vector: Any = made.vector(update, context, {})
+    first, second = (next(vector.numbers(slice(begin, length))) for begin in (0, 65_536))
+    assert not np.array_equal(first, second)
+    half = made.client_round(context)
+    size = half.respond({"round": 2}, update)["vector"].nbytes  # type: ignore[union-attr]
+    tracemalloc.start()
+    half.respond({"round": 2}, update)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < size + 4 * 8 * 65_536
 
 
 def test_entries_beyond_clip_are_warned_about() -> None:

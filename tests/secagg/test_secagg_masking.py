@@ -74,8 +74,9 @@ def test_compiled_and_numpy_packing_are_the_same(bits: int, count: int) -> None:
     lanes = Seeded(bits, count).words(count).astype(ring.lane)
     ring.reduce(lanes)
     words = [np.zeros(count * bits // 64 + 2, np.uint64) for _ in range(2)]
-    for pack, target in zip((packing._pack, numpy_path(packing._pack)), words, strict=True):
-        pack(lanes, 0, bits, target)
+    loops = packing.pack_into, numpy_path(packing.pack_into)
+    for pack, target in zip(loops, words, strict=True):
+        pack(target, lanes, 0, bits)
     assert (words[0] == words[1]).all()
     for add in (packing._add_packed, numpy_path(packing._add_packed)):
         total = np.zeros(count, ring.lane)

@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, RoundVoid
 from fedveil.secagg import client, masking_graph, run_round, shamir
+from fedveil.secagg.masking import add_masks
 from fedveil.secagg.phases import PHASES
 from secagg_parts import Played
 
@@ -292,15 +293,15 @@ def test_what_the_server_sees_is_uniform() -> None:
 @pytest.mark.parametrize("left_out", ["own", "pair"])
 def test_every_single_mask_is_needed(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take all other masks off a masked vector: uniform with the last one, plain without it."""
-    real = client.add_masks
+    real = client.masked
     kept: list[Any] = []
 
-    def spy(lanes: np.ndarray, seeds: list[Any]) -> None:
+    def spy(vector: Any, ring: Any, seeds: list[Any]) -> np.ndarray:
         if len(seeds) == 3 and not kept:
             kept.extend(seeds)
-        real(lanes, seeds)
+        return real(vector, ring, seeds)
 
-    monkeypatch.setattr(client, "add_masks", spy)
+    monkeypatch.setattr(client, "masked", spy)
     hidden, shown = [], []
     for run in range(RUNS):
         kept.clear()
@@ -309,10 +310,10 @@ def test_every_single_mask_is_needed(left_out: str, monkeypatch: pytest.MonkeyPa
         played.play()
         masked = np.asarray(played.answers["masked", 0]["vector"]).astype(np.uint32)
         last = 0 if left_out == "own" else 1
-        real(masked, [(seed, not plus) for i, (seed, plus) in enumerate(kept) if i != last])
+        add_masks(masked, [(seed, not plus) for i, (seed, plus) in enumerate(kept) if i != last])
         hidden.append(masked.astype(np.uint8))
         seed, plus = kept[last]
-        real(masked, [(seed, not plus)])
+        add_masks(masked, [(seed, not plus)])
         shown.append(masked.astype(np.uint8))
     limit = chi2.isf(1e-6, 255)
     assert statistic(np.concatenate(hidden)) < limit

@@ -29,6 +29,7 @@ from fedveil.vertical.task import check_party
 from vertical_parts import UShape
 
 WRONG: list[tuple[dict[str, object], str]] = [
+    ({"rounds": 3}, "rounds = 3 is not a known key (did you mean epochs?); the keys are name, "),
     ({"epoch": 3}, "epoch = 3 is not a known key (did you mean epochs?); the keys are name, "),
     ({"epochs": 0}, "epochs = 0 is outside [1, inf)"),
     ({"batch_size": "8"}, "batch_size = '8' is not a whole number in [1, inf)"),

@@ -44,7 +44,7 @@ def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Who
     """
     words = reused_memory.empty((count * width + 63) // 64, "<u8")
     for part in parts(count):
-        _pack(make(part), lowest, width, words[part.start // 64 * width :])
+        pack_into(words[part.start // 64 * width :], make(part), lowest, width)
     return words.view(np.uint8)[: packed_size(count, width)]
 
 
@@ -108,7 +108,7 @@ def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Wh
         yield part, padded
 
 
-def _pack_numpy(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:
+def _pack_numpy(words: Uint64s, values: _Whole, lowest: int, width: int) -> None:
     target = words.view(np.uint8)
     for start in range(0, len(values), _PART):
         part = values[start : start + _PART].astype(np.int64) - lowest
@@ -124,7 +124,8 @@ def _pack_numpy(values: _Whole, lowest: int, width: int, words: Uint64s) -> None
 
 
 @compiled(_pack_numpy)
-def _pack(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:
+def pack_into(words: Uint64s, values: _Whole, lowest: int, width: int) -> None:
+    """Write what `pack` returns for `values` to the beginning of `words`."""
     held, mask = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     bits = word = 0
     for i in range(len(values)):

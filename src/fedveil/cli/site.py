@@ -10,6 +10,7 @@ import typer
 from fedveil.base.plain_text import document, say
 from fedveil.cli import site_account
 from fedveil.cli.exits import Commands
+from fedveil.cli.folder_argument import folder_argument
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import ServesAsJson, answering
 from fedveil.errors import SiteRefused
@@ -30,9 +31,7 @@ SiteFolder = Annotated[
 
 @app.command()
 @answering
-def init(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
-) -> object:
+def init(site: Annotated[Path, folder_argument("The folder to create.", "SITE")]) -> object:
     """Create a site's folder: a strict policy to edit, and a key pair that identifies the site."""
     from fedveil.site.site_folder import create
 

@@ -13,7 +13,6 @@ from pydantic import Field
 from fedveil.base import reused_memory
 from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
-from fedveil.base.packing import add
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
@@ -206,16 +205,19 @@ class CentralGaussian(Clipped):
     def read(self, report: Message) -> Int32s:
         """Return the clipped update in an untrusted report, as multiples of the step.
 
-        With a moving clip, the clip bit follows the update. Raises `MessageInvalid` if a field is
-        invalid or the update is longer than the clip.
+        With a moving clip, the clip bit follows the update. Raises `MessageInvalid` as `check`
+        does.
         """
-        multiples = self.form.read(report)
-        if not self.noise.within(multiples):
+        self.check(report)
+        return self.form.read(report)
+
+    def check(self, report: Message) -> None:
+        """Raise `MessageInvalid` if a report has an invalid field or an update beyond the clip."""
+        if not self.noise.within(self.form.read_parts(report)):
             raise MessageInvalid("field multiples is longer than the clip")
         moving = self.clipping.moving
-        if moving is not None and abs(int(multiples[-1])) * self.noise.step > moving.half:
+        if moving is not None and abs(self.form.read_last(report)) * self.noise.step > moving.half:
             raise MessageInvalid("field multiples holds a clip bit beyond its range")
-        return multiples
 
 
 class CentralGaussianServerRound(OneReportRound):
@@ -239,7 +241,8 @@ class CentralGaussianServerRound(OneReportRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", *self._protection.form.fields)
-        add(self._protection.read(message), self._sum)
+        self._protection.check(message)
+        self._protection.form.add(message, self._sum)
 
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
         self._sum += other._sum

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import Int64s, Uint8s
+from fedveil.base.array_types import Int64s, Uint8s, parts
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.packing import add_within, pack_parts, packed_size, unpack
 from fedveil.errors import MessageInvalid
@@ -54,11 +54,31 @@ class GridReport:
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's values as numbers of steps, or raise `MessageInvalid`."""
-        packed = self._packed(message)
         multiples = reused_memory.empty(self._dimension, self._kind)
-        if not unpack(packed, -self.limit, self.limit, self.width, multiples):
-            raise MessageInvalid(_BEYOND)
+        done = 0
+        for part in self.read_parts(message):
+            multiples[done : done + len(part)] = part
+            done += len(part)
         return multiples
+
+    def read_parts(self, message: Message) -> Iterator[npt.NDArray[Any]]:
+        """Yield what `read` returns, one part after another."""
+        packed = self._packed(message)
+        yield from (self._some(packed, part) for part in parts(self._dimension))
+
+    def read_last(self, message: Message) -> int:
+        """Return the last value that `read` returns."""
+        start = (self._dimension - 1) // 8 * 8
+        return int(self._some(self._packed(message), slice(start, self._dimension))[-1])
+
+    def _some(self, packed: Uint8s, some: slice) -> npt.NDArray[Any]:
+        """Return the values in the slice `some`, which starts at a multiple of 8."""
+        values = np.empty(some.stop - some.start, self._kind)
+        begin = some.start // 8 * self.width
+        bits = packed[begin : begin + packed_size(len(values), self.width)]
+        if not unpack(bits, -self.limit, self.limit, self.width, values):
+            raise MessageInvalid(_BEYOND)
+        return values
 
     def add(self, message: Message, total: Int64s) -> None:
         """Add an untrusted report's values, as numbers of steps, to `total`.

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil.base import reused_memory
-from fedveil.base.array_types import parts
+from fedveil.base.array_types import Signed, parts
 from fedveil.base.message import Message
+from fedveil.base.validate import finite_vector
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.audit import Case
@@ -35,6 +35,7 @@ from fedveil.protections.secure_sum_settings import (
     threshold_safe,
 )
 from fedveil.secagg.fixed_point import FixedPoint
+from fedveil.secagg.masked_vector import MadeInParts, Vector
 from fedveil.secagg.masking import Ring
 
 _DELTA, _NORM_CLIP = 1e-5, 1.0
@@ -195,19 +196,16 @@ class PWEncrypt(SecureSum):
             return clipped.astype(np.float32)
         return np.clip(update, -self.fixed.clip, self.fixed.clip)
 
-    def vector(
-        self, update: Update, context: ClientContext, told: Message
-    ) -> npt.NDArray[np.int64]:
-        weight = 1
+    def vector(self, update: Update, context: ClientContext, told: Message) -> Vector:
         if self.central is not None:
-            return np.append(self.central.clipped(update), weight)
-        if self.context.weighting == "by_size":
-            weight = context.examples
+            return np.append(self.central.clipped(update), 1)
+        weight = context.examples if self.context.weighting == "by_size" else 1
         if weight > self.largest_weight:
             raise ClientWithheld(
                 f"the client has more than protection.pw_encrypt.max_examples = "
                 f"{self.largest_weight} examples"
             )
+        update = finite_vector("update", update)
         if self.fixed.clips(update):
             warnings.warn(
                 f"some entries exceed protection.pw_encrypt.clip = {self.fixed.clip:g} and are "
@@ -215,13 +213,16 @@ class PWEncrypt(SecureSum):
                 FedveilWarning,
                 stacklevel=2,
             )
-        vector = reused_memory.empty(len(update) + 1, np.int64)
-        entropy = context.entropy.stream("rounding")
-        for part in parts(len(update)):
-            self.fixed.quantise(update[part], entropy, vector[part])
-            vector[part] *= weight
-        vector[-1] = weight
-        return vector
+
+        def numbers(some: slice) -> Iterator[Signed]:
+            entropy = context.entropy.stream("rounding", some.start)
+            for part in parts(some.stop, some.start):
+                made, entries = np.ones(part.stop - part.start, np.int64), update[part]
+                self.fixed.quantise(entries, entropy, made[: len(entries)])
+                made *= weight  # at the end of the vector, this is the weight itself
+                yield made
+
+        return MadeInParts(self.length, numbers)
 
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int

@@ -261,7 +261,7 @@ class _ServerRound(OneReportRound):
             raise MessageInvalid(f"field {name}: {error}") from None
 
     def _aggregate(self) -> Aggregate:
-        update = self._encoding.estimate(self._sums(), self.reports)
+        update = self._encoding.estimate(self._sums(), self.reports, overwrite=True)
         if self._protection.settings.target == "weights":
             update -= self._context.model
         return Aggregate(update, self.reports, self._next_state(update))

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import Signed
 from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array
-from fedveil.base.packing import add_packed, pack, packed_size, spare_bits_zero
+from fedveil.base.packing import add_packed, packed_size, spare_bits_zero
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, MessageInvalid, RoundVoid
 from fedveil.protections.base import (
@@ -39,6 +38,7 @@ from fedveil.protections.secure_sum_settings import SecureSumSettings, shared_we
 from fedveil.rounds.outcomes import ClientId
 from fedveil.secagg.client import Client
 from fedveil.secagg.keys import Identity
+from fedveil.secagg.masked_vector import Vector, masked
 from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import PHASES, TRAINS, longest_answer
 from fedveil.secagg.server import Server
@@ -78,7 +78,7 @@ class SecureSum(Protection):
         self._digested: tuple[int, Update, bytes] | None = None
 
     @abstractmethod
-    def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
+    def vector(self, update: Update, context: ClientContext, told: Message) -> Vector:
         """Return the vector that the client adds to the sum. May raise `ClientWithheld`.
 
         `told` has untrusted fields of the server's request. An honest server sends `words(state)`.
@@ -340,7 +340,7 @@ class MaskedClientRound:
     def take_up(self, kept: State) -> None:
         self._client.take_up(kept)
 
-    def _vector(self, update: Update, told: Message) -> Signed:
+    def _vector(self, update: Update, told: Message) -> Vector:
         return self._protection.vector(update, self._context, told)
 
     def _parted(self, message: Message) -> tuple[Message, Message]:
@@ -394,7 +394,6 @@ class BareClientRound(OneReportClient):
         self._protection = protection
 
     def _report(self, opening: Message, update: Update) -> Message:
-        ring = self._protection.ring
         vector = self._protection.vector(update, self._context, opening)
-        lanes = ring.elements(vector, used_up=True)
-        return {"phase": TRAINS, "round": self._context.round, "vector": pack(lanes, 0, ring.bits)}
+        packed = masked(vector, self._protection.ring, ())
+        return {"phase": TRAINS, "round": self._context.round, "vector": packed}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedveil.base.array_types import Array, Signed, Uint8s
+from fedveil.base.array_types import Uint8s
 from fedveil.base.message import Message, Value, only_fields, take
-from fedveil.base.packing import pack
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.secagg import keys, phases, shamir
 from fedveil.secagg.keys import Identity, KeyPair, public_key
-from fedveil.secagg.masking import Ring, add_masks
+from fedveil.secagg.masked_vector import Vector, masked
+from fedveil.secagg.masking import Ring
 from fedveil.secagg.phases import Phase, as_ids, as_rows, as_table, take_ids, take_rows, take_table
 from fedveil.secagg.secret import SECRET_BYTES, Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
@@ -73,13 +73,13 @@ class Client:
         self._signed: list[int] | None = None
 
     def respond(
-        self, message: Message, vector: Signed | None = None, origin: bytes = b""
+        self, message: Message, vector: Vector | None = None, origin: bytes = b""
     ) -> Message:
         """Return the answer to a message of the server.
 
-        If the message asks for the masked vector, the answer has `vector`, which is masked in
-        place. `origin` is a digest of the public values from which the vector was computed, such as
-        the model. This digest must be equal for all clients.
+        If the message asks for the masked vector, the answer has `vector` with masks, and may use
+        the memory of `vector`. `origin` is a digest of the public values from which the vector was
+        computed, such as the model. This digest must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -143,7 +143,7 @@ class Client:
         return phase
 
     def _answer(
-        self, phase: Phase, message: Message, vector: Array | None, origin: bytes
+        self, phase: Phase, message: Message, vector: Vector | None, origin: bytes
     ) -> dict[str, Value]:
         match phase:
             case "advertise":
@@ -242,7 +242,7 @@ class Client:
             if not keys.is_signed(roster(peer), signature, keys.keys_text(context, peer, public)):
                 raise ClientWithheld("a key is not signed by the client that it is said to be of")
 
-    def _masked(self, message: Message, vector: Array | None, origin: bytes) -> dict[str, Value]:
+    def _masked(self, message: Message, vector: Vector | None, origin: bytes) -> dict[str, Value]:
         sealed = take_table(message, "senders", "sealed", phases.SEALED_BYTES)
         if not self._channels.keys() >= sealed.keys():
             raise ClientWithheld("shares of a client that is not in the neighbourhood")
@@ -270,15 +270,12 @@ class Client:
                 self._held[dealer] = dealt
         return refused
 
-    def _mask_vector(self, senders: list[int], vector: Array | None) -> Uint8s:
+    def _mask_vector(self, senders: list[int], vector: Vector | None) -> Uint8s:
         if vector is None or vector.shape != (self.terms.length,):
             raise InvalidValue(f"the vector does not have {self.terms.length} entries")
-        ring = Ring(self.terms.bits)
-        lanes = ring.elements(vector, used_up=True)
         seeds = [(self._seed.reveal(), True)]
         seeds += [(self._pair_seed(peer), self.client < peer) for peer in senders]
-        add_masks(lanes, seeds)
-        return pack(lanes, 0, ring.bits)
+        return masked(vector, Ring(self.terms.bits), seeds)
 
     def _pair_seed(self, peer: int) -> bytes:
         shared = self._mask.agree(public_key(self._mask_keys[peer]))

@@ -45,14 +45,11 @@ class Ring:
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
-    def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
+    def elements(self, values: npt.NDArray[np.integer[Any]]) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        The result is not yet reduced modulo 2^bits. If `used_up` is True, the caller no longer
-        needs `values`, and the result may reuse their memory.
+        The result is not yet reduced modulo 2^bits.
         """
-        if used_up and values.itemsize == self.lane.itemsize:
-            return values.view(self.lane)
         return values.astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
@@ -80,29 +77,41 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
 
     `seeds` has pairs of a seed and a flag. The mask is subtracted if the flag is False.
     """
-    per_block = BLOCK_BYTES // vector.itemsize
-    by_halves(len(vector), lambda some: _add_masks(vector, seeds, some), per_block)
+
+    def add_some(some: slice) -> None:
+        for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
+            chosen = seeds[start : start + _CIPHERS_AT_ONCE]
+            Masks(chosen, vector.dtype, some.start).add_to(vector[some])
+
+    by_halves(len(vector), add_some, BLOCK_BYTES // vector.itemsize)
 
 
-def _add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]], some: slice) -> None:
-    """Add the masks to the elements in the slice `some`.
+class Masks:
+    """Adds the masks of seeds to the stretches of a vector, one stretch after another.
 
-    The slice must start where a block of the keystreams starts.
+    `seeds` are those of `add_masks`, and `lane` is the type of the vector's elements. The first
+    stretch begins at the element `first`, where a block of the keystreams must start.
     """
-    # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
-    # memory once.
-    at_once, first = _STRETCH_BYTES // vector.itemsize, some.start * vector.itemsize // BLOCK_BYTES
-    buffer = memoryview(bytearray(_STRETCH_BYTES + 15))  # 15 bytes of room for `Keystream.write`
-    keystream = np.frombuffer(buffer[:_STRETCH_BYTES], vector.dtype)
-    for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
-        ciphers = [
-            (Keystream(seed, first).write, plus)
-            for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
-        ]
-        for begin in range(some.start, some.stop, at_once):
-            stretch = vector[begin : min(begin + at_once, some.stop)]
+
+    def __init__(
+        self, seeds: Sequence[tuple[bytes, bool]], lane: np.dtype[Any], first: int = 0
+    ) -> None:
+        block = first * lane.itemsize // BLOCK_BYTES
+        self._ciphers = [(Keystream(seed, block).write, plus) for seed, plus in seeds]
+        self._buffer = memoryview(bytearray(_STRETCH_BYTES + 15))  # 15 bytes for `Keystream.write`
+        self._keystream = np.frombuffer(self._buffer[:_STRETCH_BYTES], lane)
+
+    def add_to(self, lanes: Lanes) -> None:
+        """Add the masks' next elements to `lanes` in place.
+
+        The number of elements must fill whole blocks of the keystreams, except in the last call.
+        """
+        # Each stretch gets all masks before the next one, so the vector is read from memory once.
+        at_once = len(self._keystream)
+        for begin in range(0, len(lanes), at_once):
+            stretch = lanes[begin : begin + at_once]
             size = stretch.nbytes
-            target, mask = buffer[: size + 15], keystream[: len(stretch)]
-            for write, plus in ciphers:
+            target, mask = self._buffer[: size + 15], self._keystream[: len(stretch)]
+            for write, plus in self._ciphers:
                 write(target, size)
                 (np.add if plus else np.subtract)(stretch, mask, out=stretch)

@@ -32,6 +32,8 @@ _USUAL = {
     "eps": ("target_epsilon", "dp_eps", "sign_eps"), "num_rounds": ("rounds",),
     "num_clients": ("number",), "batchsize": ("batch_size",), "clip": ("dp_norm_clip",),
 }  # fmt: skip
+#: Keys of another kind of job, and the key in their place: a vertical job has no rounds.
+_OF_OTHER_JOBS = {"rounds": "epochs", "num_rounds": "epochs"}
 #: Other words for a protection, a split, a unit, a device or a kind of question.
 _USUAL_WORDS = {
     "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt", "gpu": "cuda",
@@ -205,7 +207,8 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
             "that block"
         )
     close = [".".join((*place, match)) for match in near]
-    close = close or [".".join(key) for key in keys(root) if key[-1] in (name, *usual[:1])]
+    for known in ((name, *usual[:1]), (_OF_OTHER_JOBS.get(name),)):
+        close = close or [".".join(key) for key in keys(root) if key[-1] in known]
     where = f"the keys of {dotted(place)}" if place else "the keys"
     given = "" if isinstance(value, Mapping) else f" = {shown(value)}"
     return (

@@ -26,7 +26,7 @@ _LONG = 1 << 20
 #: The most reports that wait for the second thread or are being made by it, each from a copy of the
 #: update.
 _WAITING = 3
-#: From this many entries on, memory is scarcer than time, so only one report at a time is made.
+#: From this many entries on, memory is scarcer than time: a second thread needs copies of updates.
 _SCARCE = 1 << 28
 
 
@@ -41,7 +41,8 @@ class _Waiting:
 class InProcess(Executor):
     """An executor that starts no process. With a large model, a second thread makes some reports.
 
-    `cores` is the number of cores to use (default: all). With one core, there is no second thread.
+    `cores` is the number of cores to use (default: all). There is no second thread with one core,
+    or with a model so large that memory is scarcer than time.
     After the last client has trained, both threads make the reports that are still missing.
     """
 
@@ -50,10 +51,9 @@ class InProcess(Executor):
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:
         self._side = side
         cores = cores or len(os.sched_getaffinity(0))
-        long = side.protection.dimension >= _LONG and not side.protection.plain_reports
+        long = _LONG <= side.protection.dimension < _SCARCE and not side.protection.plain_reports
         apart = long and cores > 1 and not side.keeps_state
         self._pool = ThreadPoolExecutor(1, "reports") if apart else None
-        self._scarce = side.protection.dimension >= _SCARCE
         reused_memory.start_reusing()
         #: Held while a report is encoded or added up.
         self._adding = threading.Lock()
@@ -95,7 +95,7 @@ class InProcess(Executor):
                 for client, trained in self._side.trained(
                     dict(asked[start : start + self._side.chunk])
                 ):
-                    while waiting and (self._scarce or waiting[0].future.done()):
+                    while waiting and waiting[0].future.done():
                         answers.append(waiting.popleft().future.result())
                     if not isinstance(trained, Trained) or not self._has_room(waiting):
                         answers.append(finish(client, trained))

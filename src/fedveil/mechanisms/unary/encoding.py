@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base import reused_memory
-from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s, into_floats
 from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
@@ -255,12 +254,15 @@ class UnaryEncoding:
             raise InvalidValue(f"report is no packing of codes of {self.states} bits")
         return count
 
-    def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
+    def estimate(
+        self, reports: Running | Sequence[Report], n: int, *, overwrite: bool = False
+    ) -> Float64s:
         """Return an estimate of the mean of n clients' values, for each parameter.
 
         `reports` is either a list of the clients' reports, or the running sums that `add` computed
         from them. The estimate is unbiased for the mean of the clients' rounded values. A rounded
-        value is state * value_range / cells.
+        value is state * value_range / cells. With `overwrite`, the result may use the memory of
+        the running sums.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -269,9 +271,8 @@ class UnaryEncoding:
             raise InvalidValue(f"n = {n} is not the number of reports, {len(reports)}")
         else:
             running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
-        mean: Float64s = reused_memory.empty(len(running), np.float64)
-        np.multiply(running, self.value_range / (self.cells * n * self._gap), out=mean)
-        return mean
+        unit = self.value_range / (self.cells * n * self._gap)
+        return into_floats(running if overwrite else running.copy(), unit)
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Return unbiased estimates of the share of clients in each state.
