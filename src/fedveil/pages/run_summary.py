@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, listed, meaning, returned, whose
+from fedveil.pages.guarantee_text import (
+    ALONE,
+    RUN,
+    SEEDED,
+    attackers,
+    figure_of,
+    listed,
+    meaning,
+    returned,
+    whose,
+)
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
@@ -15,9 +25,9 @@ from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.switching import switched
-from fedveil.record.account_lines import UNPROTECTED, influence, influenced_part
+from fedveil.record.account_lines import LABEL, UNPROTECTED, influence, influenced_part
 from fedveil.record.metric_names import best, deciding, digits, figures, word
-from fedveil.record.recorder import ADVICE, SEVERAL, Record
+from fedveil.record.recorder import ADVICE, CROSSES, SEVERAL, Record
 from fedveil.record.run_folder import JOB
 
 TONES: dict[Promise, Tone] = {
@@ -27,6 +37,15 @@ TONES: dict[Promise, Tone] = {
 _LITTLE_AUC = 0.7
 #: A model that reached this AUC had learnt, so it has collapsed if it ends below `_LITTLE_AUC`.
 _LEARNT_AUC = 0.9
+_UNPROTECTED = (
+    "The tensors sent between the parties are not protected. They may reveal everything about an "
+    "example."
+)
+#: The next step of a party that knows only its own account.
+_ASK = (
+    "ask the other parties",
+    "the page of each other party states the epsilon of what that party sends",
+)
 _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
@@ -59,17 +78,30 @@ def vertical_ending(
         return Ending(quality, *_of_others(run, leader))
     if worst is not None and worst.what.endswith(UNPROTECTED):
         worst = None  # other epsilons do not cover an example that was also sent unprotected
-    promise = Fact(
-        _PROMISED,
-        "none" if worst is None else str(worst.figure),
-        "The tensors sent between the parties are not protected. They may reveal everything about "
-        "an example."
-        if worst is None
-        else f"For {worst.what}: the largest figure in any party's account."
-        f"{_uncovered(accounts)} {returned(run.job)}",
-        "poor" if worst is None else TONES[worst.figure.promise],
-    )
+    if worst is None:
+        promise = Fact(_PROMISED, "none", _UNPROTECTED, "poor")
+    else:
+        promise = _promise_of_parties(run, worst, accounts, apart=apart)
     return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
+
+
+def _promise_of_parties(
+    run: ReadRun, worst: Line, accounts: Sequence[Line], *, apart: bool
+) -> Fact:
+    """Return the card with the largest epsilon, `worst`, of the parties whose accounts are here."""
+    covers = (
+        "the largest figure in this party's own account. Each other party's account states the "
+        "epsilon of what that party sends."
+        if apart
+        else "the largest figure in any party's account."
+    )
+    text = f"For {worst.what}: {covers}{_uncovered(accounts)} {returned(run.job)}"
+    if not apart and run.job["privacy"]["randomness"] == "seeded":
+        text += f" {SEEDED}"
+    tone = TONES[worst.figure.promise]
+    if apart:
+        return Fact(_PROMISED, f"{worst.figure}{ALONE}", text, "fair" if tone == "good" else tone)
+    return Fact(_PROMISED, str(worst.figure), text, tone)
 
 
 def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
@@ -86,8 +118,7 @@ def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
     )
     if leader.ended is None or not leader.finished:
         return promise, Fact(_NEXT, *_next_apart(run, leader, None))
-    ask = "the page of each other party states the epsilon of what this party sends"
-    return promise, Fact(_NEXT, "ask the other parties", ask)
+    return promise, Fact(_NEXT, *_ASK)
 
 
 def _quality_of_parties(leader: ReadRun) -> Fact:
@@ -331,21 +362,34 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
     folder = quote(str(run.folder))
     if leader.ended is None or not leader.finished:
         return "let it finish", f"`fedveil vertical run --resume {folder}` resumes it"
-    job = quote(str(run.folder / JOB))
+    again = f"fedveil vertical run {quote(str(run.folder / JOB))}"
     attack = "tokens" if run.job["task"]["name"] == "pangu" else "features"
     if worst is not None and worst.figure.thin:
-        return (
-            "ask for a stronger guarantee",
-            f"every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
-            f"`fedveil vertical run {job} --set privacy.embedding_dp.reuse=true`",
-        )
+        reuse = f"`{again} --set privacy.embedding_dp.reuse=true`"
+        return "ask for a stronger guarantee", _stronger(run, worst, reuse)
     if worst is None:
-        return (
-            "protect the activations",
-            f"`fedveil vertical run {job} --set privacy.embedding_dp.eps=1`; `fedveil attack "
-            f"{attack} {folder}` shows what they reveal now",
+        short, labels = "protect the activations", ""
+        if any("privacy.label_dp" in said for said in leader.all_said(CROSSES)):
+            short = "protect the activations and the labels"
+            labels = " --set privacy.label_dp.eps=1"
+        return short, (
+            f"`{again} --set privacy.embedding_dp.eps=1{labels}`; `fedveil attack {attack} "
+            f"{folder}` shows what the activations reveal now"
         )
     return "try to break it", f"`fedveil attack {attack} {folder}`"
+
+
+def _stronger(run: ReadRun, worst: Line, reuse: str) -> str:
+    """Return advice on how to make the epsilon `worst` of a vertical run smaller.
+
+    `reuse` says how to send an example's first report again in every epoch.
+    """
+    if worst.what == LABEL:
+        return "a smaller `privacy.label_dp.eps` changes more labels"
+    costs = "every bit sent about an example costs privacy"
+    if (run.job["privacy"]["embedding_dp"] or {}).get("reuse"):
+        return f"{costs}: use fewer bits, or a smaller `privacy.embedding_dp.eps`"
+    return f"{costs}: use fewer bits, fewer epochs, and {reuse}"
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
@@ -359,13 +403,10 @@ def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str,
     if worst is None:
         return "protect the activations", "set `privacy.embedding_dp.eps: 1` in every party's job"
     if worst.figure.thin:
-        return (
-            "ask for a stronger guarantee",
-            "every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
-            "`privacy.embedding_dp.reuse: true` in every party's job",
-        )
-    return (
-        "try to break it",
-        "`fedveil attack` needs a run with all parties in one process, made by `fedveil vertical "
-        "run` where all their data may be used",
+        reuse = "`privacy.embedding_dp.reuse: true` in every party's job"
+        return "ask for a stronger guarantee", _stronger(run, worst, reuse)
+    short, ask = _ASK
+    return short, (
+        f"{ask}\n`fedveil attack` needs a run with all parties in one process, made by `fedveil "
+        "vertical run` where all their data may be used"
     )

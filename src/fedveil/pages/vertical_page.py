@@ -116,8 +116,14 @@ def how_ended(leader: ReadRun) -> str:
 
 def answers(run: ReadRun) -> Ending:
     parties = parties_of(run)
-    apart = len(parties) == 1
-    return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
+    return vertical_ending(
+        run, leader_of(run, parties), accounts_of(parties), apart=is_apart(parties)
+    )
+
+
+def is_apart(parties: Mapping[str, ReadRun]) -> bool:
+    """Return True if a run's folder has only one of its parties: the others are elsewhere."""
+    return len(parties) == 1
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
