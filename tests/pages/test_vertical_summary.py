@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.pages.read_run import ReadRun
-from fedveil.pages.run_summary import vertical_ending, worst_of
 from fedveil.pages.vertical_page import answers
+from fedveil.pages.vertical_summary import vertical_ending, worst_of
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, LABEL, influence
 from fedveil.vertical.job import VerticalJob

@@ -307,7 +307,7 @@ def deploy(
              "client's number of examples"],
         )  # fmt: skip
     following = f"flwr run {shlex.quote(str(directory))}"
-    say(f"next: {following}; docs/deployment.md")
+    say(f"next: {following}, which needs a SuperLink and SuperNodes: docs/deployment.md")
     return {"wrote": wrote, "clients": settings.clients.number, "next": following}
 
 

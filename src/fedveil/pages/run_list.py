@@ -13,7 +13,6 @@ from fedveil.errors import FedveilError, RunFolderError
 from fedveil.pages.guarantee_text import RUN, figure_of
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.run_page import seconds
-from fedveil.pages.run_summary import worst_of
 from fedveil.pages.vertical_page import (
     HELD_OUT,
     accounts_of,
@@ -22,6 +21,7 @@ from fedveil.pages.vertical_page import (
     leader_of,
     parties_of,
 )
+from fedveil.pages.vertical_summary import worst_of
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.metric_names import deciding

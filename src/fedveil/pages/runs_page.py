@@ -12,7 +12,7 @@ from fedveil.pages.guarantee_text import ALONE, FOR_A_CLIENT, RUN, attackers, ce
 from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
-from fedveil.pages.run_summary import TONES, best_round, worst_of
+from fedveil.pages.run_summary import TONES, best_round
 from fedveil.pages.table import Table
 from fedveil.pages.vertical_page import (
     CROSSED,
@@ -26,6 +26,7 @@ from fedveil.pages.vertical_page import (
     parties_of,
     what_it_is,
 )
+from fedveil.pages.vertical_summary import worst_of
 from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import deciding, digits, figures, word

@@ -12,8 +12,9 @@ from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
-from fedveil.pages.run_summary import Ending, vertical_ending
+from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
+from fedveil.pages.vertical_summary import vertical_ending
 from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
