@@ -377,6 +377,9 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         assert command(*words, run.name) == (2, "", said)
     for words, name in ((("vertical", "show"), "split.yaml"), (("job", "show"), "federated.yaml")):
         assert command(*words, f"run of {name}/job.yaml")[0] == 0
+    both = "fedveil vertical leader and fedveil vertical follower"
+    told = f"error: split.yaml {split} Its parties run it with: {both} split.yaml\n"
+    assert command("deploy", "app", "split.yaml") == (2, "", told)
     assert "vertical job" not in command("run", "neither.yaml")[2]
     federated = "error: federated.yaml is a federated job. "
     assert (

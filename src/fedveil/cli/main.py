@@ -286,7 +286,8 @@ def deploy(
                  "noise from the operating system"]
             )  # fmt: skip
         return ask_cli.deploy(directory, job, overrides)
-    loaded = load(job, overrides, default=DEFAULT_JOB)
+    apart = "Its parties run it with: fedveil vertical leader and fedveil vertical follower"
+    loaded = load(job, overrides, default=DEFAULT_JOB, other=apart)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
