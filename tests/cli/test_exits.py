@@ -254,6 +254,14 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
         (("init", ""), Exit.WRONG, "Invalid value for 'DIRECTORY': an empty text names no"),
         (("deploy", ""), Exit.WRONG, "Invalid value for 'DIRECTORY': an empty text names no"),
         (("site", "init", ""), Exit.WRONG, "Invalid value for 'SITE': an empty text names no"),
+        (("run", "--out", ""), Exit.WRONG, "Invalid value for '--out': an empty text names no"),
+        (("run", "--resume", ""), Exit.WRONG, "Invalid value for '--resume': an empty text na"),
+        (("audit", ""), Exit.WRONG, "Invalid value for '[RUN]': an empty text names no file"),
+        (
+            ("vertical", "certificates", "", "--party", "a"),
+            Exit.WRONG,
+            "Invalid value for 'DIRECTORY': an empty text names no file or folder; write . for",
+        ),
         (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
         (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),
@@ -369,6 +377,9 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         assert command(*words, run.name) == (2, "", said)
     for words, name in ((("vertical", "show"), "split.yaml"), (("job", "show"), "federated.yaml")):
         assert command(*words, f"run of {name}/job.yaml")[0] == 0
+    both = "fedveil vertical leader and fedveil vertical follower"
+    told = f"error: split.yaml {split} Its parties run it with: {both} split.yaml\n"
+    assert command("deploy", "app", "split.yaml") == (2, "", told)
     assert "vertical job" not in command("run", "neither.yaml")[2]
     federated = "error: federated.yaml is a federated job. "
     assert (

@@ -21,6 +21,7 @@ from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
+from fedveil.pages.runs_page import runs_page
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.account_lines import influenced_part
@@ -131,7 +132,7 @@ def test_each_fact_of_a_run_is_under_its_own_key() -> None:
         "folder": Path("runs/a"), "name": "a", "protection": "rr", "metric": "rmse",
         "quality": 31.5, "epsilon": 2.5, "delta": 1e-6, "promise": "meaningful",
         "began": "2026-03-04T10:20:30+00:00", "seconds": 41.25, "unit": "client",
-        "state": "finished",
+        "state": "finished", "this_party_only": False,
     }  # fmt: skip
     unknown = as_data(ListedRun(Path("b"), "b", "rr", "attack"))
     assert {key for key, value in unknown.items() if value is None} == {
@@ -355,6 +356,20 @@ def test_a_running_vertical_run_is_known_by_the_lock_of_its_own_folder(tmp_path:
     (found,) = run_list(tmp_path).runs
     opened.close()
     assert (found.state, found.protection) == ("running", "embedding_dp, label_dp")
+
+
+def test_the_epsilon_of_one_party_is_marked_as_such(tmp_path: Path) -> None:
+    job = VerticalJob(task="vertical_parts:bottoms", privacy={"label_dp": {"eps": 0.75}})
+    line = {"epsilon": 0.75, "delta": 0.0, "what": "an example's label, in all epochs"}
+    for name, parties in (("alone", ["lead"]), ("both", ["bank", "lead"])):
+        folder = written(tmp_path / name, job, {party: [] for party in parties})
+        (folder / "lead" / "accounts.jsonl").write_text(json.dumps(line) + "\n")
+    runs = {run.name: run for run in run_list(tmp_path).runs}
+    assert {name: run.alone for name, run in runs.items()} == {"alone": True, "both": False}
+    shown = {row[0]: row[3] for row in lines(run_list(tmp_path))}
+    assert shown == {"alone": "0.75 (strong), this party only", "both": "0.75 (strong)"}
+    page = runs_page([read_run(tmp_path / name) for name in runs]).html()
+    assert page.count("all epochs, this party only") == 1
 
 
 @pytest.mark.parametrize("name", ["accounts.jsonl", "before-after.jsonl"])

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import parts
-from fedveil.errors import JobError, RunFolderError
+from fedveil.errors import InvalidValue, JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import (
@@ -123,6 +123,8 @@ def test_functions_beside_a_job_file_are_found_from_every_folder(
 def test_rounds_may_be_raised_and_not_lowered() -> None:
     assert Job(rounds=5).with_rounds(7) == Job(rounds=7)
     assert Job(rounds=5).with_rounds(5) == Job(rounds=5)
+    with pytest.raises(InvalidValue, match="rounds = '7' is not a whole number"):
+        Job(rounds=5).with_rounds("7")  # type: ignore[arg-type]
     with pytest.raises(JobError, match="rounds = 4 is fewer than the 5 of the run"):
         Job(rounds=5).with_rounds(4)
 

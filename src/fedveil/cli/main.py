@@ -24,7 +24,6 @@ from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli import site as site_cli
 from fedveil.cli.exits import Commands, run_app
-from fedveil.cli.folder_argument import folder_argument
 from fedveil.cli.job_arguments import (
     JobOrQuestions,
     JobPath,
@@ -238,7 +237,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 @answering
 def init(
     directory: Annotated[
-        Path, folder_argument("The folder to write to. Existing files are never overwritten.")
+        Path, typer.Argument(help="The folder to write to. Existing files are never overwritten.")
     ],
     template: Annotated[
         str,
@@ -264,7 +263,7 @@ def init(
 @app.command()
 @answering
 def deploy(
-    directory: Annotated[Path, folder_argument("The folder to write the Flower app to.")],
+    directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
     job: JobOrQuestions = None,
     overrides: Annotated[list[str] | None, set_option("the file JOB")] = None,
     seeded: Annotated[
@@ -287,7 +286,8 @@ def deploy(
                  "noise from the operating system"]
             )  # fmt: skip
         return ask_cli.deploy(directory, job, overrides)
-    loaded = load(job, overrides, default=DEFAULT_JOB)
+    apart = "Its parties run it with: fedveil vertical leader and fedveil vertical follower"
+    loaded = load(job, overrides, default=DEFAULT_JOB, other=apart)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
@@ -308,7 +308,7 @@ def deploy(
              "client's number of examples"],
         )  # fmt: skip
     following = f"flwr run {shlex.quote(str(directory))}"
-    say(f"next: {following}; docs/deployment.md")
+    say(f"next: {following}, which needs a SuperLink and SuperNodes: docs/deployment.md")
     return {"wrote": wrote, "clients": settings.clients.number, "next": following}
 
 

@@ -10,7 +10,6 @@ import typer
 from fedveil.base.plain_text import document, say
 from fedveil.cli import site_account
 from fedveil.cli.exits import Commands
-from fedveil.cli.folder_argument import folder_argument
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import ServesAsJson, answering
 from fedveil.errors import SiteRefused
@@ -31,7 +30,9 @@ SiteFolder = Annotated[
 
 @app.command()
 @answering
-def init(site: Annotated[Path, folder_argument("The folder to create.", "SITE")]) -> object:
+def init(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
+) -> object:
     """Create a site's folder: a strict policy to edit, and a key pair that identifies the site."""
     from fedveil.site.site_folder import create
 

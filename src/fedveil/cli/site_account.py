@@ -50,6 +50,8 @@ def account(
         for path in wrote:
             say(f"wrote {path}")
         found[name] = {**record.record(), "wrote": wrote}
+    if not names:
+        say("nothing is spent: the policy names no data set yet")
     return found
 
 

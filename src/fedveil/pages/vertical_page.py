@@ -12,8 +12,9 @@ from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun, read_party
 from fedveil.pages.run_page import found, repeat
-from fedveil.pages.run_summary import Ending, vertical_ending
+from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
+from fedveil.pages.vertical_summary import vertical_ending
 from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
@@ -116,8 +117,14 @@ def how_ended(leader: ReadRun) -> str:
 
 def answers(run: ReadRun) -> Ending:
     parties = parties_of(run)
-    apart = len(parties) == 1
-    return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
+    return vertical_ending(
+        run, leader_of(run, parties), accounts_of(parties), apart=is_apart(parties)
+    )
+
+
+def is_apart(parties: Mapping[str, ReadRun]) -> bool:
+    """Return True if a run's folder has only one of its parties: the others are elsewhere."""
+    return len(parties) == 1
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
