@@ -169,3 +169,19 @@ def test_every_parameter_of_cost_decides_cost() -> None:
         assert decides_cost(f"protection.{key}"), key
     for key in ("protection.dp_encrypt.dp_norm_clip", "training.lr", "protection.unary.cells"):
         assert not decides_cost(key)
+
+
+def test_the_card_states_delta_and_noise_that_came_from_seeds() -> None:
+    """The run without protection has a seed too, but its epsilon assumes nothing."""
+    seeded = "The bounds assume randomness from the operating system, as in a deployment. "
+    for randomness, says in (("simulation randomness", True), ("operating system", False)):
+        taken = line("oue", 2.0, 0.5, 0.6)
+        for run in taken.runs:
+            run.last["randomness"] = randomness
+        bare = line("not_encrypt", None, 0.97, spent=math.inf)
+        bare.runs[0].last["randomness"] = "simulation randomness"
+        card = choice([bare, taken])
+        assert card is not None
+        assert card.text.startswith("At epsilon 2 and delta 1e-05 (meaningful), take oue")
+        assert (seeded in card.text) == says
+        assert card.text.endswith("These runs used their seeds instead.") == says

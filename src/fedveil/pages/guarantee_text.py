@@ -136,12 +136,22 @@ def meaning(record: Record) -> str:
     )
     if trusted:
         text += " The server is trusted: it needs no guess."
-    if str(record.get("randomness", "")).startswith("simulation"):
-        text += (
-            " The bound assumes randomness from the operating system, as in a deployment. This run "
-            "used its seed instead."
-        )
-    return text
+    return f"{text} {from_seed([record])}".strip()
+
+
+def from_seed(records: Sequence[Record]) -> str:
+    """Return what the bounds of these runs assume, or "" if none of the runs used its seed.
+
+    `records` has the last record of each run.
+    """
+    if not any(str(record.get("randomness", "")).startswith("simulation") for record in records):
+        return ""
+    one = len(records) == 1
+    return (
+        f"{'The bound assumes' if one else 'The bounds assume'} randomness from the operating "
+        f"system, as in a deployment. "
+        f"{'This run used its seed' if one else 'These runs used their seeds'} instead."
+    )
 
 
 def returned(job: Mapping[str, Any]) -> str:

@@ -11,10 +11,10 @@ from fedveil.federated.job import Job
 from fedveil.pages.page import Fact
 from fedveil.pages.run_summary import TONES
 from fedveil.privacy.guarantee_strength import Figure, epsilon_text
-from fedveil.privacy.loss import format_epsilon
+from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.metric_names import best, deciding, digits, word
-from fedveil.studies.comparison_table import Line
+from fedveil.studies.comparison_table import Line, assumed
 
 #: The epsilons of a comparison that names none.
 EPSILONS = (2.0, 8.0)
@@ -80,6 +80,7 @@ def choice(found: Sequence[Line]) -> Fact | None:
     bare = [line for line in found if line.setting.position == "not_encrypt" and _whole(line)]
     if bare:
         words.append(f"Without protection: {_reached(bare[0])}.")
+    words += filter(None, [assumed([line for line, _ in values])])
     if not values:
         return Fact("Which to take", "no result", " ".join(words), "poor")
     taken, epsilon = values[0]
@@ -92,8 +93,9 @@ def choice(found: Sequence[Line]) -> Fact | None:
 def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
     spent = taken.spent("run_every_round") or Figure(epsilon, 0.0)
     text = (
-        f"At epsilon {format_epsilon(epsilon)} ({spent.promise}), take {taken.setting}: "
-        f"{_reached(taken)}. Its promise holds against {_against(taken)}."
+        f"At epsilon {format_epsilon(epsilon)} and delta {format_delta(spent.delta)} "
+        f"({spent.promise}), take {taken.setting}: {_reached(taken)}. Its promise holds against "
+        f"{_against(taken)}."
     )
     if not _improved(taken):
         text += (
