@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from fedveil.studies.comparison import Goal
     from fedveil.studies.comparison_folder import ComparisonFolder, Result
     from fedveil.studies.comparison_table import Line
+
+#: The epsilons that may be asked for. Larger ones promise nothing.
+_LEAST_EPSILON, _MOST_EPSILON = 1e-3, 1e6
 
 _Listed = Annotated[
     str | None,
@@ -253,8 +255,9 @@ def _numbers(option: str, text: str | None) -> list[float]:
         numbers = [float(part) for part in _parts(option, text)] if text is not None else []
     except ValueError:
         numbers = [0.0]
-    if not all(0 < number < math.inf for number in numbers):
-        raise JobError([f"{option} {text} must contain only positive numbers, or be own"])
+    if not all(_LEAST_EPSILON <= number <= _MOST_EPSILON for number in numbers):
+        allowed = f"numbers from {_LEAST_EPSILON:g} to {_MOST_EPSILON:,.0f}"
+        raise JobError([f"{option} {text} must contain only {allowed}, or be own"])
     return numbers
 
 
