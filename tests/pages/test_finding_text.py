@@ -165,7 +165,8 @@ def test_the_best_of_the_first_kind_is_no_larger_value_of_another_kind() -> None
     [
         ("epsilon at least", 1.9999, "1.99"),  # of a lower bound, no more than was shown
         ("epsilon at least", math.inf, "inf"),
-        ("the most that 5 trials can show", 2.9996, "2.99"),
+        ("the most that 5 trials can show", 2.9912, "3"),  # of a limit, no less than it is
+        ("most that 5 trials can show: a", 2.9712, "2.98"),
         ("ledger's epsilon", 1.0001, "1.01"),  # of a cost, no less than was stated
         ("recovered", 0.62519, "62.5%"),
         ("own", -0.5, "-0.5"),
