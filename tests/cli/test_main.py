@@ -231,6 +231,14 @@ def test_audit_of_a_run_prints_what_was_found_in_it(command: Command, found: Pat
     )
 
 
+def test_trials_cannot_be_asked_of_a_run_that_was_audited_before(
+    command: Command, found: Path
+) -> None:
+    code, out, err = command("audit", "run", "--trials", "2000")
+    sentence = "--trials cannot be used with RUN, whose results are only shown"
+    assert (code, out, err) == (2, "", f"error: {sentence}\n")
+
+
 def test_everything_that_an_audit_could_not_have_seen_is_printed(
     command: Command, found: Path
 ) -> None:
