@@ -155,6 +155,11 @@ def test_some_runs_may_fail_and_each_is_told(
     ("asked", "sentence"),
     [
         (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
+        (("--protections", ""), "--protections '' is empty"),
+        (("--protections", "my x,"), "--protections 'my x,' has nothing between two commas"),
+        (("--sweep", ""), "--sweep '' is not of the form KEY=VALUE,VALUE"),
+        (("--attack", ""), "--attack '' is not available here: only membership is"),
+        (("--epsilons", ""), f"--epsilons '' {NUMBERS}"),
         (("--epsilons", "1,two"), f"--epsilons 1,two {NUMBERS}"),
         (("--epsilons", "0"), f"--epsilons 0 {NUMBERS}"),
         (("--epsilons", "2,inf"), f"--epsilons 2,inf {NUMBERS}"),

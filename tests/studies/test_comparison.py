@@ -172,6 +172,7 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
         ({"protections": ["rr", "dp_encrypt", "rr"]}, "--protections has rr twice"),
         ({"target": "speed=3"}, "--target speed=3 is not METRIC=NUMBER with one of accuracy"),
         ({"target": "accuracy=high"}, "--target accuracy=high is not METRIC=NUMBER"),
+        ({"target": ""}, "--target '' is not METRIC=NUMBER with one of accuracy"),
         ({"target": "loss=nan"}, "--target loss=nan is not METRIC=NUMBER"),
         ({"target": "loss=inf"}, "--target loss=inf is not METRIC=NUMBER"),
         ({"target": "loss=-0.5"}, "--target loss=-0.5: loss is at least 0"),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from shlex import quote as quoted
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -64,7 +65,8 @@ class Goal(NamedTuple):
         except ValueError:
             value = float("nan")
         if name not in known or not math.isfinite(value):
-            raise JobError([f"--target {text} is not METRIC=NUMBER with one of {', '.join(known)}"])
+            names = ", ".join(known)
+            raise JobError([f"--target {quoted(text)} is not METRIC=NUMBER with one of {names}"])
         least, most = ranges.get(name, (-math.inf, math.inf))
         if not least <= value <= most:
             side = f"at most {most:g}" if value > most else f"at least {least:g}"
