@@ -262,6 +262,7 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
             Exit.WRONG,
             "Invalid value for 'DIRECTORY': an empty text names no file or folder; write . for",
         ),
+        (("init", "x", "--template", ""), Exit.WRONG, "--template '' is not one of image, "),
         (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
         (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),

@@ -195,7 +195,10 @@ def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) ->
     parts = section(page_of(folder), "What attacks found").parts
     assert [part.png for part in parts if isinstance(part, Picture)] == [PNG]
     (table,) = (part for part in parts if isinstance(part, Table))
-    assert table.caption.endswith("promised: epsilon 2 (meaningful): NOT WHAT WAS PROMISED")
+    assert table.caption.endswith(
+        "promised: epsilon 2 (meaningful); largest excess: epsilon at least 99, 97 above the claim "
+        "2: NOT WHAT WAS PROMISED"
+    )
     assert list(table.rows[0]) == ["epsilon at least", "99", "", "0.5", "7"]
 
 

@@ -339,7 +339,7 @@ def _attack_each(
             found = replace(found, attack=attack.name)
             add_finding(folder(), found)
             findings.append(found)
-            show(found)
+            show(found, folder().path)
         keep_page(folder(), say)
         if (folder().path / PAGE).is_file():
             say(f"page: {folder().path / PAGE}")
@@ -386,7 +386,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
         yield step
 
 
-def show(found: Finding) -> None:
+def show(found: Finding, folder: Path) -> None:
     from fedveil.pages.finding_text import figures
     from fedveil.privacy.guarantee_strength import epsilon_text
 
@@ -397,4 +397,4 @@ def show(found: Finding) -> None:
     )
     console().print(figures(found).terminal())
     for picture in found.pictures:
-        say(f"picture: {picture}")
+        say(f"picture: {folder / picture}")

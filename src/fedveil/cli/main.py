@@ -175,13 +175,13 @@ def audit(
         ),
     ] = None,
     trials: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1000,
             help="Without RUN: number of times to run each protection on each of two inputs. More "
-            "trials detect smaller violations.",
+            "trials detect smaller violations. Default: 20000.",
         ),
-    ] = 20_000,
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Test the privacy claims of all protections, or show a RUN's audit and attack results.
@@ -192,6 +192,8 @@ def audit(
     to detect. Exits with code 1 if a claim is refuted.
     """
     if run is not None:
+        if trials is not None:
+            raise JobError(["--trials cannot be used with RUN, whose results are only shown"])
         with only_json(json):
             _print_findings(run, json=json)
         return
@@ -200,7 +202,7 @@ def audit(
     found = []
     with only_json(json):
         for case in cases():
-            result = case.audit(trials)
+            result = case.audit(trials or 20_000)
             found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
             say(f"{case.name}: {result}")
     if json:
@@ -219,8 +221,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
     if not findings:
         job_of(folder)  # raises an error if `folder` is not a run folder
         raise RunFolderError(
-            f"{folder} holds no findings: run with audit.canaries, or run `fedveil attack`, to "
-            "get some"
+            f"{folder} holds no findings: run with audit.canaries, or run `fedveil attack`"
         )
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)

@@ -18,6 +18,10 @@ SEEDED = (
     "The bound assumes randomness from the operating system, as in a deployment. This run used its "
     "seed instead."
 )
+_ALL_SEEDED = (
+    "The bounds assume randomness from the operating system, as in a deployment. These runs used "
+    "their seeds instead."
+)
 #: Follows the epsilon of a vertical run whose other parties are on other machines.
 ALONE = ", this party only"
 #: A part of a sentence about the epsilons of several runs. `cell` marks those for one example.
@@ -143,9 +147,17 @@ def meaning(record: Record) -> str:
     )
     if trusted:
         text += " The server is trusted: it needs no guess."
-    if str(record.get("randomness", "")).startswith("simulation"):
-        text += f" {SEEDED}"
-    return text
+    return f"{text} {from_seed([record])}".strip()
+
+
+def from_seed(records: Sequence[Record]) -> str:
+    """Return what the bounds of these runs assume, or "" if none of the runs used its seed.
+
+    `records` has the last record of each run.
+    """
+    if not any(str(record.get("randomness", "")).startswith("simulation") for record in records):
+        return ""
+    return SEEDED if len(records) == 1 else _ALL_SEEDED
 
 
 def returned(job: Mapping[str, Any]) -> str:
