@@ -49,9 +49,13 @@ def test_a_broken_line_is_named_and_an_incomplete_last_one_is_ignored() -> None:
     first = '{"a": 1, "b": 1}'
     for third, why in (('{"a": 3', "it breaks off"), ('{"b": 3}', "no a"), ('{"a": 3}', "no b"),
                        ("[]", "no record")):  # fmt: skip
-        text = f"{first}\n{first}\n{third}\n{first}\n"
+        text = f"{first}\n{first}\n{third}\n"
         with pytest.raises(RunFolderError, match=rf"^metrics\.jsonl, line 3: .*{why}.*--resume r$"):
             read_whole_lines(text, path, resume, ["a", "b"])
+        why = why.replace("it breaks off", "it is no JSON")
+        edited = rf"line 3: invalid record \(.*{why}.*\)\. The file was edited or damaged"
+        with pytest.raises(RunFolderError, match=edited):
+            read_whole_lines(f"{text}{first}\n", path, resume, ["a", "b"])
 
 
 def test_metrics_are_compared_with_the_last_checkpoint(tmp_path: Path) -> None:
