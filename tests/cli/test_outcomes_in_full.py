@@ -122,7 +122,7 @@ def test_an_evaluation_is_told_with_each_class_and_account(
     asked: list[Path] = []
     monkeypatch.setattr(
         "fedveil.vertical.one_process.evaluate",
-        lambda run: asked.append(run) or (quality, lines),
+        lambda run, say: asked.append(run) or (quality, lines),
     )  # fmt: skip
     _, out, _ = command("vertical", "evaluate", "run")
     assert (asked, out.splitlines()) == ([Path("run")], [

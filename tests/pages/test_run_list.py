@@ -30,14 +30,14 @@ from fedveil.record.recorder import PRIVACY
 from fedveil.record.run_folder import RunFolder
 from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
-from page_parts import EVIL, edit_last, small_job
+from page_parts import EVIL, edit_all, edit_last, small_job, vouch_again
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that differ in every figure, one of them among a comparison's, and five damaged."""
+    """Runs that differ in every figure, one of them among a comparison's, and seven damaged."""
     folder = tmp_path_factory.mktemp("list") / "runs"
     first = fedveil.simulate(small_job(rounds=2), folder / "c-first").folder
     began = (
@@ -53,22 +53,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = folder / name
         if run != first:
             shutil.copytree(first, run)
-        edit_last(
+        edit_all(
             run, accuracy=accuracy, epsilon_run_every_round=epsilon, delta_run_every_round=1e-6,
         )  # fmt: skip
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         halves = (record | {"seconds_round": seconds / 2} for record in records)
         (run / "metrics.jsonl").write_text("".join(json.dumps(half) + "\n" for half in halves))
+        vouch_again(run)
         (run / "events.log").write_text(began.format(day))
     (folder / "b-attack").mkdir()
     shutil.copy(first / "job.yaml", folder / "b-attack")
     opened = RunFolder.reopen(folder / "b-attack")
     add_finding(opened, Finding("x", "quick", "not_encrypt", [Measured("mse", 0.5)]))
     opened.close()
-    for name in ("no job", "cut", "no text", "no number", "no epsilon"):
+    for name in ("no job", "cut", "no text", "no number", "no epsilon", "edited", "shortened"):
         shutil.copytree(first, folder / name)
-    edit_last(folder / "no number", accuracy="high")
-    edit_last(folder / "no epsilon", epsilon_run_every_round="small")
+    edit_all(folder / "no number", accuracy="high")
+    edit_all(folder / "no epsilon", epsilon_run_every_round="small")
+    edit_last(folder / "edited", epsilon_run_every_round=0.25)
+    shortened = folder / "shortened" / "metrics.jsonl"
+    shortened.write_text(shortened.read_text().splitlines(keepends=True)[0])
     (folder / "no job" / "job.yaml").unlink()
     with (folder / "cut" / "metrics.jsonl").open("a") as records:
         records.write('{"round": 3}\n')
@@ -156,13 +160,18 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
     damaged = {
         line.partition(" cannot be read: ")[::2] for line in out.splitlines() if "cannot" in line
     }
-    assert {name for name, _ in damaged} == {"no job", "cut", "no text", "no number", "no epsilon"}
+    assert {name for name, _ in damaged} == {
+        "no job", "cut", "no text", "no number", "no epsilon", "edited", "shortened",
+    }  # fmt: skip
     reasons = dict(damaged)
     assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
     assert "line 3: incomplete record" in reasons["cut"]
     assert "no text" in reasons["no text"]
     assert "'high' is no number" in reasons["no number"]
     assert "small" in reasons["no epsilon"]
+    is_damaged = "metrics.jsonl is damaged: it is"
+    assert f"{is_damaged} not what its checkpoint vouches for" in reasons["edited"]
+    assert f"{is_damaged} shorter than its checkpoint says" in reasons["shortened"]
     told = json.loads(command("runs", made, "--json")[1])
     assert {Path(one["folder"]).name: one["reason"] for one in told["damaged"]} == reasons
     first = next(run for run in told["runs"] if run["name"] == "c-first")
@@ -172,7 +181,7 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
 
 
 def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model and the checkpoint may be huge, and from anybody."""
+    """The model may be huge, and from anybody."""
     before, opened = os.open, list[str]()
     monkeypatch.setattr(
         os, "open", lambda path, *rest: opened.append(str(path)) or before(path, *rest)
@@ -186,6 +195,7 @@ def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "attacks.jsonl",
         "accounts.jsonl",
         ".lock",
+        "latest",
     }
     assert "metrics.jsonl" in names
 

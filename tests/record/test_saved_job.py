@@ -82,10 +82,15 @@ def test_the_copy_that_tells_is_there_and_whole(path: Path) -> None:
         job_of(path)
 
 
-def test_a_run_that_was_killed_before_its_copy_was_written_has_its_job(path: Path) -> None:
-    (path / "checkpoint" / "job.yaml").unlink()
+def test_a_run_that_was_killed_before_its_job_was_written_gives_its_folder_back(path: Path) -> None:
+    (path / "job.yaml").unlink()
     (path / "imports.txt").unlink()
-    assert job_of(path) == Job()
+    with pytest.raises(RunFolderError, match=f"{path} is not a run's folder: it has no job.yaml"):
+        job_of(path)
+    folder = RunFolder.create(path)
+    keep_job(folder, Job(seed=3), [])
+    folder.close()
+    assert job_of(path) == Job(seed=3)
 
 
 def test_a_run_that_was_killed_before_its_imports_were_written_has_no_other_job(path: Path) -> None:

@@ -34,13 +34,14 @@ def is_vertical(run: ReadRun) -> bool:
     return "task" in run.job and "protection" not in run.job
 
 
-def parties_of(run: ReadRun) -> dict[str, ReadRun]:
+def parties_of(run: ReadRun, *, growing: bool = False) -> dict[str, ReadRun]:
     """Return the records of the parties in a vertical run's folder, by the party's name.
 
-    If the parties are on different machines, only the local party is there.
+    If the parties are on different machines, only the local party is there. `growing` is as in
+    `read_run`.
     """
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
-    return {folder.name: read_party(run, folder) for folder in folders}
+    return {folder.name: read_party(run, folder, growing=growing) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:

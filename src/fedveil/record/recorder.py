@@ -148,17 +148,18 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
-    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. The error
-    names `resume`, the command that resumes the run.
+    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. If it is
+    the last line, the error names `resume`, the command that resumes the run.
     """
-    records = list[Record]()
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+    records, lines = list[Record](), text[: text.rfind("\n") + 1].splitlines()
+    for number, line in enumerate(lines, 1):
+        last = resume if number == len(lines) else None
         try:
             record = _record(read_line(line))
         except MALFORMED as error:
-            raise RunFolderError(_incomplete(path, number, _why(error), resume)) from None
+            raise RunFolderError(_incomplete(path, number, _why(error), last)) from None
         if missing := [key for key in needed if key not in record]:
-            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", resume))
+            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", last))
         records.append(record)
     return records
 
@@ -167,10 +168,15 @@ def _why(error: Exception) -> str:
     return "it breaks off" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
+def _incomplete(path: Path, line: int, why: str, resume: str | None) -> str:
+    """Return the error for an invalid record. Only the last one can have been cut off."""
+    where = f"{path}, line {line}"
+    if resume is None:
+        why = "it is no JSON" if why == "it breaks off" else why
+        return f"{where}: invalid record ({why}). The file was edited or damaged: restore it"
     return (
-        f"{path}, line {line}: incomplete record ({why}). The run was probably cut off; resume it "
-        f"with: {resume}"
+        f"{where}: incomplete record ({why}). The run was probably cut off; resume it with: "
+        f"{resume}"
     )
 
 

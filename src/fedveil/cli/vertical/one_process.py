@@ -64,7 +64,7 @@ def evaluate(
     if listen is None:
         from fedveil.vertical import one_process
 
-        quality, figures = one_process.evaluate(run)
+        quality, figures = one_process.evaluate(run, remark)
     else:
         session = look("evaluate", run, listen, tls, insecure, patience)
         quality, figures = session.result, {session.run.name: session.figures}
@@ -112,7 +112,7 @@ def predict(
     if listen is None:
         from fedveil.vertical import one_process
 
-        found = one_process.look(run, file.predict)
+        found = one_process.look(run, file.predict, remark)
     else:
         session = look("predict", run, listen, tls, insecure, patience, file.predict)
         found = session.result
