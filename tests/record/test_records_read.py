@@ -135,6 +135,19 @@ def test_findings_are_kept_once_and_those_that_refute_are_counted(tmp_path: Path
         raise_if_refuted([sound, refuting, sound])
 
 
+@pytest.mark.parametrize("line", ["{}", "[]", "typo", '{"figures": [{"of": 1}]}'])
+def test_a_line_that_is_no_finding_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    add_finding(folder, finding(0.5, 1.25))
+    path = folder.path / FINDINGS
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(RunFolderError) as refused:
+        read_findings(folder.path)
+    assert str(refused.value) == (
+        f"{path} is damaged: line 2 is no finding: it was edited or cut off"
+    )
+
+
 def test_a_finding_without_a_guarantee_is_read_back_as_numbers(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     figures = [Measured("auc", math.nan, unseen=math.inf, cases=7)]
