@@ -13,6 +13,7 @@ from fedveil.pages.vertical_page import answers
 from fedveil.pages.vertical_summary import vertical_ending, worst_of
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, LABEL, influence
+from fedveil.vertical import label_watch
 from fedveil.vertical.job import VerticalJob
 
 
@@ -110,7 +111,7 @@ def test_the_next_step_is_one_that_helps(
 @pytest.mark.parametrize("read", [True, False])
 def test_labels_that_were_read_are_protected_too(read: bool, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    told = ["0 crosses: labels: 100% right: privacy.label_dp bounds it"] * read
+    told = [f"0 {label_watch._AGAINST}"] * read
     events = ["0 began: fedveil", *told, "0 finished after step 2"]
     run = ReadRun(tmp_path, VerticalJob().model_dump(), [], [], events)
     found = vertical_ending(run, run, []).next

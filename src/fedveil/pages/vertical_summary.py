@@ -12,7 +12,7 @@ from fedveil.pages.run_summary import NEXT, PROMISED, QUALITY, TONES, Ending
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import LABEL, UNPROTECTED, influence, influenced_part
 from fedveil.record.metric_names import digits, word
-from fedveil.record.recorder import CROSSES
+from fedveil.record.recorder import INFERRED
 from fedveil.record.run_folder import JOB
 
 _UNPROTECTED = (
@@ -132,7 +132,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
         return "ask for a stronger guarantee", _stronger(run, worst, reuse)
     if worst is None:
         short, labels = "protect the activations", ""
-        if any("privacy.label_dp" in said for said in leader.all_said(CROSSES)):
+        if leader.said(INFERRED):
             short = "protect the activations and the labels"
             labels = " --set privacy.label_dp.eps=1"
         return short, (

@@ -33,6 +33,8 @@ SEVERAL = "an example has several inputs: "
 ADVICE = "what next: "
 #: Prefix of the events that say what crosses between the parties of a vertical run.
 CROSSES = "crosses: "
+#: Start of the event after a test that inferred labels from the gradients that are returned.
+INFERRED = "labels: privacy.label_protection"
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 #: The keys of every record of a federated run, in their order.
