@@ -368,6 +368,17 @@ def test_a_running_vertical_run_is_known_by_the_lock_of_its_own_folder(tmp_path:
     assert (found.state, found.protection) == ("running", "embedding_dp, label_dp")
 
 
+def test_a_folder_with_a_job_file_and_runs_is_no_run_itself(tmp_path: Path) -> None:
+    job = VerticalJob(task="vertical_parts:bottoms")
+    (tmp_path / "job.yaml").write_text(job.to_yaml())
+    for name in ("one", "other"):
+        folder = written(tmp_path / name, job, {"bank": [], "lead": []})
+        (folder / "events.log").touch()
+    assert [run.name for run in run_list(tmp_path).runs] == ["one", "other"]
+    with pytest.raises(RunFolderError, match="it has a job, and no run's records"):
+        read_run(tmp_path)
+
+
 def test_the_epsilon_of_one_party_is_marked_as_such(tmp_path: Path) -> None:
     job = VerticalJob(task="vertical_parts:bottoms", privacy={"label_dp": {"eps": 0.75}})
     line = {"epsilon": 0.75, "delta": 0.0, "what": "an example's label, in all epochs"}

@@ -157,10 +157,20 @@ def read_run(folder: str | Path, *, growing: bool = False) -> ReadRun:
     as in a copy of the folder that is being updated.
     """
     path = Path(folder)
-    records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS, ACCOUNTS, BEFORE_AFTER)
-    if (path / JOB).exists() and not any(any(path.glob(name)) for name in records):
+    own = (METRICS, EVENTS, FINDINGS, ACCOUNTS, BEFORE_AFTER)
+    records = any((path / name).exists() for name in own) or party_folders(path, EVENTS)
+    if (path / JOB).exists() and not records:
         raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
     return _read(path, read(job_of(path)), path, growing)
+
+
+def party_folders(folder: Path, file: str) -> list[Path]:
+    """Return the parties' folders in the folder of a vertical run that have a file called `file`.
+
+    A folder with a job of its own is not a party's, but another run's.
+    """
+    found = sorted(path.parent for path in folder.glob(f"*/{file}"))
+    return [path for path in found if not (path / JOB).exists()]
 
 
 def read_party(run: ReadRun, folder: Path, *, growing: bool = False) -> ReadRun:

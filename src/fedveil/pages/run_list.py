@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.pages.guarantee_text import RUN, figure_of
-from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.read_run import ReadRun, party_folders, read_run
 from fedveil.pages.run_page import seconds
 from fedveil.pages.vertical_page import (
     HELD_OUT,
@@ -131,7 +131,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 def _is_run(folder: Path) -> bool:
     if any((folder / name).exists() for name in (METRICS, EVENTS, MODEL, FINDINGS)):
         return True
-    return (folder / JOB).exists() and any(folder.glob(f"*/{EVENTS}"))
+    return (folder / JOB).exists() and bool(party_folders(folder, EVENTS))
 
 
 def _listed(path: Path, name: str) -> ListedRun:

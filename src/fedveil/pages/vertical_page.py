@@ -10,7 +10,7 @@ from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import returned, right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
-from fedveil.pages.read_run import ReadRun, read_party
+from fedveil.pages.read_run import ReadRun, party_folders, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
@@ -40,7 +40,7 @@ def parties_of(run: ReadRun, *, growing: bool = False) -> dict[str, ReadRun]:
     If the parties are on different machines, only the local party is there. `growing` is as in
     `read_run`.
     """
-    folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
+    folders = party_folders(run.folder, METRICS)
     return {folder.name: read_party(run, folder, growing=growing) for folder in folders}
 
 
