@@ -15,6 +15,7 @@ from fedveil.base.plain_text import console, say
 from fedveil.cli.attack import progress
 from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.cli.json_answer import AsJson, answer, only_json
+from fedveil.cli.path_argument import path_option
 from fedveil.errors import JobError, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
@@ -89,7 +90,7 @@ _Try = Annotated[
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         help="The folder for the results. Default: a new folder under runs/. If the folder has a "
         "comparison of the same job, its finished runs are not repeated, and unfinished runs are "
         "resumed. The other options may differ, for example to add protections or seeds. A "
@@ -98,7 +99,7 @@ _Out = Annotated[
 ]
 _Resume = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         help="Resume the comparison in this folder with its original job and options. Give no JOB "
         "and no other option except --json."
     ),

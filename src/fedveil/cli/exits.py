@@ -6,7 +6,7 @@ import enum
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -60,17 +60,8 @@ class Exit(enum.IntEnum):
 class Commands(TyperGroup):
     """A group of commands that Ctrl-C ends with exit code 130, without a traceback.
 
-    The error for an unknown command suggests a known one with a similar name. A path that is an
-    empty text is refused.
+    The error for an unknown command suggests a known one with a similar name.
     """
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = super().get_command(ctx, cmd_name)
-        for parameter in [] if command is None else command.params:
-            kind: Any = parameter.type
-            if hasattr(kind, "dir_okay"):  # a path
-                kind.convert = _not_empty(type(kind).convert, kind)
-        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -86,18 +77,6 @@ class Commands(TyperGroup):
             ctx.fail(_swapped(ctx, self, first) or f"there is no command {first}"
                      f"{did_you_mean(near)}")  # fmt: skip
         return super().resolve_command(ctx, args)
-
-
-def _not_empty(convert: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """Return the method `convert` of the paths' type `kind`, which also refuses an empty text."""
-
-    def converted(value: Any, parameter: Any, context: Any) -> Any:
-        if value == "":  # as of a variable that is not set: Path("") is the current folder
-            why = "an empty text names no file or folder; write . for the current folder"
-            raise typer.BadParameter(why, ctx=context, param=parameter)
-        return convert(kind, value, parameter, context)
-
-    return converted
 
 
 def run_app(app: typer.Typer) -> int:

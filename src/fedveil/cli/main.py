@@ -37,6 +37,7 @@ from fedveil.cli.job_arguments import (
 )
 from fedveil.cli.json_answer import AsJson, answer, answering, only_json
 from fedveil.cli.layers import remark_layers, show_layers
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.cli.vertical import commands as vertical_cli
 from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
 from fedveil.record.run_folder import refuse_taken
@@ -93,11 +94,11 @@ def run(
     job: JobPath = None,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
+        Path | None, path_option(help="The run folder. Default: a new folder under runs/.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="Resume the run in this folder. To train longer, add --set rounds=N, where N "
             "is the new total."
         ),
@@ -168,7 +169,7 @@ app.command()(ask_cli.ask)
 def audit(
     run: Annotated[
         Path | None,
-        typer.Argument(
+        path_argument(
             metavar="RUN",
             help="The folder of a run that was audited (its job sets `audit.canaries`) or "
             "attacked. Default: test all protections now.",
@@ -238,7 +239,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 @answering
 def init(
     directory: Annotated[
-        Path, typer.Argument(help="The folder to write to. Existing files are never overwritten.")
+        Path, path_argument(help="The folder to write to. Existing files are never overwritten.")
     ],
     template: Annotated[
         str,
@@ -264,7 +265,7 @@ def init(
 @app.command()
 @answering
 def deploy(
-    directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
+    directory: Annotated[Path, path_argument(help="The folder to write the Flower app to.")],
     job: JobOrQuestions = None,
     overrides: Annotated[list[str] | None, set_option("the file JOB")] = None,
     seeded: Annotated[
@@ -287,8 +288,7 @@ def deploy(
                  "noise from the operating system"]
             )  # fmt: skip
         return ask_cli.deploy(directory, job, overrides)
-    apart = "Its parties run it with: fedveil vertical leader and fedveil vertical follower"
-    loaded = load(job, overrides, default=DEFAULT_JOB, other=apart)
+    loaded = load(job, overrides, "Parties run: fedveil vertical leader or follower", DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
@@ -317,7 +317,7 @@ def deploy(
 @answering
 def identity(
     file: Annotated[
-        Path, typer.Argument(help="The file to write the private key to. It must not exist yet.")
+        Path, path_argument(help="The file to write the private key to. It must not exist yet.")
     ],
 ) -> object:
     """Create a key pair to sign a client's messages or a job, and print the public key."""
@@ -385,7 +385,7 @@ def keys(key: KeyPart = None) -> object:
 def convert(
     config: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             metavar="CONFIG", help="The YAML configuration file of a MindSpore Federated server."
         ),
     ],
