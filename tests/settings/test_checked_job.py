@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedveil.entry.simulation import simulate
-from fedveil.entry.vertical import train
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
-from fedveil.vertical.job import VerticalJob
 
 
 def test_a_copy_derives_again_what_the_job_did_not_set() -> None:
@@ -54,14 +50,3 @@ def test_a_job_is_also_named_by_its_file_or_its_keys(tmp_path: Path) -> None:
     file.write_text("rounds: 7\nseed: 3\n")
     assert Job.of(job) is job
     assert Job.of(file) == Job.of(str(file)) == Job.of({"rounds": 7, "seed": 3}) == job
-
-
-@pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (VerticalJob(), "VerticalJob")])
-def test_what_is_no_job_is_refused_before_anything_is_written(
-    wrong: Any, kind: str, tmp_path: Path
-) -> None:
-    with pytest.raises(JobError, match=f"a {kind} is no Job, no path of a job's file"):
-        simulate(wrong, tmp_path / "run")
-    with pytest.raises(JobError, match="a Job is no VerticalJob"):
-        train(Job(), tmp_path / "run")  # type: ignore[arg-type]
-    assert not [*tmp_path.iterdir()]

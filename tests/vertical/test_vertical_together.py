@@ -20,6 +20,7 @@ from scipy import stats
 import vertical_parts
 import warm_process
 from fedveil.entropy import Seeded
+from fedveil.entry.simulation import simulate
 from fedveil.errors import (
     DataInvalid,
     ExchangeError,
@@ -28,6 +29,7 @@ from fedveil.errors import (
     PartFailed,
     RunFolderError,
 )
+from fedveil.federated.job import Job
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
 from fedveil.record.account_lines import influence
@@ -962,3 +964,14 @@ def test_an_epoch_goes_through_all_examples_in_its_own_order(count: int, batch: 
     assert all(sorted(epoch.tolist()) == list(range(count)) for epoch in epochs)
     assert count == 2 or len({tuple(epoch.tolist()) for epoch in epochs}) == 3
     assert np.concatenate(order.in_turn()).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (VerticalJob(), "VerticalJob")])
+def test_what_is_no_job_is_refused_before_anything_is_written(
+    wrong: Any, kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match=f"a {kind} is no Job, no path of a job's file"):
+        simulate(wrong, tmp_path / "run")
+    with pytest.raises(JobError, match="a Job is no VerticalJob"):
+        train(Job(), tmp_path / "run")  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]
