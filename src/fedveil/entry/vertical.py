@@ -27,8 +27,8 @@ def train(
 
     `job` may also be the path of a job's file, or the keys of a job. `out` is the run folder (by
     default a new one under runs/). `progress` is called with each of the leader's records, `say`
-    with every other log line. With `encoded`, every message is encoded
-    and decoded as between machines, which changes only the run time.
+    with every other log line. With `encoded`, every message is encoded and decoded as between
+    machines, which changes only the run time.
     """
     job = VerticalJob.of(job)
     with ExitStack() as stack:

@@ -129,7 +129,7 @@ def shown(figure: Measured, value: float) -> str:
     if math.isnan(value):
         return "-"
     if figure.is_bound:
-        return rounded_down(value) if math.isfinite(value) else "inf"
+        return rounded_down(value)
     if figure.is_claim or figure.is_limit:
         return format_epsilon(value)
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:

@@ -286,6 +286,8 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
 
 
 def rounded_down(bound: float, digits: int = 3) -> str:
-    """Format a lower bound with `digits` significant digits, rounded down."""
+    """Format a lower bound with `digits` significant digits, rounded down. It may be infinite."""
+    if not math.isfinite(bound):
+        return f"{bound:g}"
     context = Context(prec=digits, rounding=ROUND_FLOOR)
     return f"{float(context.create_decimal(as_written(bound))):g}"

@@ -94,7 +94,7 @@ class Measured:
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
-        shown = _down(self.value) if self.is_bound else f"{self.value:.3g}"
+        shown = rounded_down(self.value) if self.is_bound else f"{self.value:.3g}"
         shown = format_epsilon(self.value) if self.is_claim or self.is_limit else shown
         shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
@@ -215,7 +215,7 @@ class Finding:
         gap, own = claim - bound.value, "the" if math.isnan(bound.epsilon) else "its own"
         what, side = ("largest excess", "above") if gap < 0 else ("closest", "below")
         return (
-            f"; {what}: {bound.name.removeprefix(f'{BOUND}, ')} {_down(bound.value)}, "
+            f"; {what}: {bound.name.removeprefix(f'{BOUND}, ')} {rounded_down(bound.value)}, "
             f"{abs(gap):.3g} {side} {own} claim {format_epsilon(claim)}"
         )
 
@@ -234,10 +234,6 @@ class Finding:
     def __str__(self) -> str:
         found = "; ".join(map(str, self.figures))
         return f"{self.attack} at effort {self.effort} against {self.protection} reached {found}"
-
-
-def _down(bound: float) -> str:
-    return rounded_down(bound) if math.isfinite(bound) else f"{bound:g}"
 
 
 def _unseen(bound: Measured, claim: float) -> str:

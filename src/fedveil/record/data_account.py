@@ -70,9 +70,9 @@ class DataAccount:
             return 0, Ledger()
         with intact(self.path):
             raw = read_bytes(self.path, MOST_DATA_BYTES)
-        if not raw.startswith(MAGIC):
-            raise RunFolderError(f"{self.path} is not an account: name a new file or an account")
-        with intact(self.path):
+            if not raw.startswith(MAGIC):
+                other = "is not an account: name a new file or an account"
+                raise RunFolderError(f"{self.path} {other}")
             state: dict[str, Any] = unsealed(raw)
             ledger = Ledger.from_state(within(_PART, state))
             rounds, unit = take(state, "rounds", int), take(state, "unit", str)

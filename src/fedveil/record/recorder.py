@@ -18,6 +18,7 @@ from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.event_log import EventLog, stamped
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact
+from fedveil.record.vouched_metrics import vouched_hash
 
 Record = dict[str, Any]
 
@@ -135,12 +136,8 @@ class Metrics:
         if size == 0:
             return cls()
         with intact(path), opened(path, MOST_LINES_BYTES) as file:
-            if integer("metrics_bytes", size, 0) > os.fstat(file.fileno()).st_size:
-                raise MessageInvalid("it is shorter than its checkpoint says")
-            data = file.read(size)
-            found = hashlib.sha256(data)
-            if found.hexdigest() != digest:
-                raise MessageInvalid("it is not what its checkpoint vouches for")
+            data = file.read(integer("metrics_bytes", size, 0))
+            found = vouched_hash(data, size, digest)
             records = [_record(read_line(line)) for line in data.decode().splitlines()]
             return cls(size, found, records)
 
@@ -159,22 +156,19 @@ def read_whole_lines(
         try:
             record = _record(read_line(line))
         except MALFORMED as error:
-            raise RunFolderError(_incomplete(path, number, _why(error), last)) from None
+            broken = isinstance(error, json.JSONDecodeError)
+            why = ("it breaks off" if last else "it is no JSON") if broken else str(error)
+            raise RunFolderError(_incomplete(path, number, why, last)) from None
         if missing := [key for key in needed if key not in record]:
             raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", last))
         records.append(record)
     return records
 
 
-def _why(error: Exception) -> str:
-    return "it breaks off" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
 def _incomplete(path: Path, line: int, why: str, resume: str | None) -> str:
     """Return the error for an invalid record. Only the last one can have been cut off."""
     where = f"{path}, line {line}"
     if resume is None:
-        why = "it is no JSON" if why == "it breaks off" else why
         return f"{where}: invalid record ({why}). The file was edited or damaged: restore it"
     return (
         f"{where}: incomplete record ({why}). The run was probably cut off; resume it with: "

@@ -58,8 +58,18 @@ class Vouched:
 
         If `growing` is True, they may be older than the checkpoint.
         """
-        if len(metrics) < self.size:
-            if not growing:
-                raise MessageInvalid("it is shorter than its checkpoint says")
-        elif hashlib.sha256(metrics[: self.size]).hexdigest() != self.digest:
-            raise MessageInvalid("it is not what its checkpoint vouches for")
+        if not (growing and len(metrics) < self.size):
+            vouched_hash(metrics, self.size, self.digest)
+
+
+def vouched_hash(metrics: bytes, size: int, digest: str) -> hashlib._Hash:
+    """Return the SHA-256 of the first `size` bytes.
+
+    Raises `MessageInvalid` if there are fewer, or if it is not `digest`.
+    """
+    if len(metrics) < size:
+        raise MessageInvalid("it is shorter than its checkpoint says")
+    found = hashlib.sha256(metrics[:size])
+    if found.hexdigest() != digest:
+        raise MessageInvalid("it is not what its checkpoint vouches for")
+    return found
