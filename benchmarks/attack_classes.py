@@ -55,7 +55,8 @@ ROWS = {
     },
 }  # fmt: skip
 SHOWN = (
-    "labels counted", "clients with all counts right", "property balanced accuracy", "property AUC",
+    "labels counted, median client", "clients with all counts right",
+    "property balanced accuracy", "property AUC",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from shlex import quote
 from typing import get_args
 
 from experiments import EXPERIMENTS
@@ -16,9 +17,9 @@ from fedveil.studies.checkout import Scale
 def find(name: str) -> Experiment:
     """Return the experiment called `name`. Raises `InvalidValue` if there is none."""
     if name not in EXPERIMENTS:
-        near = nearest(name, EXPERIMENTS)
+        shown = f"{quote(name)}{nearest(name, EXPERIMENTS)}"
         raise InvalidValue(
-            f"there is no experiment {name}{near}; `fedveil reproduce --list` says what there is"
+            f"there is no experiment {shown}; `fedveil reproduce --list` says what there is"
         )
     file, _, kind = EXPERIMENTS[name].partition(":")
     experiment: Experiment = getattr(import_module(f"experiments.{file}"), kind)()

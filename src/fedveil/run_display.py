@@ -33,6 +33,7 @@ from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import CONFIDENCE, Finding
 from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.ledger import Line
+from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.finding_lines import as_data
 from fedveil.record.metric_names import LOSS, deciding, digits, word
@@ -301,7 +302,8 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 
 def _audited(audit: Finding) -> str:
-    bound, alone, most = (rounded_down(figure.value) for figure in audit.figures[:3])
+    bound, alone = (rounded_down(figure.value) for figure in audit.figures[:2])
+    most = format_epsilon(audit.figures[2].value)
     noise = [rounded_down(f.value) for f in audit.figures if f.name == BY_NOISE]
     of_noise = (
         f", or {noise[0]} if the noise is Gaussian with equal variance in every coordinate"

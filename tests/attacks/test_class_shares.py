@@ -93,7 +93,8 @@ def test_plain_reports_say_what_a_client_holds() -> None:
     found = attacked()
     assert found.figure("property AUC").low > 0.8
     assert found.figure("property balanced accuracy").cases == 60
-    assert found.figure("labels counted").low > found.figure("labels counted").guess
+    counted = found.figure("labels counted, median client")
+    assert counted.low > counted.guess
 
 
 def test_a_sum_says_it_too_and_noise_leaves_chance() -> None:
@@ -169,9 +170,8 @@ def test_simulated_clients_train_on_the_examples_that_they_are_given(
 
 
 def test_classes_without_enough_examples_are_refused() -> None:
-    with pytest.raises(
-        AttackImpossible, match="no class has, in the training and in the test data, the 45 examp"
-    ):
+    sentence = r"^no class has enough .* of 60 examples,.* 45 .* and 30 of other .* at most 13 are"
+    with pytest.raises(AttackImpossible, match=sentence):
         attack(Target.of(job()), "quick", Watch())
 
 
@@ -265,7 +265,7 @@ def test_a_class_without_enough_examples_of_others_cannot_be_asked_about() -> No
         if wanted:
             assert Classes.of(some, 9).wanted == wanted
         else:
-            with pytest.raises(AttackImpossible, match="and the 4 of other classes"):
+            with pytest.raises(AttackImpossible, match="and 4 of other classes"):
                 Classes.of(some, 9)
 
 
@@ -357,6 +357,6 @@ def bent() -> nn.Module:
 
 
 def test_clients_of_one_example_and_models_without_a_dense_end_are_not_asked_about() -> None:
-    with pytest.raises(AttackImpossible, match="no class has"):
+    with pytest.raises(AttackImpossible, match="the median client has only one example"):
         Classes.of(Target.of(job(clients={"number": 240})), 9)
     assert count_figures(Target.of(job(model="test_class_shares:bent")), "quick") == []

@@ -205,3 +205,12 @@ def test_fields_of_a_stranger_have_their_very_type_and_shape() -> None:
 def test_groups_whose_names_begin_alike_are_apart() -> None:
     state = {**prefixed("loss", {"a": 1}), **prefixed("losses", {"a": 2}), "loss": 3}
     assert within("loss", state) == {"a": 1}
+
+
+def test_what_follows_the_last_field_is_ignored() -> None:
+    data = encode({"a": 1, "b": b"two", "c": np.arange(3.0), "d": 4})
+    assert decode(data, last="b") == {"a": 1, "b": b"two"}
+    assert decode(data[:-20], last="b") == {"a": 1, "b": b"two"}
+    with pytest.raises(MessageInvalid):
+        decode(data[:-20], last="c")
+    assert list(decode(data, last="z")) == ["a", "b", "c", "d"]

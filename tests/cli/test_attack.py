@@ -161,3 +161,5 @@ def test_the_first_attack_of_the_readme_succeeds_and_shows_the_images(
     (section,) = [part for part in page.sections if part.title == "What attacks found"]
     (picture,) = [part for part in section.parts if isinstance(part, Picture)]
     assert picture.caption.endswith("originals above, reconstructions below")
+    (path,) = [line.removeprefix("picture: ") for line in out.splitlines() if "picture: " in line]
+    assert (tmp_path / path).read_bytes().startswith(b"\x89PNG")

@@ -32,6 +32,7 @@ training: {epochs: 1, batch_size: 5, lr: 0.2}
 simulation: {workers: 0}
 """
 
+NUMBERS = "must contain only numbers from 0.001 to 1,000,000, or be own"
 ALONE = ("--protections", "not_encrypt")
 
 
@@ -49,7 +50,8 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
     assert "looking for the parameters of dp_encrypt, epsilon 2\n" in out
     assert "run 6 of 6: dp_encrypt, epsilon 8, seed 1\n" in out
     assert "rounds to" in out
-    assert "which to take: dp_encrypt at epsilon 2\n" in out
+    assert "which to take: dp_encrypt at epsilon 8\n" in out
+    assert "At epsilon 2 and delta 1e-05 (meaningful), take none of these: " in out
     assert "unequal" not in out
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert names == {
@@ -153,9 +155,21 @@ def test_some_runs_may_fail_and_each_is_told(
     ("asked", "sentence"),
     [
         (("--protections", "rr,,oue"), "--protections rr,,oue has nothing between two commas"),
-        (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers, or be own"),
-        (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers, or be own"),
-        (("--epsilons", "2,inf"), "--epsilons 2,inf must contain only positive numbers, or be own"),
+        (("--protections", ""), "--protections '' is empty"),
+        (("--protections", "my x,"), "--protections 'my x,' has nothing between two commas"),
+        (("--sweep", ""), "--sweep '' is not of the form KEY=VALUE,VALUE"),
+        (("--attack", ""), "--attack '' is not available here: only membership is"),
+        (("--epsilons", ""), f"--epsilons '' {NUMBERS}"),
+        (("--epsilons", "1,two"), f"--epsilons 1,two {NUMBERS}"),
+        (("--epsilons", "0"), f"--epsilons 0 {NUMBERS}"),
+        (("--epsilons", "2,inf"), f"--epsilons 2,inf {NUMBERS}"),
+        (("--epsilons", "1e300"), f"--epsilons 1e300 {NUMBERS}"),
+        (("--epsilons", "2,1000001"), f"--epsilons 2,1000001 {NUMBERS}"),
+        (("--epsilons", "0.0009"), f"--epsilons 0.0009 {NUMBERS}"),
+        (
+            ("--target", "accuracy=90"),
+            "--target accuracy=90: accuracy is at most 1. For 90%, write accuracy=0.9",
+        ),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
         (("--sweep", "training.lr="), "--sweep training.lr= is not of the form KEY=VALUE,VALUE"),
         (

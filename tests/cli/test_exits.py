@@ -21,7 +21,7 @@ import fedveil
 from cold_commands import Case, End, ends
 from fedveil import __main__
 from fedveil.base import plain_text
-from fedveil.cli import exits, layers
+from fedveil.cli import exits, layers, path_argument
 from fedveil.cli import main as cli
 from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
@@ -254,6 +254,15 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
         (("init", ""), Exit.WRONG, "Invalid value for 'DIRECTORY': an empty text names no"),
         (("deploy", ""), Exit.WRONG, "Invalid value for 'DIRECTORY': an empty text names no"),
         (("site", "init", ""), Exit.WRONG, "Invalid value for 'SITE': an empty text names no"),
+        (("run", "--out", ""), Exit.WRONG, "Invalid value for '--out': an empty text names no"),
+        (("run", "--resume", ""), Exit.WRONG, "Invalid value for '--resume': an empty text na"),
+        (("audit", ""), Exit.WRONG, "Invalid value for '[RUN]': an empty text names no file"),
+        (
+            ("vertical", "certificates", "", "--party", "a"),
+            Exit.WRONG,
+            "Invalid value for 'DIRECTORY': an empty text names no file or folder; write . for",
+        ),
+        (("init", "x", "--template", ""), Exit.WRONG, "--template '' is not one of image, "),
         (("init", "x", "--template", "imag"), Exit.WRONG, "--template imag is not one of image, "),
         (("run", "--set", "data=mnist"), Exit.WRONG, "data = 'mnist' is not a block of keys; its "),
         (("run", "--resum", "x"), Exit.WRONG, "there is no option --resum (did you mean --resume"),
@@ -369,6 +378,9 @@ def test_a_job_of_the_other_kind_is_told_its_command(command: Command, tmp_path:
         assert command(*words, run.name) == (2, "", said)
     for words, name in ((("vertical", "show"), "split.yaml"), (("job", "show"), "federated.yaml")):
         assert command(*words, f"run of {name}/job.yaml")[0] == 0
+    both = "fedveil vertical leader or follower"
+    told = f"error: split.yaml {split} Parties run: {both} split.yaml\n"
+    assert command("deploy", "app", "split.yaml") == (2, "", told)
     assert "vertical job" not in command("run", "neither.yaml")[2]
     federated = "error: federated.yaml is a federated job. "
     assert (
@@ -556,3 +568,12 @@ def test_a_data_set_is_here_or_not(command: Command, monkeypatch: pytest.MonkeyP
         ["one", "of", "tests", "3x5", "7", "yes", "load", "it"],
         ["two", "of", "tests", "3x5", "9", "no", "make", "it"],
     ]
+
+
+def test_every_path_of_a_command_is_read_by_the_same_function() -> None:
+    """A path that typer reads by itself takes an empty text for the current folder."""
+    bare = re.compile(r"Path\]?(?: \| None)?,\s*typer\.")
+    files = [*Path(path_argument.__file__).parent.rglob("*.py")]
+    texts = {file.name: file.read_text("utf-8") for file in files}
+    assert [name for name, text in texts.items() if bare.search(text)] == []
+    assert sum(text.count("path_option(") for text in texts.values()) > 20

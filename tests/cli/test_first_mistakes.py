@@ -284,7 +284,7 @@ def test_other_programs_words_are_understood(
         ),
         (
             ("compare", "--epsilons", "2,-1"),
-            "--epsilons 2,-1 must contain only positive numbers, or be own",
+            "--epsilons 2,-1 must contain only numbers from 0.001 to 1,000,000, or be own",
         ),
         (("attack", "gradient", "missing.yaml"), "No such file or directory\n"),
     ],

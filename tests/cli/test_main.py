@@ -226,9 +226,17 @@ def test_audit_of_a_run_prints_what_was_found_in_it(command: Command, found: Pat
     assert code == 0
     assert out == (
         "canaries at effort standard against dp_encrypt reached epsilon at least 1.5; saw all; "
-        "promised: epsilon 2 at delta 1e-05 (meaningful), 0.5 above the closest bound: "
-        "not refuted\n"
+        "promised: epsilon 2 at delta 1e-05 (meaningful); closest: epsilon at least 1.5, "
+        "0.5 below the claim 2: not refuted\n"
     )
+
+
+def test_trials_cannot_be_asked_of_a_run_that_was_audited_before(
+    command: Command, found: Path
+) -> None:
+    code, out, err = command("audit", "run", "--trials", "2000")
+    sentence = "--trials cannot be used with RUN, whose results are only shown"
+    assert (code, out, err) == (2, "", f"error: {sentence}\n")
 
 
 def test_everything_that_an_audit_could_not_have_seen_is_printed(
@@ -258,7 +266,7 @@ def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, f
     assert code == 1
     verdicts = [line.rpartition(": ")[2] for line in out.splitlines()]
     assert verdicts == ["refuted", "not refuted"]
-    assert ", 0.5 below the closest bound: refuted\n" in out
+    assert "; largest excess: epsilon at least 2.5, 0.5 above the claim 2: refuted\n" in out
     assert err == (
         "error: 1 of 2 findings refute the protection's guarantee: epsilon at least 2.5 where 2 is "
         "claimed\n"

@@ -78,12 +78,12 @@ def test_an_attacks_result_is_printed_with_its_guarantee(
     figures = [Measured("mse", 0.5, 0.4, 0.6, 0.7, 12)]
     found = Finding("exact", "full", "rr", figures, epsilon=1.0, delta=0.2, saw="a report",
                     pictures=("a.png", "b.png"))  # fmt: skip
-    attack_cli.show(found)
+    attack_cli.show(found, Path("out"))
     first, *_, picture, last = capsys.readouterr().out.splitlines()
     assert first == (
         f"exact at effort full against rr (epsilon {promised(1.0, 0.2)}, a report) reached:"
     )
-    assert (picture, last) == ("picture: a.png", "picture: b.png")
+    assert (picture, last) == ("picture: out/a.png", "picture: out/b.png")
 
 
 def test_an_attacks_steps_are_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_an_evaluation_is_told_with_each_class_and_account(
     asked: list[Path] = []
     monkeypatch.setattr(
         "fedveil.vertical.one_process.evaluate",
-        lambda run: asked.append(run) or (quality, lines),
+        lambda run, say: asked.append(run) or (quality, lines),
     )  # fmt: skip
     _, out, _ = command("vertical", "evaluate", "run")
     assert (asked, out.splitlines()) == ([Path("run")], [

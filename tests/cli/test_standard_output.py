@@ -107,7 +107,7 @@ def test_a_policy_is_printed_exactly_or_not_at_all(
 def test_a_watched_run_is_not_blamed_for_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "read_run", lambda folder: None)
+    monkeypatch.setattr(watching, "read_run", lambda folder, **_: None)
     monkeypatch.setattr(watching, "is_vertical", lambda run: False)
 
     def shown(*_: object) -> None:

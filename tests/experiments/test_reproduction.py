@@ -209,6 +209,8 @@ def test_a_name_that_is_none(command: Command) -> None:
     )
     with pytest.raises(InvalidValue, match=r"^there is no experiment xyz; `fedveil"):
         catalog.find("xyz")
+    with pytest.raises(InvalidValue, match=r"^there is no experiment ''; `fedveil"):
+        catalog.find("")
 
 
 @pytest.mark.parametrize("arguments", [("--list",), ("toy",)])

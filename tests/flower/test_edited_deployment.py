@@ -63,13 +63,15 @@ def test_a_run_without_its_started_rounds_does_not_begin_again_uncharged(
     cut_off(grid, str(round))
     with pytest.raises(Killed):
         serve(app, grid, run)
+    why = "begun is missing: it says which rounds were begun"
     if lost == "begun":
         (run / "checkpoint" / "begun").unlink()
     else:
         shutil.rmtree(run / "checkpoint")
-        (run / "imports.txt").unlink()  # without it, a run looks as if it had just begun
+        (run / "imports.txt").unlink()
+        why = "holds a job file, and no run that could be resumed"
     said = sentence_of(run, lambda folder: serve(app, LocalGrid(app, tmp_path / "state"), folder))
-    assert "begun is missing: it says which rounds were begun" in str(said)
+    assert why in str(said)
 
 
 def test_an_edited_job_of_a_deployed_run_is_refused_by_its_keys(cut: tuple[Path, Any]) -> None:

@@ -31,6 +31,7 @@ from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.record import saved_job
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote import sessions
@@ -328,10 +329,14 @@ def test_bad_wishes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
         generate(runs["plain"], Request.seeded(b"a", temperature=-1))
     with pytest.raises(RunFolderError, match="is not a run's folder"):
         generate(tmp_path, Request.seeded(b"a"))
-    (tmp_path / "job.yaml").write_text(VerticalJob.load(None, ["task=tabular"]).to_yaml())
+    run = RunFolder.create(tmp_path)
+    saved_job.keep_job(run, VerticalJob.load(None, ["task=tabular"]), [])
+    run.close()
     with pytest.raises(InvalidValue, match="only a run of the task pangu can continue a text"):
         generate(tmp_path, Request.seeded(b"a"))
-    (tmp_path / "job.yaml").write_text(VerticalJob.load(None, ["task=pangu"]).to_yaml())
+    run = RunFolder.reopen(tmp_path)
+    saved_job.keep_job(run, VerticalJob.load(None, ["task=pangu"]), [])
+    run.close()
     with pytest.raises(RunFolderError, match="it contains nothing of leader, cloud"):
         generate(tmp_path, Request.seeded(b"a"))
 

@@ -189,6 +189,31 @@ def test_bounds_of_the_law_hold_at_every_precision(
             assert drawn == bisect.bisect_right(cumulative(50, 287, 150), whole)
 
 
+@pytest.mark.parametrize("negative", [0, 1])
+def test_a_32_bit_sum_with_an_undecided_draw_wraps_around(negative: int) -> None:
+    full = np.iinfo(np.int32)
+    first = cumulative(50, 31)[5]
+    second = cumulative(50, 95)[5] - (first << 64)
+    values = np.array([full.min + 2 if negative else full.max - 2], np.int32)
+    DiscreteGaussian(50).add_to(values, Scripted(starts(first, negative), second + 1))
+    assert values.tolist() == [full.max - 3 if negative else full.min + 3]
+
+
+@pytest.mark.parametrize("negative", [0, 1])
+def test_a_placed_draw_above_32_bits_wraps_around(negative: int) -> None:
+    noise, cell = DiscreteGaussian((1 << 20) - 1, 18), 9000  # beyond the table: undecided at first
+    low, high = discrete_gaussian._cumulative(noise.cell_variance, 95)
+    drawn = low[cell] - 1
+    assert high[cell - 1] <= drawn
+    assert drawn >> 64 == (1 << 31) - 1
+    entropy = Scripted(starts(drawn >> 64, negative), word(5 << 14), drawn & ONES, ONES)
+    values = np.array([7], np.int32)
+    noise.add_to(values, entropy)
+    assert entropy.left == 0
+    assert (magnitude := cell << 18 | 5) >= 1 << 31
+    assert (int(values[0]) - 7 - (-magnitude if negative else magnitude)) % (1 << 32) == 0
+
+
 def test_the_tail_has_no_end() -> None:
     noise = DiscreteGaussian(50)
     floors = cumulative(50, 95)

@@ -23,7 +23,6 @@ import pytest
 import fedveil
 from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
-from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.account import Account, _charges_of_example, _of_party
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier, recompute_parts
@@ -49,7 +48,7 @@ from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
 from folders import DOCS
-from page_parts import edit_last, small_job
+from page_parts import edit_all, edit_last, small_job
 from vertical_parts import __name__ as vertical_module
 
 Command = Callable[..., tuple[int, str, str]]
@@ -256,14 +255,7 @@ def test_an_edited_record_with_a_new_digest_is_refused(copy: Path) -> None:
     for part, value, said in (
         ("delta", 1e-9, r"is \d\S* at delta 1e-09"), ("epsilon", 0.5, r"is 0\.5 at delta"),
     ):  # fmt: skip
-        edit_last(copy, **{f"{part}_run_every_round": value})
-        metrics = (copy / "metrics.jsonl").read_bytes()
-        folder = RunFolder.reopen(copy)
-        kept = Checkpoint.read(folder)
-        assert kept is not None
-        digest = hashlib.sha256(metrics).hexdigest()
-        replace(kept, metrics_bytes=len(metrics), metrics_digest=digest).write(folder)
-        folder.close()
+        edit_all(copy, **{f"{part}_run_every_round": value})
         with pytest.raises(RunFolderError, match=f"epsilon_run_every_round {said}"):
             Dossier.of(copy)
 

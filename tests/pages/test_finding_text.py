@@ -45,8 +45,10 @@ def finding(*measured: Measured, **more: Any) -> Finding:
          "tell clients with mostly one class from others 90% of the time (chance: 50%)"),
         (Measured("property TPR at 1.0% FPR", 0.42, 0.3, 0.6, 0.01),
          "name 42% of the clients with mostly one class and 1.0% of others (chance: 1%)"),
-        (Measured("labels counted", 0.93, 0.9, 1.0, 0.6),
-         "count 93% of a client's labels right (chance: 60%)"),
+        (Measured("labels counted, median client", 0.93, 0.9, 1.0, 0.6),
+         "count 93% of the median client's labels right (chance: 60%)"),
+        (Measured("cosine after 1 report", 0.875, 0.8, 0.9, 0.0),
+         "estimate an update with a cosine similarity of 0.875 with the true one (chance: 0)"),
         *((Measured(f"{name} AUC", 0.73, 0.6, 0.8, 0.5),
            "rank an example with the rare label first 73% of the time (chance: 50%)")
           for name in ("direction", "norm", "sum", "change", "losses")),
@@ -165,7 +167,8 @@ def test_the_best_of_the_first_kind_is_no_larger_value_of_another_kind() -> None
     [
         ("epsilon at least", 1.9999, "1.99"),  # of a lower bound, no more than was shown
         ("epsilon at least", math.inf, "inf"),
-        ("the most that 5 trials can show", 2.9996, "2.99"),
+        ("the most that 5 trials can show", 2.9912, "3"),  # of a limit, no less than it is
+        ("most that 5 trials can show: a", 2.9712, "2.98"),
         ("ledger's epsilon", 1.0001, "1.01"),  # of a cost, no less than was stated
         ("recovered", 0.62519, "62.5%"),
         ("own", -0.5, "-0.5"),

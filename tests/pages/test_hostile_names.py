@@ -30,7 +30,7 @@ from fedveil.pages.svg import svg
 from fedveil.pages.table import Table
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import RunFolder
-from page_parts import EVIL, edit_last, small_job
+from page_parts import EVIL, edit_all, small_job, vouch_again
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -72,6 +72,7 @@ def run_with(finished: Path, tmp_path: Path) -> Callable[[str], Path]:
         for record in records:
             record |= {"measures": {name: "higher"}, name: record.pop("accuracy")}
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        vouch_again(folder)
         with (folder / "events.log").open("a") as events:
             events.write(f"2026-01-01T00:00:00 {name}\n")
         return folder
@@ -187,7 +188,7 @@ def test_an_event_is_one_line(tmp_path: Path) -> None:
 def test_half_of_a_character_is_no_record(name: str, run_with: Callable[[str], Path]) -> None:
     folder = run_with("auc")
     (folder / name).write_text('{"what": "\\ud800", "epsilon": 1, "delta": 0, "round": 1}\n')
-    with pytest.raises(RunFolderError, match=r"surrogates not allowed|that is no finding"):
+    with pytest.raises(RunFolderError, match=r"surrogates not allowed|is no finding"):
         read_run(folder)
 
 
@@ -197,7 +198,7 @@ def test_a_figure_that_is_none_is_told(
     field: str, value: Any, run_with: Callable[[str], Path], command: Command
 ) -> None:
     folder = run_with("accuracy")
-    edit_last(folder, measures={"accuracy": "higher", "auc": "higher"}, **{field: value})
+    edit_all(folder, measures={"accuracy": "higher", "auc": "higher"}, **{field: value})
     code, _, err = command("report", folder, "--out", "told/page.html")
     assert code == Exit.FAILED
     assert err.startswith("error: ")

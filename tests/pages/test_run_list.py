@@ -21,6 +21,7 @@ from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
+from fedveil.pages.runs_page import runs_page
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.account_lines import influenced_part
@@ -29,14 +30,14 @@ from fedveil.record.recorder import PRIVACY
 from fedveil.record.run_folder import RunFolder
 from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
-from page_parts import EVIL, edit_last, small_job
+from page_parts import EVIL, edit_all, edit_last, small_job, vouch_again
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that differ in every figure, one of them among a comparison's, and five damaged."""
+    """Runs that differ in every figure, one of them among a comparison's, and seven damaged."""
     folder = tmp_path_factory.mktemp("list") / "runs"
     first = fedveil.simulate(small_job(rounds=2), folder / "c-first").folder
     began = (
@@ -52,22 +53,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = folder / name
         if run != first:
             shutil.copytree(first, run)
-        edit_last(
+        edit_all(
             run, accuracy=accuracy, epsilon_run_every_round=epsilon, delta_run_every_round=1e-6,
         )  # fmt: skip
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         halves = (record | {"seconds_round": seconds / 2} for record in records)
         (run / "metrics.jsonl").write_text("".join(json.dumps(half) + "\n" for half in halves))
+        vouch_again(run)
         (run / "events.log").write_text(began.format(day))
     (folder / "b-attack").mkdir()
     shutil.copy(first / "job.yaml", folder / "b-attack")
     opened = RunFolder.reopen(folder / "b-attack")
     add_finding(opened, Finding("x", "quick", "not_encrypt", [Measured("mse", 0.5)]))
     opened.close()
-    for name in ("no job", "cut", "no text", "no number", "no epsilon"):
+    for name in ("no job", "cut", "no text", "no number", "no epsilon", "edited", "shortened"):
         shutil.copytree(first, folder / name)
-    edit_last(folder / "no number", accuracy="high")
-    edit_last(folder / "no epsilon", epsilon_run_every_round="small")
+    edit_all(folder / "no number", accuracy="high")
+    edit_all(folder / "no epsilon", epsilon_run_every_round="small")
+    edit_last(folder / "edited", epsilon_run_every_round=0.25)
+    shortened = folder / "shortened" / "metrics.jsonl"
+    shortened.write_text(shortened.read_text().splitlines(keepends=True)[0])
     (folder / "no job" / "job.yaml").unlink()
     with (folder / "cut" / "metrics.jsonl").open("a") as records:
         records.write('{"round": 3}\n')
@@ -131,7 +136,7 @@ def test_each_fact_of_a_run_is_under_its_own_key() -> None:
         "folder": Path("runs/a"), "name": "a", "protection": "rr", "metric": "rmse",
         "quality": 31.5, "epsilon": 2.5, "delta": 1e-6, "promise": "meaningful",
         "began": "2026-03-04T10:20:30+00:00", "seconds": 41.25, "unit": "client",
-        "state": "finished",
+        "state": "finished", "this_party_only": False,
     }  # fmt: skip
     unknown = as_data(ListedRun(Path("b"), "b", "rr", "attack"))
     assert {key for key, value in unknown.items() if value is None} == {
@@ -155,13 +160,18 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
     damaged = {
         line.partition(" cannot be read: ")[::2] for line in out.splitlines() if "cannot" in line
     }
-    assert {name for name, _ in damaged} == {"no job", "cut", "no text", "no number", "no epsilon"}
+    assert {name for name, _ in damaged} == {
+        "no job", "cut", "no text", "no number", "no epsilon", "edited", "shortened",
+    }  # fmt: skip
     reasons = dict(damaged)
     assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
     assert "line 3: incomplete record" in reasons["cut"]
     assert "no text" in reasons["no text"]
     assert "'high' is no number" in reasons["no number"]
     assert "small" in reasons["no epsilon"]
+    is_damaged = "metrics.jsonl is damaged: it is"
+    assert f"{is_damaged} not what its checkpoint vouches for" in reasons["edited"]
+    assert f"{is_damaged} shorter than its checkpoint says" in reasons["shortened"]
     told = json.loads(command("runs", made, "--json")[1])
     assert {Path(one["folder"]).name: one["reason"] for one in told["damaged"]} == reasons
     first = next(run for run in told["runs"] if run["name"] == "c-first")
@@ -171,7 +181,7 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
 
 
 def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model and the checkpoint may be huge, and from anybody."""
+    """The model may be huge, and from anybody."""
     before, opened = os.open, list[str]()
     monkeypatch.setattr(
         os, "open", lambda path, *rest: opened.append(str(path)) or before(path, *rest)
@@ -185,6 +195,7 @@ def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "attacks.jsonl",
         "accounts.jsonl",
         ".lock",
+        "latest",
     }
     assert "metrics.jsonl" in names
 
@@ -355,6 +366,31 @@ def test_a_running_vertical_run_is_known_by_the_lock_of_its_own_folder(tmp_path:
     (found,) = run_list(tmp_path).runs
     opened.close()
     assert (found.state, found.protection) == ("running", "embedding_dp, label_dp")
+
+
+def test_a_folder_with_a_job_file_and_runs_is_no_run_itself(tmp_path: Path) -> None:
+    job = VerticalJob(task="vertical_parts:bottoms")
+    (tmp_path / "job.yaml").write_text(job.to_yaml())
+    for name in ("one", "other"):
+        folder = written(tmp_path / name, job, {"bank": [], "lead": []})
+        (folder / "events.log").touch()
+    assert [run.name for run in run_list(tmp_path).runs] == ["one", "other"]
+    with pytest.raises(RunFolderError, match="it has a job, and no run's records"):
+        read_run(tmp_path)
+
+
+def test_the_epsilon_of_one_party_is_marked_as_such(tmp_path: Path) -> None:
+    job = VerticalJob(task="vertical_parts:bottoms", privacy={"label_dp": {"eps": 0.75}})
+    line = {"epsilon": 0.75, "delta": 0.0, "what": "an example's label, in all epochs"}
+    for name, parties in (("alone", ["lead"]), ("both", ["bank", "lead"])):
+        folder = written(tmp_path / name, job, {party: [] for party in parties})
+        (folder / "lead" / "accounts.jsonl").write_text(json.dumps(line) + "\n")
+    runs = {run.name: run for run in run_list(tmp_path).runs}
+    assert {name: run.alone for name, run in runs.items()} == {"alone": True, "both": False}
+    shown = {row[0]: row[3] for row in lines(run_list(tmp_path))}
+    assert shown == {"alone": "0.75 (strong), this party only", "both": "0.75 (strong)"}
+    page = runs_page([read_run(tmp_path / name) for name in runs]).html()
+    assert page.count("all epochs, this party only") == 1
 
 
 @pytest.mark.parametrize("name", ["accounts.jsonl", "before-after.jsonl"])

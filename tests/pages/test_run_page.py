@@ -24,7 +24,7 @@ from fedveil.record.account_lines import influenced_part
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, VerticalRun, train
-from page_parts import EVIL, edit_last, small_job
+from page_parts import EVIL, edit_all, small_job, vouch_again
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"picture"
 
@@ -98,7 +98,7 @@ def test_each_figure_of_a_record_is_the_one_that_the_page_shows(folder: Path) ->
         )
         for kind, value in (("epsilon", of), ("delta", of * 1e-6))
     }  # fmt: skip
-    edit_last(
+    edit_all(
         folder, accuracy=0.86914, loss=0.41239, auc=0.97253, bytes_up=31_700_000,
         bytes_down=76_300_000, bytes_up_per_client=40_040_000, seconds_round=3723.0,
         seconds_training=61.25, seconds_protection=17.55, **promises,
@@ -150,7 +150,7 @@ def test_it_says_what_is_not_protected(folder: Path) -> None:
     said = points(page_of(folder), "What is not protected")
     assert "This was a simulation" in said
     assert "The server is trusted" not in said
-    edit_last(folder, in_clear=["the number of examples"], rests_on_server=True,
+    edit_all(folder, in_clear=["the number of examples"], rests_on_server=True,
               randomness="operating-system randomness")  # fmt: skip
     said = points(page_of(folder), "What is not protected")
     assert "with no finite epsilon: the number of examples." in said
@@ -162,7 +162,7 @@ def test_it_counts_reports_that_do_not_count(folder: Path) -> None:
     dropped = sum(record["dropped"] for record in read_run(folder).records)
     assert dropped
     reasons = {"rejected": {"wrong length": 3}, "void": "too few", "unusable": {"NaN": 2}}
-    edit_last(folder, **reasons)
+    edit_all(folder, **reasons)
     parts = section(page_of(folder), "Reports that do not count").parts
     (table,) = (part for part in parts if isinstance(part, Table))
     assert [list(row) for row in table.rows] == [
@@ -195,7 +195,10 @@ def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) ->
     parts = section(page_of(folder), "What attacks found").parts
     assert [part.png for part in parts if isinstance(part, Picture)] == [PNG]
     (table,) = (part for part in parts if isinstance(part, Table))
-    assert table.caption.endswith("promised: epsilon 2 (meaningful): NOT WHAT WAS PROMISED")
+    assert table.caption.endswith(
+        "promised: epsilon 2 (meaningful); largest excess: epsilon at least 99, 97 above the claim "
+        "2: NOT WHAT WAS PROMISED"
+    )
     assert list(table.rows[0]) == ["epsilon at least", "99", "", "0.5", "7"]
 
 
@@ -204,7 +207,7 @@ def malicious(folder: Path) -> None:
     (folder / "job.yaml").write_text(
         job.replace("name: small", f"name: {json.dumps(EVIL)}", 1), "utf-8"
     )
-    edit_last(folder, rejected={EVIL: 1}, withheld={EVIL: 1}, void=EVIL, in_clear=[EVIL])
+    edit_all(folder, rejected={EVIL: 1}, withheld={EVIL: 1}, void=EVIL, in_clear=[EVIL])
     with (folder / "events.log").open("a") as events:
         events.write(f"0 {EVIL}\n")
 
@@ -258,8 +261,39 @@ def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
 def test_a_record_that_was_cut_off_is_named(folder: Path) -> None:
     raw = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(raw[:200])
+    vouch_again(folder)
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged: it was cut off in its"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_edited_epsilon_has_no_page(running: bool, folder: Path) -> None:
+    metrics, whole = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_bytes()
+    if running:  # the seventh round has no checkpoint yet
+        (folder / "events.log").write_text("0 began: fedveil\n")
+        line = json.loads(whole.splitlines()[-1]) | {"round": 7, "epsilon_run_every_round": 99.5}
+        with metrics.open("a") as records:
+            records.write(json.dumps(line) + "\n")
+        assert read_run(folder).last["epsilon_run_every_round"] == 99.5
+    text = metrics.read_text()
+    stated = json.loads(whole.splitlines()[-1])["epsilon_run_every_round"]
+    key = '"epsilon_run_every_round": '
+    metrics.write_text(text.replace(f"{key}{stated}", f"{key}0.9"))
+    assert metrics.read_text() != text
+    damaged = r"metrics\.jsonl is damaged: it is (not what|shorter)"
+    for read in (page_of, lambda run: page_of_several([run])):
+        with pytest.raises(RunFolderError, match=damaged):
+            read(folder)
+
+
+def test_a_party_s_edited_record_has_no_page(tmp_path: Path) -> None:
+    folder = vertical(tmp_path / "apart").folder
+    metrics = next(folder.glob("*/metrics.jsonl"))
+    text = metrics.read_text()
+    metrics.write_text(text.replace("0.", "0.1", 1))
+    assert metrics.read_text() != text
+    with pytest.raises(RunFolderError, match=f"{metrics} is damaged: .* vouches for$"):
+        page_of(folder)
 
 
 def test_a_resumed_run_has_the_page_of_all_its_rounds(folder: Path) -> None:
@@ -270,6 +304,7 @@ def test_a_resumed_run_has_the_page_of_all_its_rounds(folder: Path) -> None:
 
 def test_a_run_that_goes_on_has_a_page_of_what_there_is(folder: Path) -> None:
     """Its last line may be half written, and its events may end within a character."""
+    (folder / "checkpoint" / "latest").unlink()
     whole = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(whole[: whole.rfind(b"{") + 40])
     (folder / "events.log").write_bytes(b"0 began: fedveil\n0 warning: \xe2\x82")
@@ -343,7 +378,7 @@ def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
     )
     assert told["epsilon"][0] == "inf (none) for an example's values of left, sent unprotected"
     assert told["epsilon"][1].endswith(f" for {worst.what}")
-    assert table.caption.endswith("in any party's account, for an example's own reports.")
+    assert "largest in the parties' accounts, for an example's own reports." in table.caption
     losses = {
         name: [record["loss"] for record in run.metrics if "step" in record]
         for name, run in runs.items()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedveil.pages.read_run import ReadRun
-from fedveil.pages.run_summary import vertical_ending, worst_of
 from fedveil.pages.vertical_page import answers
+from fedveil.pages.vertical_summary import vertical_ending, worst_of
 from fedveil.privacy.ledger import Line
-from fedveil.record.account_lines import ACCOUNTS, influence
+from fedveil.record.account_lines import ACCOUNTS, LABEL, influence
+from fedveil.vertical import label_watch
 from fedveil.vertical.job import VerticalJob
 
 
@@ -48,13 +49,74 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     for apart, part in ((False, "fewer epochs"), (True, "`privacy.embedding_dp.reuse: true` in")):
         thin = vertical_ending(run, run, lines, apart=apart).next
         assert (thin.value, part in thin.text) == ("ask for a stronger guarantee", True)
-    apart = vertical_ending(run, run, lines[:1], apart=True).next
-    assert apart.value == "try to break it"
-    assert "needs a run with all parties" in apart.text
+    apart = vertical_ending(run, run, lines[:1], apart=True)
+    assert apart.next.value == "ask the other parties"
+    assert "needs a run with all parties" in apart.next.text
     assert vertical_ending(run, run, [], apart=True).next.value == "protect the activations"
     (tmp_path / "model.safetensors").unlink()  # it was interrupted
     for apart in (False, True):
         assert vertical_ending(run, run, lines, apart=apart).next.value == "let it finish"
+
+
+def test_one_partys_epsilon_is_not_that_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob.model_validate({"privacy": {"label_dp": {"eps": 1.0}}}).model_dump()
+    run = ReadRun(tmp_path, job, [], [], events)
+    line = Line(1.0, 0.0, LABEL)
+    alone, together = (vertical_ending(run, run, [line], apart=apart) for apart in (True, False))
+    assert alone.promise.value == "epsilon 1 at delta 0 (strong), this party only"
+    assert alone.promise.tone == "fair"
+    assert alone.promise.text.startswith(
+        "For an example's label, in all epochs: the largest figure in this party's own account. "
+        "Each other party's account states the epsilon of what that party sends."
+    )
+    assert together.promise.value == "epsilon 1 at delta 0 (strong)"
+    assert vertical_ending(run, run, [Line(50.0, 0.0, LABEL)], apart=True).promise.tone == "poor"
+
+
+def test_only_a_run_in_one_process_draws_its_noise_from_a_seed(tmp_path: Path) -> None:
+    said = []
+    for randomness in ("seeded", "secure"):
+        job = VerticalJob.model_validate({"privacy": {"randomness": randomness}}).model_dump()
+        run = ReadRun(tmp_path, job, [], [], [])
+        for apart in (False, True):
+            text = vertical_ending(run, run, [Line(1.0, 0.0, LABEL)], apart=apart).promise.text
+            said.append("This run used its seed instead." in text)
+    assert said == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("what", "reuse", "advice"),
+    [
+        (LABEL, True, "a smaller `privacy.label_dp.eps` changes more labels"),
+        ("an example's own reports in the run", True, "fewer bits, or a smaller `privacy.embed"),
+        ("an example's own reports in the run", False, "fewer epochs, and "),
+    ],
+)
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_next_step_is_one_that_helps(
+    what: str, reuse: bool, advice: str, apart: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    privacy = {"embedding_dp": {"eps": 1.0, "reuse": reuse}, "label_dp": {"eps": 50.0}}
+    job = VerticalJob.model_validate({"privacy": privacy}).model_dump()
+    run = ReadRun(tmp_path, job, [], [], events)
+    found = vertical_ending(run, run, [Line(50.0, 0.0, what)], apart=apart).next.text
+    assert advice in found
+    assert ("embedding_dp.reuse" in found) == ("fewer epochs" in advice)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_labels_that_were_read_are_protected_too(read: bool, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    told = [f"0 {label_watch._AGAINST}"] * read
+    events = ["0 began: fedveil", *told, "0 finished after step 2"]
+    run = ReadRun(tmp_path, VerticalJob().model_dump(), [], [], events)
+    found = vertical_ending(run, run, []).next
+    assert ("and the labels" in found.value) == read
+    assert ("--set privacy.label_dp.eps=1" in found.text) == read
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -32,9 +32,18 @@ def test_any_excess_of_any_bound_refutes() -> None:
 
 def test_the_distance_is_to_the_bound_that_is_closest_to_its_claim() -> None:
     far, close = Measured("epsilon at least", 40.0), Measured("epsilon at least, a", 4.5, epsilon=5)
-    assert finding(far, close).distance == ", 0.5 above the closest bound"
+    assert finding(far, close).distance == "; closest: a 4.5, 0.5 below its own claim 5"
     assert finding(far, Measured("epsilon at least, a", 6.0, epsilon=5)).distance == (
-        ", 1 below the closest bound"
+        "; largest excess: a 6, 1 above its own claim 5"
+    )
+    nothing = Measured("epsilon at least, a sign", 0.0, epsilon=0.0)
+    assert finding(far, nothing).distance == (
+        "; closest: epsilon at least 40, 60 below the claim 100"
+    )
+    assert finding(nothing).distance == ""
+    everything = Measured("epsilon at least", math.inf)
+    assert finding(everything).distance == (
+        "; largest excess: epsilon at least inf, inf above the claim 100"
     )
     assert Finding("canaries", "standard", "rr", [far]).distance == ""
 
@@ -42,6 +51,8 @@ def test_the_distance_is_to_the_bound_that_is_closest_to_its_claim() -> None:
 def test_a_bound_is_shown_rounded_down() -> None:
     assert str(Measured("epsilon at least", 9.99999999)) == "epsilon at least 9.99"
     assert str(Measured("epsilon at least", math.inf)) == "epsilon at least inf"
+    assert str(Measured("the most that these could show", 0.27667)).endswith(" 0.277")
+    assert str(Measured("most that 9 trials can show: sums", 0.2761)).endswith(" 0.277")
     own = Measured("epsilon at least, a bit", 9.61, epsilon=9.6)
     assert str(own) == "epsilon at least, a bit 9.61 of 9.6 claimed"
 

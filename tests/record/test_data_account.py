@@ -102,6 +102,11 @@ def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(RunFolderError, match="damaged"):
         DataAccount(path, "client").figure(DELTA)
+    other = tmp_path / "people.csv"
+    other.write_text("id,age\n1,30\n")
+    with pytest.raises(RunFolderError, match=r"people\.csv is not an account: name a new"):
+        DataAccount(other, "client").charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    assert other.read_text() == "id,age\n1,30\n"
 
 
 def test_losses_of_several_kinds_with_an_epsilon_each_are_added(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import ClaimRefuted, RunFolderError
+from fedveil.errors import ClaimRefuted, MessageInvalid, RunFolderError
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import keep_accounts, read_accounts
@@ -24,6 +25,8 @@ from fedveil.record.finding_lines import (
 from fedveil.record.metric_names import as_asked, best, deciding, digits, in_words, is_share
 from fedveil.record.recorder import read_whole_lines, revived, strict
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import sealed
+from fedveil.record.vouched_metrics import Vouched
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf, 1.5, 3, True, None, "text"])
@@ -46,9 +49,41 @@ def test_a_broken_line_is_named_and_an_incomplete_last_one_is_ignored() -> None:
     first = '{"a": 1, "b": 1}'
     for third, why in (('{"a": 3', "it breaks off"), ('{"b": 3}', "no a"), ('{"a": 3}', "no b"),
                        ("[]", "no record")):  # fmt: skip
-        text = f"{first}\n{first}\n{third}\n{first}\n"
+        text = f"{first}\n{first}\n{third}\n"
         with pytest.raises(RunFolderError, match=rf"^metrics\.jsonl, line 3: .*{why}.*--resume r$"):
             read_whole_lines(text, path, resume, ["a", "b"])
+        why = why.replace("it breaks off", "it is no JSON")
+        edited = rf"line 3: invalid record \(.*{why}.*\)\. The file was edited or damaged"
+        with pytest.raises(RunFolderError, match=edited):
+            read_whole_lines(f"{text}{first}\n", path, resume, ["a", "b"])
+
+
+def test_metrics_are_compared_with_the_last_checkpoint(tmp_path: Path) -> None:
+    folder, whole = RunFolder.create(tmp_path / "run"), b'{"round": 1}\n{"round": 2}\n'
+    assert Vouched.by_checkpoint(folder.path) is None
+    for name, size in (("000000005", 13), ("000000012", 26)):
+        digest = hashlib.sha256(whole[:size]).hexdigest()
+        held = {"layout": "", "metrics_bytes": size, "metrics_digest": digest, "weights": b"w" * 99}
+        folder.write_atomically(f"checkpoint/{name}", sealed(held))
+    folder.write_atomically("checkpoint/begun", b"no message")
+    vouched = Vouched.by_checkpoint(folder.path)
+    assert vouched == Vouched(26, digest)
+    vouched.check(whole)
+    vouched.check(whole + b'{"round": 3}\n')
+    vouched.check(whole[:13], growing=True)
+    with pytest.raises(MessageInvalid, match="shorter than its checkpoint says"):
+        vouched.check(whole[:13])
+    for growing in (True, False):
+        with pytest.raises(MessageInvalid, match="not what its checkpoint vouches for"):
+            vouched.check(whole.replace(b"2", b"3"), growing=growing)
+
+
+@pytest.mark.parametrize("data", [b"", b"no message", sealed({"metrics_bytes": 3})])
+def test_a_checkpoint_without_a_checksum_is_refused(data: bytes, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_atomically("checkpoint/latest", data)
+    with pytest.raises(RunFolderError, match="latest is damaged: "):
+        Vouched.by_checkpoint(folder.path)
 
 
 def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> None:
@@ -98,6 +133,19 @@ def test_findings_are_kept_once_and_those_that_refute_are_counted(tmp_path: Path
     assert as_data(refuting)["excesses"] == ["epsilon at least by 1", "epsilon at least by 2"]
     with pytest.raises(ClaimRefuted, match=r"^1 of 3 findings refute"):
         raise_if_refuted([sound, refuting, sound])
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "typo", '{"figures": [{"of": 1}]}'])
+def test_a_line_that_is_no_finding_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    add_finding(folder, finding(0.5, 1.25))
+    path = folder.path / FINDINGS
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(RunFolderError) as refused:
+        read_findings(folder.path)
+    assert str(refused.value) == (
+        f"{path} is damaged: line 2 is no finding: it was edited or cut off"
+    )
 
 
 def test_a_finding_without_a_guarantee_is_read_back_as_numbers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import parts
-from fedveil.errors import JobError, RunFolderError
+from fedveil.errors import InvalidValue, JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import (
@@ -82,10 +82,15 @@ def test_the_copy_that_tells_is_there_and_whole(path: Path) -> None:
         job_of(path)
 
 
-def test_a_run_that_was_killed_before_its_copy_was_written_has_its_job(path: Path) -> None:
-    (path / "checkpoint" / "job.yaml").unlink()
+def test_a_run_that_was_killed_before_its_job_was_written_gives_its_folder_back(path: Path) -> None:
+    (path / "job.yaml").unlink()
     (path / "imports.txt").unlink()
-    assert job_of(path) == Job()
+    with pytest.raises(RunFolderError, match=f"{path} is not a run's folder: it has no job.yaml"):
+        job_of(path)
+    folder = RunFolder.create(path)
+    keep_job(folder, Job(seed=3), [])
+    folder.close()
+    assert job_of(path) == Job(seed=3)
 
 
 def test_a_run_that_was_killed_before_its_imports_were_written_has_no_other_job(path: Path) -> None:
@@ -123,6 +128,8 @@ def test_functions_beside_a_job_file_are_found_from_every_folder(
 def test_rounds_may_be_raised_and_not_lowered() -> None:
     assert Job(rounds=5).with_rounds(7) == Job(rounds=7)
     assert Job(rounds=5).with_rounds(5) == Job(rounds=5)
+    with pytest.raises(InvalidValue, match="rounds = '7' is not a whole number"):
+        Job(rounds=5).with_rounds("7")  # type: ignore[arg-type]
     with pytest.raises(JobError, match="rounds = 4 is fewer than the 5 of the run"):
         Job(rounds=5).with_rounds(4)
 

@@ -11,8 +11,8 @@ from fedveil.base.files import PARTIAL
 from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.finding_lines import FINDINGS
-from fedveil.record.run_folder import explained, held_in, make_folder, refuse_taken
-from fedveil.record.saved_job import reopen
+from fedveil.record.run_folder import RunFolder, explained, held_in, make_folder, refuse_taken
+from fedveil.record.saved_job import BEGAN, keep_job, reopen
 from fedveil.record.sealed_message import intact
 
 
@@ -36,11 +36,17 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_trained(tmp_path: 
     for folder in (taken, free):
         folder.mkdir()
     file.touch()
-    for name in (".lock", "traceback.txt", f"job.yaml{PARTIAL}"):
+    (free / "checkpoint").mkdir()
+    for name in (".lock", "traceback.txt", f"job.yaml{PARTIAL}", BEGAN, f"{BEGAN}{PARTIAL}"):
         (free / name).touch()
     for path in (None, free, tmp_path / "new" / "deep"):
         refuse_taken(path)
     (taken / "mine").touch()
+    with pytest.raises(RunFolderError, match=f"^{taken} is not empty: name another folder$"):
+        refuse_taken(taken)
+    (taken / "mine").unlink()
+    (taken / "checkpoint").mkdir()
+    (taken / "checkpoint" / "latest").touch()
     with pytest.raises(RunFolderError, match=f"^{taken} is not empty: name another folder$"):
         refuse_taken(taken)
     (taken / "job.yaml").touch()
@@ -54,33 +60,51 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_trained(tmp_path: 
             call(deep)
 
 
-def in_another_order() -> str:
-    """Return a job with every key, as a run writes it, but with its first two lines swapped."""
-    first, second, *rest = Job(rounds=3).to_yaml().splitlines(keepends=True)
-    return "".join([second, first, *rest])
-
-
 @pytest.mark.parametrize(
-    ("text", "attacked", "why"),
+    ("beside", "why"),
     [
-        ("rounds: 3\n", False, "holds a job file, and no run that could be resumed"),
-        (in_another_order(), False, "holds a job file, and no run that could be resumed"),
-        (Job(rounds=3).to_yaml(), True, "holds what attacks found of a job, and no run"),
-        (Job(rounds=3).to_yaml(), False, None),  # a run that was killed when it had just begun
+        (None, "holds a job file, and no run that could be resumed"),
+        (FINDINGS, "holds what attacks found of a job, and no run"),
+        (BEGAN, None),  # a run that was killed when it had just begun
     ],
 )
 def test_a_folder_without_a_run_is_not_resumed(
-    text: str, attacked: bool, why: str | None, tmp_path: Path
+    beside: str | None, why: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    if attacked:
-        (tmp_path / FINDINGS).touch()
+    (tmp_path / "job.yaml").write_text(Job(rounds=3).to_yaml())
+    if beside is not None:
+        (tmp_path / beside).parent.mkdir(exist_ok=True)
+        (tmp_path / beside).write_text(Job(rounds=3).to_yaml())
     with ExitStack() as stack:
         if why is None:
             assert reopen(tmp_path, Job.load, stack)[1].rounds == 3
         else:
             with pytest.raises(RunFolderError, match=f"^{tmp_path} {why}"):
                 reopen(tmp_path, Job.load, stack)
+
+
+def test_a_part_of_a_run_is_told_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    keep_job(run, Job(rounds=3), [])
+    bundle = run.within("bank").within("bundle")
+    bundle.write_atomically("job.yaml", Job(rounds=3).to_yaml().encode())
+    before = sorted(tmp_path.rglob("*"))
+    parts = (run.path / "checkpoint", run.path / "bank", bundle.path)
+    for part in parts:
+        with ExitStack() as stack, pytest.raises(RunFolderError) as refusal:
+            reopen(part, Job.load, stack)
+        assert str(refusal.value) == (
+            f"{part} is not a run's folder: it is a part of the run in {run.path}. Name that folder"
+        )
+    monkeypatch.chdir(run.path / "checkpoint")
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=f"run in {run.path}. Name"):
+        reopen(".", Job.load, stack)
+    assert sorted(tmp_path.rglob("*")) == before
+    own = RunFolder.create(bundle.path.parent / "own")
+    keep_job(own, Job(rounds=4), [])
+    own.close()
+    with ExitStack() as stack:
+        assert reopen(own.path, Job.load, stack)[1].rounds == 4
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedveil.errors import JobError
@@ -40,3 +42,11 @@ def test_a_wrong_setting_and_a_wrong_key_of_the_job_are_told_together() -> None:
     with pytest.raises(JobError) as refused:
         Job.read({"rounds": 0}, ["speed=3"])
     assert [problem.split(" ")[0] for problem in refused.value.problems] == ["speed", "rounds"]
+
+
+def test_a_job_is_also_named_by_its_file_or_its_keys(tmp_path: Path) -> None:
+    job = Job(rounds=7, seed=3)
+    file = tmp_path / "job.yaml"
+    file.write_text("rounds: 7\nseed: 3\n")
+    assert Job.of(job) is job
+    assert Job.of(file) == Job.of(str(file)) == Job.of({"rounds": 7, "seed": 3}) == job

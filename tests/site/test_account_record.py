@@ -186,6 +186,8 @@ def test_the_script_recomputes_the_record(record: AccountRecord, tmp_path: Path)
 def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     site = tmp_path / "north"
     create(site)
+    new = CliRunner().invoke(cli, ["site", "account", str(site)])
+    assert new.stdout == "nothing is spent: the policy names no data set yet\n"
     policy: dict[str, Any] = {
         "name": "north", "counter": "../counter",
         "data": {"heart": {"named": "digits"}, "lung": {"named": "mnist"}},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import fedveil
 from comparing_parts import small_job
 from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import whole_run
@@ -14,6 +15,15 @@ from fedveil.errors import InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Cell, Comparison, Goal, Setting
+
+
+class Points(fedveil.Task):
+    """A task of a user's own, whose accuracy has up to 100 points."""
+
+    measures: ClassVar = {"accuracy": "higher"}
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return -(outputs * targets).mean()
 
 
 def cells(job: Job, *protections: str, **asked: Any) -> list[Cell]:
@@ -162,7 +172,11 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
         ({"protections": ["rr", "dp_encrypt", "rr"]}, "--protections has rr twice"),
         ({"target": "speed=3"}, "--target speed=3 is not METRIC=NUMBER with one of accuracy"),
         ({"target": "accuracy=high"}, "--target accuracy=high is not METRIC=NUMBER"),
+        ({"target": ""}, "--target '' is not METRIC=NUMBER with one of accuracy"),
         ({"target": "loss=nan"}, "--target loss=nan is not METRIC=NUMBER"),
+        ({"target": "loss=inf"}, "--target loss=inf is not METRIC=NUMBER"),
+        ({"target": "loss=-0.5"}, "--target loss=-0.5: loss is at least 0"),
+        ({"target": "auc=2"}, "--target auc=2: AUC is at most 1. For 2%, write auc=0.02"),
         (
             {"epsilons": [1.0], "sweep": {"protection.dp_encrypt.dp_eps": ["3"]}},
             "--epsilons looks for protection.dp_encrypt.dp_eps, which --sweep sets",
@@ -201,8 +215,19 @@ def test_a_goal_is_one_of_the_tasks_own_metrics_in_its_direction() -> None:
     assert goal.reached(2.4)
     assert not goal.reached(2.6)
     assert Goal.of("r2=0.5", {"r2": "higher"}).reached(0.6)
+    with pytest.raises(JobError, match=r"R² is at most 1$"):
+        Goal.of("r2=1.5", {"r2": "higher"})
     with pytest.raises(JobError, match="not METRIC=NUMBER with one of rmse, loss"):
         Goal.of("accuracy=0.9", {"rmse": "lower"})
+
+
+def test_a_metric_of_a_users_own_task_may_have_any_range() -> None:
+    own = small_job(task="test_comparison:Points")
+    for target, value in (("accuracy=90", 90.0), ("loss=-3", -3.0)):
+        asked = Asked(protections=["not_encrypt"], target=target)
+        goal = Comparison(own, asked).goal
+        assert goal is not None
+        assert goal.value == value
 
 
 def test_a_setting_is_told_with_all_that_it_changes() -> None:

@@ -169,3 +169,88 @@ def test_every_parameter_of_cost_decides_cost() -> None:
         assert decides_cost(f"protection.{key}"), key
     for key in ("protection.dp_encrypt.dp_norm_clip", "training.lr", "protection.unary.cells"):
         assert not decides_cost(key)
+
+
+def test_the_card_states_delta_and_noise_that_came_from_seeds() -> None:
+    """The run without protection has a seed too, but its epsilon assumes nothing."""
+    seeded = "The bounds assume randomness from the operating system, as in a deployment. "
+    for randomness, says in (("simulation randomness", True), ("operating system", False)):
+        taken = line("oue", 2.0, 0.5, 0.6)
+        for run in taken.runs:
+            run.last["randomness"] = randomness
+        bare = line("not_encrypt", None, 0.97, spent=math.inf)
+        bare.runs[0].last["randomness"] = "simulation randomness"
+        card = choice([bare, taken])
+        assert card is not None
+        assert card.text.startswith("At epsilon 2 and delta 1e-05 (meaningful), take oue")
+        assert (seeded in card.text) == says
+        assert card.text.endswith("These runs used their seeds instead.") == says
+
+
+def with_metric(name: str, *values: float, protection: str, epsilon: float | None) -> Line:
+    """Return a line whose accuracy is 0.5, and whose metric `name` has these values."""
+    spent = math.inf if epsilon is None else 1.999
+    made = line(protection, epsilon, *([0.5] * len(values)), spent=spent)
+    for run, value in zip(made.runs, values, strict=True):
+        run.last.update({name: value, "measures": {"accuracy": "higher", name: "higher"}})
+    return made
+
+
+def test_a_model_that_only_guesses_is_not_recommended() -> None:
+    """Without protection, the AUC is 0.9: a quarter of its gain over guessing is 0.1."""
+    bare = with_metric("auc", 0.85, 0.95, protection="not_encrypt", epsilon=None)
+    for aucs, learnt in (((0.52, 0.66), False), ((0.52, 0.69), True)):
+        taken = with_metric("auc", *aucs, protection="rr", epsilon=2.0)
+        card = choice([bare, taken])
+        assert card is not None
+        assert card.value == ("rr at epsilon 2" if learnt else "none of these")
+        assert ("take none of these: no model is much better" in card.text) == (not learnt)
+    bad = with_metric("auc", 0.52, 0.66, protection="rr", epsilon=2.0)
+    alone = choice([bad])
+    assert alone is not None
+    assert "The best is that of rr, with accuracy 50.0% (AUC 0.590, where guessing has 0.5). " in (
+        alone.text
+    )
+    assert "These clients are too few" in alone.text
+    assert alone.tone == "poor"
+    idle = choice([with_metric("auc", 0.54, protection="not_encrypt", epsilon=None), bad])
+    assert idle is not None
+    assert "rr at epsilon 2" in idle.value  # its AUC is well above that without protection
+    lost = with_metric("auc", 0.53, protection="rr", epsilon=2.0)
+    idle = choice([with_metric("auc", 0.54, protection="not_encrypt", epsilon=None), lost])
+    assert idle is not None
+    assert "The model does not learn without protection either" in idle.text
+
+
+def test_a_better_accuracy_does_not_make_up_for_guessing() -> None:
+    guessing = with_metric("auc", 0.51, protection="rr", epsilon=2.0)
+    learnt = with_metric("auc", 0.8, protection="oue", epsilon=2.0)
+    guessing.runs[0].last["accuracy"] = 0.75
+    card = choice([guessing, learnt])
+    assert card is not None
+    assert card.value == "oue at epsilon 2"
+
+
+def test_guessing_is_known_for_regression_and_unknown_for_other_metrics() -> None:
+    for name, value, taken in (("r2", 0.2, False), ("r2", 0.3, True), ("speed", 0.2, True)):
+        card = choice([with_metric(name, value, protection="rr", epsilon=2.0)])
+        assert card is not None
+        assert (card.value == "rr at epsilon 2") == taken
+
+
+def test_seeds_that_do_not_tell_the_best_from_others_are_named() -> None:
+    best, near = line("rr", 2.0, 0.5, 0.625), line("oue", 2.0, 0.375, 0.5)
+    far, trusted = line("dp_encrypt", 2.0, 0.375, 0.4375), line("central_gaussian", 2.0, 0.5)
+    card = choice([far, near, best, trusted])
+    assert card is not None
+    assert "take rr, epsilon 2: accuracy 56.2%" in card.text
+    assert "The seeds do not tell it from oue: what they reach overlaps." in card.text
+    clear = choice([far, best, trusted])
+    assert clear is not None
+    assert "seed" not in clear.text
+    single = choice([line("rr", 2.0, 0.625), line("oue", 2.0, 0.375)])
+    assert single is not None
+    assert "With one seed, its lead over the others may be chance." in single.text
+    alone = choice([line("rr", 2.0, 0.625)])
+    assert alone is not None
+    assert "seed" not in alone.text

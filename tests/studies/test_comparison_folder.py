@@ -210,6 +210,11 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / COMPARISON).write_text("job: {rounds: none}\n")
     with ExitStack() as stack, pytest.raises(RunFolderError, match=r"comparison\.yaml is damaged"):
         ComparisonFolder.reopen(tmp_path, stack)
+    options = "{protections: [rr], seeds: -3, epsilons: [-1]}"
+    (tmp_path / COMPARISON).write_text(f"job: {{}}\nasked: {options}\nsolutions: {{}}\n")
+    told = r"is damaged: seeds = -3 is [^;]*; epsilons = -1 is [^;]*$"
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=told):
+        ComparisonFolder.reopen(tmp_path, stack)
 
 
 def test_nothing_is_written_for_what_cannot_be_compared(tmp_path: Path) -> None:

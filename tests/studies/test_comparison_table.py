@@ -84,6 +84,24 @@ def test_the_largest_epsilon_of_the_seeds_is_the_lines() -> None:
         assert row(privacy)["epsilon of the whole run"] == "3 (weak)"
 
 
+def test_the_caption_states_delta_and_noise_that_came_from_a_seed() -> None:
+    """An epsilon at delta 0 also holds at a larger delta."""
+    last = record(2, 0.5, randomness="simulation randomness") | {"delta_per_bit": 0.0}
+    _, privacy = tables([line(run(last))])
+    assert privacy.caption.startswith("What the ledger states at delta 1e-05, never rounded down")
+    assert privacy.caption.endswith(
+        ". The bound assumes randomness from the operating system, as in a deployment. This run "
+        "used its seed instead"
+    )
+    secret = last | {"randomness": "operating system", "delta_run_every_round": 1e-3}
+    _, swept = tables([line(run(secret))])
+    assert "at each setting's own privacy.delta, never" in swept.caption
+    assert "seed" not in swept.caption
+    open_, nothing = last | {"epsilon_run_every_round": math.inf}, line(failures=("no report",))
+    assert "seed" not in [*tables([line(run(open_))])][1].caption
+    assert "states, never" in [*tables([nothing])][1].caption
+
+
 def test_a_target_that_some_runs_or_none_reach() -> None:
     some = line(run(record(4, 0.9)), run(record(4, 0.1)))
     none = line(run(record(4, 0.1)))

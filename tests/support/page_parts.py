@@ -1,10 +1,12 @@
 """Run folders for the tests of their pages."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from fedveil.federated.job import Job
+from fedveil.record.sealed_message import sealed, unsealed
 
 #: A text that tries to inject markup into a page.
 EVIL = "</script><script>window.evil=1</script><img src=x onerror=window.evil=1>'\"&\u2028]]>"
@@ -31,3 +33,17 @@ def edit_last(folder: Path, **fields: Any) -> None:
     path = folder / "metrics.jsonl"
     *lines, last = path.read_text("utf-8").splitlines()
     path.write_text("\n".join([*lines, json.dumps(json.loads(last) | fields)]) + "\n", "utf-8")
+
+
+def vouch_again(folder: Path) -> None:
+    """Make the checkpoint vouch for the metrics that are in the folder now."""
+    path, metrics = folder / "checkpoint" / "latest", (folder / "metrics.jsonl").read_bytes()
+    digest = hashlib.sha256(metrics).hexdigest()
+    held = unsealed(path.read_bytes())
+    path.write_bytes(sealed({**held, "metrics_bytes": len(metrics), "metrics_digest": digest}))
+
+
+def edit_all(folder: Path, **fields: Any) -> None:
+    """Change the last record and the checkpoint's digest of it."""
+    edit_last(folder, **fields)
+    vouch_again(folder)

@@ -613,7 +613,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
 
     run: Any = SimpleNamespace(
         settle=lambda: did.append("settle"), log=SimpleNamespace(event=said.append),
-        contents=bytes(32),
+        contents=bytes(32), unfinished="",
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(

@@ -493,6 +493,33 @@ def test_one_partys_limit_ends_the_run_in_good_order_everywhere(parties: Any, li
         assert apart.machines[name].has_finished
 
 
+def test_a_run_that_has_not_ended_is_looked_at_with_a_word_and_never_before_its_first_step(
+    parties: Any,
+) -> None:
+    job = job_of()
+
+    def ended(purpose: str) -> tuple[Any, dict[str, Any]]:
+        apart = parties()
+        apart.lead(job, purpose)
+        for name in ("bank", "shop"):
+            apart.follow(job, name, looks=purpose != "train")
+        ends = apart.end()
+        apart.stack.close()
+        return apart, ends
+
+    apart, _ = ended("train")
+    (apart.folder / "bank" / "bank" / "checkpoint" / "000000010").unlink()
+    apart, _ = ended("evaluate")
+    for name in ("lead", "bank", "shop"):
+        step = "the run is unfinished: using the state after step 8 of 10"
+        assert any(step in sentence for sentence in apart.said[name]) == (name != "bank")
+        saved = apart.folder / name / name / "checkpoint"
+        (saved / "000000008").rename(saved / "000000000")
+    _, ends = ended("evaluate")
+    untrained = "has no trained model: all parties have saved no training step"
+    assert untrained in says(ends["lead"], RunFolderError)
+
+
 def test_a_follower_that_serves_stops_at_its_limit(parties: Any) -> None:
     job = job_of("bottoms", "privacy.embedding_dp.eps=0.3", "privacy.max_epsilon=3.5")
     apart = parties()

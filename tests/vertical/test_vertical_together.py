@@ -20,6 +20,7 @@ from scipy import stats
 import vertical_parts
 import warm_process
 from fedveil.entropy import Seeded
+from fedveil.entry.simulation import simulate
 from fedveil.errors import (
     DataInvalid,
     ExchangeError,
@@ -28,10 +29,12 @@ from fedveil.errors import (
     PartFailed,
     RunFolderError,
 )
+from fedveil.federated.job import Job
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
 from fedveil.record.account_lines import influence
-from fedveil.record.run_folder import TRACEBACK
+from fedveil.record.run_folder import TRACEBACK, RunFolder
+from fedveil.record.saved_job import keep_job
 from fedveil.vertical import (
     VerticalJob,
     VerticalRun,
@@ -45,7 +48,7 @@ from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
-from fedveil.vertical.one_process import Parties
+from fedveil.vertical.one_process import Parties, look
 from fedveil.vertical.party import Party
 from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.party_run import PartyRun
@@ -317,6 +320,53 @@ def test_a_step_that_only_one_party_holds_is_forgotten_when_all_go_back(tmp_path
     (tmp_path / "run" / "bank" / "checkpoint" / "000000018").unlink()
     evaluate(tmp_path / "run")
     assert saved_steps(_Folder(tmp_path / "run" / "lead")) == [15]
+
+
+def _without(folder: Path, name: str, *parties: str) -> None:
+    for party in parties:
+        (folder / party / name).unlink()
+
+
+def test_a_model_whose_training_has_not_ended_is_used_with_a_word() -> None:
+    folder, said = _new(), list[str]()
+    train(job(), folder)
+    evaluate(folder, said.append)
+    assert said == []
+    _without(folder, "checkpoint/000000018", "bank")
+    predict(folder, said.append)
+    assert said == ["the run is unfinished: using the state after step 15 of 18"]
+    evaluate(folder, said.append)  # all parties have gone back, and a model: a limit's early end
+    assert len(said) == 1
+    _without(folder, "model.safetensors", "shop")
+    look(folder, PartyRun.evaluate, said.append)
+    assert said[1:] == said[:1]
+
+
+@pytest.mark.parametrize("use", [evaluate, predict])
+def test_a_run_without_a_trained_model_is_refused(
+    use: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, whole: VerticalRun
+) -> None:
+    folder, least = _new(), _new("least")
+
+    def killed(self: Parties, *given: object) -> None:
+        raise KeyboardInterrupt
+
+    for name, where in (("train", folder), ("enter", least)):
+        with monkeypatch.context() as broken:
+            broken.setattr(Parties, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(job(), where)
+    begun = RunFolder.create(least)
+    keep_job(begun, job(), ["vertical_parts:bottoms"])
+    begun.close()
+    why = {folder: "no trained model: all parties have saved no training step", least: "no step"}
+    for where, said in why.items():
+        before = {path: path.stat().st_mtime_ns for path in where.rglob("*") if path.is_file()}
+        with pytest.raises(RunFolderError, match=f"^{where} has {said}"):
+            use(where)
+        after = {path: path.stat().st_mtime_ns for path in where.rglob("*") if path.is_file()}
+        assert after == before
+    assert outcome(resume(folder).folder) == outcome(whole.folder)
 
 
 class _Folder:
@@ -914,3 +964,14 @@ def test_an_epoch_goes_through_all_examples_in_its_own_order(count: int, batch: 
     assert all(sorted(epoch.tolist()) == list(range(count)) for epoch in epochs)
     assert count == 2 or len({tuple(epoch.tolist()) for epoch in epochs}) == 3
     assert np.concatenate(order.in_turn()).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (VerticalJob(), "VerticalJob")])
+def test_what_is_no_job_is_refused_before_anything_is_written(
+    wrong: Any, kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match=f"a {kind} is no Job, no path of a job's file"):
+        simulate(wrong, tmp_path / "run")
+    with pytest.raises(JobError, match="a Job is no VerticalJob"):
+        train(Job(), tmp_path / "run")  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]

@@ -114,16 +114,25 @@ class Classes:
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
+        if count < 2:
+            raise AttackImpossible(
+                "the median client has only one example, which is of one class anyway. The attack "
+                "needs clients with more examples, as with a smaller clients.number"
+            )
         data, needed, rest = target.dataset, math.ceil(_PREVAILS * count), count - count // 2
         parts = (data.train, data.test)
         held = np.stack([np.bincount(part.y, minlength=data.classes) for part in parts])
         others = held.sum(axis=1, keepdims=True) - held
         enough = np.flatnonzero(((held >= needed) & (others >= rest)).all(axis=0))
-        if count < 2 or not len(enough):
+        if not len(enough):
+            most = int(held.min(axis=0).max() / _PREVAILS)
             raise AttackImpossible(
-                f"no class has, in the training and in the test data, the {needed:,} examples and "
-                f"the {rest:,} of other classes that clients of {count:,} examples with mostly "
-                "this class, and without it, need"
+                f"no class has enough examples. The attack simulates clients of {count:,} "
+                "examples, like the median client. From the training data and from the test data, "
+                f"it needs {needed:,} examples of one class for a client with mostly this class, "
+                f"and {rest:,} of other classes for a client without. A larger clients.number "
+                "gives each client fewer examples"
+                + (f": at most {most:,} are possible here" if 2 <= most < count else "")
             )
         wanted = enough[entropy.stream("classes").permutation(len(enough))[:most]]
         return cls(target, count, sorted(map(int, wanted)), entropy)
@@ -228,7 +237,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
         right += bool((found == truth).all())
     guess = float(np.median(guesses))
     return [
-        intervals.median("labels counted", shares, guess=guess),
+        intervals.median("labels counted, median client", shares, guess=guess),
         intervals.share("clients with all counts right", right, len(clients)),
     ]
 

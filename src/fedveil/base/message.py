@@ -79,11 +79,13 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
     return parts
 
 
-def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
+def decode(
+    data: bytes | memoryview, longest: int | None = None, *, last: str | None = None
+) -> dict[str, Value]:
     """Return the message that `data` encodes. Arrays are read-only. Aligned ones are not copied.
 
     Raises `MessageInvalid` for invalid data, and for data of more than `longest` bytes (None: no
-    limit).
+    limit). The bytes after the field `last` are ignored.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(
@@ -94,7 +96,7 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
         raise MessageInvalid("the bytes do not start like a message of this version")
     message: dict[str, Value] = {}
     previous = ""
-    while reader.remaining:
+    while reader.remaining and previous != last:
         name = reader.text(reader.varint())
         if message and name <= previous:
             raise MessageInvalid(f"the field {quoted(name)} is repeated or out of order")

@@ -13,6 +13,7 @@ from fedveil.base.plain_text import console, document, say
 from fedveil.cli.exits import missing_argument
 from fedveil.cli.job_arguments import remarks, set_option
 from fedveil.cli.json_answer import AsJson, answer, only_json
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import JobError
 
 if TYPE_CHECKING:
@@ -41,21 +42,19 @@ def _needed(context: typer.Context, question: Path | None) -> Path | None:
 def ask(
     question: Annotated[
         Path | None,
-        typer.Argument(
-            callback=_needed, help="A YAML file with questions. Not needed with --keys."
-        ),
+        path_argument(callback=_needed, help="A YAML file with questions. Not needed with --keys."),
     ] = None,
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="The folder for the answers. Default: a new folder under runs/, or with --on the "
             "subfolder `answer` of the app's folder."
         ),
     ] = None,
     on: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="A folder for an app of the framework Flower, which asks clients on other "
             "machines. The command writes the app there and starts it with `flwr run` on the "
             "default SuperLink (Flower's server) in ~/.flwr/config.toml, or in "

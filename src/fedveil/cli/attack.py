@@ -18,6 +18,7 @@ from fedveil.base.plain_text import console, say
 from fedveil.base.untrusted import escaped
 from fedveil.cli.job_arguments import Overrides, load
 from fedveil.cli.json_answer import AsJson, answer, only_json
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import JobError
 from fedveil.record.run_folder import refuse_taken
 from fedveil.starter import ATTACKED_JOBS
@@ -39,7 +40,7 @@ app = typer.Typer(
 def _job_or_run(job: str) -> Any:
     """Return typer's definition of the argument JOB_OR_RUN. Its help text begins with `job`."""
     text = f"{job}, or the folder of a finished run. Default: a built-in job on images of digits."
-    return typer.Argument(metavar="JOB_OR_RUN", help=text)
+    return path_argument(metavar="JOB_OR_RUN", help=text)
 
 
 JobOrRun = Annotated[Path | None, _job_or_run("A job (a YAML file)")]
@@ -62,7 +63,7 @@ Try = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         help="For a job: the folder for the results. Default: a new folder under runs/. The "
         "results for a run are always written to the run's folder."
     ),
@@ -339,7 +340,7 @@ def _attack_each(
             found = replace(found, attack=attack.name)
             add_finding(folder(), found)
             findings.append(found)
-            show(found)
+            show(found, folder().path)
         keep_page(folder(), say)
         if (folder().path / PAGE).is_file():
             say(f"page: {folder().path / PAGE}")
@@ -364,10 +365,7 @@ def _keep(folder: RunFolder, name: str, data: bytes) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on a terminal. Yield the function that updates it.
-
-    The function takes the steps done, the number of all steps, and a text.
-    """
+    """Show a progress bar on a terminal. Yield its update(steps done, number of steps, text)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
@@ -386,7 +384,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
         yield step
 
 
-def show(found: Finding) -> None:
+def show(found: Finding, folder: Path) -> None:
     from fedveil.pages.finding_text import figures
     from fedveil.privacy.guarantee_strength import epsilon_text
 
@@ -397,4 +395,4 @@ def show(found: Finding) -> None:
     )
     console().print(figures(found).terminal())
     for picture in found.pictures:
-        say(f"picture: {picture}")
+        say(f"picture: {folder / picture}")

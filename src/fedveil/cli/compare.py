@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +15,7 @@ from fedveil.base.plain_text import console, say
 from fedveil.cli.attack import progress
 from fedveil.cli.job_arguments import JobPath, Overrides, load, remarks
 from fedveil.cli.json_answer import AsJson, answer, only_json
+from fedveil.cli.path_argument import path_option
 from fedveil.errors import JobError, RunFailed
 from fedveil.starter import DEFAULT_JOB
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fedveil.studies.comparison import Goal
     from fedveil.studies.comparison_folder import ComparisonFolder, Result
     from fedveil.studies.comparison_table import Line
+
+#: The epsilons that may be asked for. Larger ones promise nothing.
+_LEAST_EPSILON, _MOST_EPSILON = 1e-3, 1e6
 
 _Listed = Annotated[
     str | None,
@@ -86,7 +90,7 @@ _Try = Annotated[
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         help="The folder for the results. Default: a new folder under runs/. If the folder has a "
         "comparison of the same job, its finished runs are not repeated, and unfinished runs are "
         "resumed. The other options may differ, for example to add protections or seeds. A "
@@ -95,7 +99,7 @@ _Out = Annotated[
 ]
 _Resume = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         help="Resume the comparison in this folder with its original job and options. Give no JOB "
         "and no other option except --json."
     ),
@@ -126,7 +130,7 @@ def compare(
         raise JobError(
             ["--resume uses the comparison's own options: remove JOB and all other options"]
         )  # fmt: skip
-    if epsilons not in (None, "own"):
+    if epsilons is not None and epsilons != "own":
         _numbers("--epsilons", epsilons)  # checked before torch is imported
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
     from fedveil.studies.comparison import Asked, Comparison
@@ -139,7 +143,9 @@ def compare(
         else:
             assert settings is not None
             if attack not in (None, "membership"):
-                raise JobError([f"--attack {attack} is not available here: only membership is"])
+                raise JobError(
+                    [f"--attack {quote(attack)} is not available here: only membership is"]
+                )
             swept = _sweeps(sweep or ())
             fixed = [*swept, *(text.partition("=")[0].strip() for text in overrides or ())]
             asked = Asked(
@@ -212,7 +218,8 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
 def _parts(option: str, text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise JobError([f"{option} {text} has nothing between two commas"])
+        wrong = "has nothing between two commas" if "," in text else "is empty"
+        raise JobError([f"{option} {quote(text)} {wrong}"])
     return parts
 
 
@@ -248,13 +255,14 @@ def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
     return list(EPSILONS) if text is None else _numbers("--epsilons", text)
 
 
-def _numbers(option: str, text: str | None) -> list[float]:
+def _numbers(option: str, text: str) -> list[float]:
     try:
-        numbers = [float(part) for part in _parts(option, text)] if text is not None else []
+        numbers = [float(part) for part in _parts(option, text)]
     except ValueError:
         numbers = [0.0]
-    if not all(0 < number < math.inf for number in numbers):
-        raise JobError([f"{option} {text} must contain only positive numbers, or be own"])
+    if not all(_LEAST_EPSILON <= number <= _MOST_EPSILON for number in numbers):
+        allowed = f"numbers from {_LEAST_EPSILON:g} to {_MOST_EPSILON:,.0f}"
+        raise JobError([f"{option} {quote(text)} must contain only {allowed}, or be own"])
     return numbers
 
 
@@ -271,5 +279,5 @@ def _sweeps(texts: Iterable[str]) -> dict[str, list[str]]:
 def _swept(text: str) -> tuple[str, list[str]]:
     key, equals, values = text.partition("=")
     if not (key.strip() and equals and values):
-        raise JobError([f"--sweep {text} is not of the form KEY=VALUE,VALUE"])
+        raise JobError([f"--sweep {quote(text)} is not of the form KEY=VALUE,VALUE"])
     return key.strip(), _parts(f"--sweep {key}", values)

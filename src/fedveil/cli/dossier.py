@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedveil.base.plain_text import say
+from fedveil.cli.path_argument import path_argument, path_option
 
 
 def dossier(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[Path, path_argument(metavar="RUN", help="The folder of a run.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder to write to. Default: dossier, in the run's folder."),
+        path_option(help="The folder to write to. Default: dossier, in the run's folder."),
     ] = None,
 ) -> object:
     """Write files that let a reviewer check a run's privacy claim.

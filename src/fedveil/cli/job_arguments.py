@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.base.plain_text import remark
+from fedveil.cli.path_argument import path_argument
 from fedveil.errors import JobError
 from fedveil.settings.yaml_file import read, refuse_other_kind, refuse_parted, refuse_their_vertical
 
@@ -22,10 +23,10 @@ _FILES = (
     "configuration file of a MindSpore Federated server"
 )
 _BUILT_IN = "Default: a built-in job on scikit-learn's images of digits."
-JobPath = Annotated[Path | None, typer.Argument(help=f"{_FILES}. {_BUILT_IN}")]
+JobPath = Annotated[Path | None, path_argument(help=f"{_FILES}. {_BUILT_IN}")]
 JobOrQuestions = Annotated[
     Path | None,
-    typer.Argument(help=f"{_FILES}, or a file with questions for `fedveil ask`. {_BUILT_IN}"),
+    path_argument(help=f"{_FILES}, or a file with questions for `fedveil ask`. {_BUILT_IN}"),
 ]
 
 

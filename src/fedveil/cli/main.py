@@ -24,7 +24,6 @@ from fedveil.cli import report as pages_cli
 from fedveil.cli import reproduce as reproduce_cli
 from fedveil.cli import site as site_cli
 from fedveil.cli.exits import Commands, run_app
-from fedveil.cli.folder_argument import folder_argument
 from fedveil.cli.job_arguments import (
     JobOrQuestions,
     JobPath,
@@ -38,6 +37,7 @@ from fedveil.cli.job_arguments import (
 )
 from fedveil.cli.json_answer import AsJson, answer, answering, only_json
 from fedveil.cli.layers import remark_layers, show_layers
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.cli.vertical import commands as vertical_cli
 from fedveil.errors import ClaimRefuted, JobError, MissingExtra, RunFolderError
 from fedveil.record.run_folder import refuse_taken
@@ -94,11 +94,11 @@ def run(
     job: JobPath = None,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
+        Path | None, path_option(help="The run folder. Default: a new folder under runs/.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="Resume the run in this folder. To train longer, add --set rounds=N, where N "
             "is the new total."
         ),
@@ -169,20 +169,20 @@ app.command()(ask_cli.ask)
 def audit(
     run: Annotated[
         Path | None,
-        typer.Argument(
+        path_argument(
             metavar="RUN",
             help="The folder of a run that was audited (its job sets `audit.canaries`) or "
             "attacked. Default: test all protections now.",
         ),
     ] = None,
     trials: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1000,
             help="Without RUN: number of times to run each protection on each of two inputs. More "
-            "trials detect smaller violations.",
+            "trials detect smaller violations. Default: 20000.",
         ),
-    ] = 20_000,
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Test the privacy claims of all protections, or show a RUN's audit and attack results.
@@ -193,6 +193,8 @@ def audit(
     to detect. Exits with code 1 if a claim is refuted.
     """
     if run is not None:
+        if trials is not None:
+            raise JobError(["--trials cannot be used with RUN, whose results are only shown"])
         with only_json(json):
             _print_findings(run, json=json)
         return
@@ -201,7 +203,7 @@ def audit(
     found = []
     with only_json(json):
         for case in cases():
-            result = case.audit(trials)
+            result = case.audit(trials or 20_000)
             found.append({"mechanism": case.name, "refuted": result.refuted, "said": str(result)})
             say(f"{case.name}: {result}")
     if json:
@@ -220,8 +222,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
     if not findings:
         job_of(folder)  # raises an error if `folder` is not a run folder
         raise RunFolderError(
-            f"{folder} holds no findings: run with audit.canaries, or run `fedveil attack`, to "
-            "get some"
+            f"{folder} holds no findings: run with audit.canaries, or run `fedveil attack`"
         )
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)
@@ -238,7 +239,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
 @answering
 def init(
     directory: Annotated[
-        Path, folder_argument("The folder to write to. Existing files are never overwritten.")
+        Path, path_argument(help="The folder to write to. Existing files are never overwritten.")
     ],
     template: Annotated[
         str,
@@ -264,7 +265,7 @@ def init(
 @app.command()
 @answering
 def deploy(
-    directory: Annotated[Path, folder_argument("The folder to write the Flower app to.")],
+    directory: Annotated[Path, path_argument(help="The folder to write the Flower app to.")],
     job: JobOrQuestions = None,
     overrides: Annotated[list[str] | None, set_option("the file JOB")] = None,
     seeded: Annotated[
@@ -287,7 +288,7 @@ def deploy(
                  "noise from the operating system"]
             )  # fmt: skip
         return ask_cli.deploy(directory, job, overrides)
-    loaded = load(job, overrides, default=DEFAULT_JOB)
+    loaded = load(job, overrides, "Parties run: fedveil vertical leader or follower", DEFAULT_JOB)
     from fedveil.flower.job.deploy import deployable, write_app
 
     settings = deployable(loaded, seeded=seeded)
@@ -308,7 +309,7 @@ def deploy(
              "client's number of examples"],
         )  # fmt: skip
     following = f"flwr run {shlex.quote(str(directory))}"
-    say(f"next: {following}; docs/deployment.md")
+    say(f"next: {following}, which needs a SuperLink and SuperNodes: docs/deployment.md")
     return {"wrote": wrote, "clients": settings.clients.number, "next": following}
 
 
@@ -316,7 +317,7 @@ def deploy(
 @answering
 def identity(
     file: Annotated[
-        Path, typer.Argument(help="The file to write the private key to. It must not exist yet.")
+        Path, path_argument(help="The file to write the private key to. It must not exist yet.")
     ],
 ) -> object:
     """Create a key pair to sign a client's messages or a job, and print the public key."""
@@ -384,7 +385,7 @@ def keys(key: KeyPart = None) -> object:
 def convert(
     config: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             metavar="CONFIG", help="The YAML configuration file of a MindSpore Federated server."
         ),
     ],

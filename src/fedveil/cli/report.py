@@ -8,16 +8,17 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from fedveil.base.plain_text import console, say
+from fedveil.cli.path_argument import path_argument, path_option
 
 Sort: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")]
+Runs = Annotated[list[Path], path_argument(metavar="RUN...", help="One or more run folders.")]
 
 
 def report(
     runs: Runs,
     out: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="The page to write. The SVG files are written beside it. Default: report.html, in "
             "the run folder if there is only one run, else in the current folder."
         ),
@@ -38,7 +39,7 @@ def report(
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder that holds the runs.")
+        Path, path_argument(metavar="FOLDER", help="The folder that holds the runs.")
     ] = Path("runs"),
     sort: Annotated[
         Sort,
@@ -48,7 +49,7 @@ def runs(
         ),
     ] = "when",
     out: Annotated[
-        Path | None, typer.Option(help="Also write the list as a page, such as runs.html.")
+        Path | None, path_option(help="Also write the list as a page, such as runs.html.")
     ] = None,
 ) -> object:
     """List the runs in a folder, with their accuracy and privacy guarantee."""
@@ -77,7 +78,7 @@ def runs(
 def watch(
     run: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             metavar="RUN",
             help="A run folder, or a copy of one that a program such as rsync keeps up to date.",
         ),

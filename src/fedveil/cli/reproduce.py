@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import console, remark, say
+from fedveil.cli.path_argument import path_option
 from fedveil.studies.checkout import Scale, module
 
 
@@ -25,7 +26,7 @@ def reproduce(
     ] = "full",
     out: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="The experiment's folder; an unfinished experiment in it is resumed. "
             "Default: runs/reproduce-NAME-SCALE."
         ),

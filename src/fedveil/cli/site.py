@@ -10,9 +10,9 @@ import typer
 from fedveil.base.plain_text import document, say
 from fedveil.cli import site_account
 from fedveil.cli.exits import Commands
-from fedveil.cli.folder_argument import folder_argument
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import ServesAsJson, answering
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import SiteRefused
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ app = typer.Typer(
 )
 
 SiteFolder = Annotated[
-    Path, typer.Argument(metavar="SITE", help="A folder from `fedveil site init`.")
+    Path, path_argument(metavar="SITE", help="A folder from `fedveil site init`.")
 ]
 
 
 @app.command()
 @answering
-def init(site: Annotated[Path, folder_argument("The folder to create.", "SITE")]) -> object:
+def init(
+    site: Annotated[Path, path_argument(metavar="SITE", help="The folder to create.")],
+) -> object:
     """Create a site's folder: a strict policy to edit, and a key pair that identifies the site."""
     from fedveil.site.site_folder import create
 
@@ -47,7 +49,7 @@ def check(
     site: SiteFolder,
     job: Annotated[
         Path | None,
-        typer.Argument(
+        path_argument(
             help="A job file, the folder that `fedveil deploy` wrote, or the app folder of a job "
             "for the framework NVFlare. The command also prints the job's digest (a hash), by "
             "which the policy can permit the job."
@@ -105,7 +107,7 @@ def _check_nvflare(site: Site, job: Path) -> object:
 def show(
     site: Annotated[
         Path | None,
-        typer.Argument(
+        path_argument(
             metavar="SITE", help="A folder from `fedveil site init`. Default: same as --keys."
         ),
     ] = None,
@@ -133,9 +135,9 @@ def show(
 @answering
 def sign(
     app: Annotated[
-        Path, typer.Argument(metavar="APP", help="The folder that `fedveil deploy` wrote.")
+        Path, path_argument(metavar="APP", help="The folder that `fedveil deploy` wrote.")
     ],
-    key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
+    key: Annotated[Path, path_option(help="Your private key, from `fedveil identity`.")],
 ) -> object:
     """Sign a job's Flower app, so that a site can check who signed it."""
     from fedveil.site.order import sign as sign_app

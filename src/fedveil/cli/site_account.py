@@ -9,20 +9,19 @@ import typer
 
 from fedveil.base.plain_text import console, say
 from fedveil.base.quantity import quantity
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import SiteError, nearest
 
 
 def account(
-    site: Annotated[
-        Path, typer.Argument(metavar="SITE", help="A folder from `fedveil site init`.")
-    ],
+    site: Annotated[Path, path_argument(metavar="SITE", help="A folder from `fedveil site init`.")],
     data: Annotated[
         str | None,
         typer.Argument(help="The name of a data set in the policy. Default: all data sets."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="With DATA: a folder for an HTML page and a JSON record of the epsilon "
             "spent, and for a script that recomputes it."
         ),
@@ -50,6 +49,8 @@ def account(
         for path in wrote:
             say(f"wrote {path}")
         found[name] = {**record.record(), "wrote": wrote}
+    if not names:
+        say("nothing is spent: the policy names no data set yet")
     return found
 
 

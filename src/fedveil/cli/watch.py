@@ -31,7 +31,7 @@ def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.s
     `wait(seconds)` waits between two looks into the folder.
     """
     with intact(folder):
-        if is_vertical(read_run(folder)):
+        if is_vertical(read_run(folder, growing=True)):
             _watch_parties(folder, console, patience_s, wait)
         else:
             _watch_rounds(folder, console, patience_s, wait)
@@ -39,9 +39,12 @@ def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.s
 
 
 def _watch_rounds(folder: Path, console: Console, patience_s: float, wait: Wait) -> None:
-    run, shown = read_run(folder), 0
+    def rounds() -> ReadRun:
+        return read_run(folder, growing=True)
+
+    run, shown = rounds(), 0
     with RunDisplay(console, integer("rounds", run.job["rounds"], 1)) as display:
-        for run in _new_states(folder, lambda: read_run(folder), patience_s, wait):
+        for run in _new_states(folder, rounds, patience_s, wait):
             for record in run.records[shown:]:
                 display.show(record)
             shown = max(shown, len(run.records))
@@ -55,8 +58,8 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
     from fedveil.vertical.log_lines import line
 
     def leader() -> ReadRun:
-        run = read_run(folder)
-        return leader_of(run, parties_of(run))
+        run = read_run(folder, growing=True)
+        return leader_of(run, parties_of(run, growing=True))
 
     shown = 0
     for run in _new_states(folder, leader, patience_s, wait):

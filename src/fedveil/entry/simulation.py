@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedveil.engine.callbacks import Callback
 from fedveil.engine.cluster.ray_cluster import need_ray
@@ -22,7 +23,7 @@ from fedveil.record.saved_job import reopen
 
 
 def simulate(
-    job: Job,
+    job: Job | Mapping[str, Any] | str | Path,
     out: str | Path | None = None,
     *,
     progress: Progress | None = None,
@@ -32,11 +33,12 @@ def simulate(
 ) -> Run:
     """Run a job on this machine, or on the cluster that `simulation.on` names.
 
-    `out` is the run's folder (default: a new one under runs/). `progress` is called with every
-    round's record, and `warn` with warnings at the start, which also go to the event log.
-    `starting` is called with a description of each preparation for the first round. `callbacks` run
-    in addition to the job's `record.callbacks`. In a notebook, a run without `progress` shows its
-    rounds and curves in the cell.
+    `job` may also be the path of a job's file, or the keys of a job. `out` is the run's folder
+    (default: a new one under runs/). `progress` is called with every round's record, and `warn`
+    with warnings at the start, which also go to the event log. `starting` is called with a
+    description of each preparation for the first round. `callbacks` run in addition to the job's
+    `record.callbacks`. In a notebook, a run without `progress` shows its rounds and curves in the
+    cell.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil
@@ -47,6 +49,7 @@ def simulate(
         >>> [record["round"] for record in run.metrics]
         [1, 2]
     """
+    job = Job.of(job)
     with ExitStack() as stack:
         open_folder = partial(RunFolder.create, out, job.name)
         return _run(job, open_folder, stack, progress, warn, starting, callbacks)

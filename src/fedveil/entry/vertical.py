@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fedveil.pages.run_folder_page import keep_page
 from fedveil.record.recorder import Record
@@ -15,7 +16,7 @@ from fedveil.vertical.one_process import COMMAND, Parties, VerticalRun, reopened
 
 
 def train(
-    job: VerticalJob,
+    job: VerticalJob | Mapping[str, Any] | str | Path,
     out: str | Path | None = None,
     *,
     progress: Callable[[Record], None] | None = None,
@@ -24,10 +25,12 @@ def train(
 ) -> VerticalRun:
     """Run every party of a job in this process.
 
-    `out` is the run folder (by default a new one under runs/). `progress` is called with each of
-    the leader's records, `say` with every other log line. With `encoded`, every message is encoded
-    and decoded as between machines, which changes only the run time.
+    `job` may also be the path of a job's file, or the keys of a job. `out` is the run folder (by
+    default a new one under runs/). `progress` is called with each of the leader's records, `say`
+    with every other log line. With `encoded`, every message is encoded and decoded as between
+    machines, which changes only the run time.
     """
+    job = VerticalJob.of(job)
     with ExitStack() as stack:
         stack.enter_context(threads(job.threads))
         parties = Parties(job, None, encoded)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.validate import integer
 from fedveil.errors import JobError
 from fedveil.federated import mindspore
 from fedveil.federated.blocks import JobFields
@@ -95,7 +96,7 @@ class Job(JobFields):
         Raises `JobError` if the job already has more rounds, or if its noise was computed for the
         number of rounds that it has.
         """
-        if number < self.rounds:
+        if integer("rounds", number, 1) < self.rounds:
             raise JobError(
                 [
                     f"rounds = {number} is fewer than the {self.rounds} of the run: a resumed "

@@ -57,7 +57,7 @@ from fedveil.vertical.party import Party
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
-from fedveil.vertical.step_checkpoint import Checkpoint, last_common
+from fedveil.vertical.step_checkpoint import Checkpoint, trained_step
 from fedveil.vertical.task import Task, assists_of
 
 M = TypeVar("M", bound=nn.Module)
@@ -179,7 +179,7 @@ def _text_task(task: Task) -> TextTask:
 def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
-    step = last_common(root.path, folders)
+    step = trained_step(root.path, folders)
     parties = []
     for name, folder in folders.items():
         loss = task.loss if name == split.leader else None

@@ -182,6 +182,17 @@ BITS: Mapping[str, Metric] = {
 LOWER = ("loss", "rmse", "mae", "perplexity")
 
 
+#: The least and the largest value of each built-in metric.
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        ("accuracy", "auc", "ks", "balanced_accuracy", "f1", "exact_match"), (0.0, 1.0)
+    ),
+    "r2": (-math.inf, 1.0),
+    "perplexity": (1.0, math.inf),
+    **dict.fromkeys(("loss", "rmse", "mae"), (0.0, math.inf)),
+}
+
+
 def better(name: str) -> Better:
     """Return "higher" or "lower": the direction in which the built-in metric `name` improves."""
     return "lower" if name in LOWER else "higher"

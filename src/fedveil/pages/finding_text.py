@@ -25,7 +25,7 @@ _COULD = (
     (r"property balanced accuracy", "tell clients with mostly one class from others {value} of the "
      "time"),
     (r"property AUC", "rank a client with mostly one class above another {value} of the time"),
-    (r"labels counted", "count {value} of a client's labels right"),
+    (r"labels counted.*", "count {value} of the median client's labels right"),
     (r"client AUC", "rank a client that took part above another client {value} of the time"),
     (r"TPR at (?P<rate>\S+) FPR", "recognise {value} of the members and accuse {rate} of others"),
     (r"balanced accuracy", "tell members from others {value} of the time"),
@@ -41,7 +41,8 @@ _COULD = (
     (r"mse", "reconstruct examples with a mean squared error of {value}"),
     (r"psnr", "reconstruct examples with a signal-to-noise ratio of {value} dB"),
     (r"ssim", "reconstruct examples with a structural similarity of {value}, where 1 is identical"),
-    (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
+    (r"cosine.*", "estimate an update with a cosine similarity of {value} with the true one"),
+    (r"correlation.*", "estimate values with a correlation of {value} with the true ones"),
     (r"relative error.*", "estimate an update with a relative error of {value}"),
 )  # fmt: skip
 #: The metrics whose values are not shares of cases.
@@ -127,9 +128,9 @@ def shown(figure: Measured, value: float) -> str:
     """
     if math.isnan(value):
         return "-"
-    if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
-        return rounded_down(value) if math.isfinite(value) else "inf"
-    if figure.is_claim:
+    if figure.is_bound:
+        return rounded_down(value)
+    if figure.is_claim or figure.is_limit:
         return format_epsilon(value)
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
         return f"{value:.3g}"

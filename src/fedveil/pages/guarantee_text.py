@@ -13,6 +13,17 @@ from fedveil.record.recorder import Record
 
 #: The key of the epsilon that summarises a whole run, without the prefix `epsilon_`.
 RUN = "run_every_round"
+#: What the epsilon of a run means if its noise comes from a seed.
+SEEDED = (
+    "The bound assumes randomness from the operating system, as in a deployment. This run used its "
+    "seed instead."
+)
+_ALL_SEEDED = (
+    "The bounds assume randomness from the operating system, as in a deployment. These runs used "
+    "their seeds instead."
+)
+#: Follows the epsilon of a vertical run whose other parties are on other machines.
+ALONE = ", this party only"
 #: A part of a sentence about the epsilons of several runs. `cell` marks those for one example.
 FOR_A_CLIENT = "for a client in every round, or for one example of it where the table says so"
 
@@ -63,14 +74,14 @@ def whose(record: Record) -> str:
     return "one example of a client" if record["unit"] == "example" else "a client"
 
 
-def cell(figure: Figure, unit: str | None) -> str:
+def cell(figure: Figure, unit: str | None, *, alone: bool = False) -> str:
     """Format a run's epsilon for a table of several runs.
 
-    `unit` is the run's protected unit. If it is "example", "for one example" is appended.
+    `unit` is the run's protected unit. If it is "example", "for one example" is appended. `alone`
+    is True if the epsilon is one party's, and the other parties are on other machines.
     """
-    return (
-        f"{epsilon_text(*figure)} for one example" if unit == "example" else epsilon_text(*figure)
-    )
+    text = epsilon_text(*figure)
+    return f"{text} for one example" if unit == "example" else f"{text}{ALONE if alone else ''}"
 
 
 def figure_of(record: Record, key: str) -> Figure:
@@ -136,12 +147,17 @@ def meaning(record: Record) -> str:
     )
     if trusted:
         text += " The server is trusted: it needs no guess."
-    if str(record.get("randomness", "")).startswith("simulation"):
-        text += (
-            " The bound assumes randomness from the operating system, as in a deployment. This run "
-            "used its seed instead."
-        )
-    return text
+    return f"{text} {from_seed([record])}".strip()
+
+
+def from_seed(records: Sequence[Record]) -> str:
+    """Return what the bounds of these runs assume, or "" if none of the runs used its seed.
+
+    `records` has the last record of each run.
+    """
+    if not any(str(record.get("randomness", "")).startswith("simulation") for record in records):
+        return ""
+    return SEEDED if len(records) == 1 else _ALL_SEEDED
 
 
 def returned(job: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import read_started
+from fedveil.record.vouched_metrics import Vouched
 from fedveil.settings.yaml_file import read
 
 #: Prefix of the event that names a model's buffers, which get no noise.
@@ -149,32 +150,49 @@ class ReadRun:
         return [record["round"] for record in having], [record[key] for record in having]
 
 
-def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder. Raises `RunFolderError` if `folder` is not the folder of a run."""
+def read_run(folder: str | Path, *, growing: bool = False) -> ReadRun:
+    """Read a run's folder. Raises `RunFolderError` if `folder` is not the folder of a run.
+
+    If `growing` is True, the records of a run that has not ended may be older than its checkpoint,
+    as in a copy of the folder that is being updated.
+    """
     path = Path(folder)
-    records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS, ACCOUNTS, BEFORE_AFTER)
-    if (path / JOB).exists() and not any(any(path.glob(name)) for name in records):
+    own = (METRICS, EVENTS, FINDINGS, ACCOUNTS, BEFORE_AFTER)
+    records = any((path / name).exists() for name in own) or party_folders(path, EVENTS)
+    if (path / JOB).exists() and not records:
         raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
-    return _read(path, read(job_of(path)), path)
+    return _read(path, read(job_of(path)), path, growing)
 
 
-def read_party(run: ReadRun, folder: Path) -> ReadRun:
+def party_folders(folder: Path, file: str) -> list[Path]:
+    """Return the parties' folders in the folder of a vertical run that have a file called `file`.
+
+    A folder with a job of its own is not a party's, but another run's.
+    """
+    found = sorted(path.parent for path in folder.glob(f"*/{file}"))
+    return [path for path in found if not (path / JOB).exists()]
+
+
+def read_party(run: ReadRun, folder: Path, *, growing: bool = False) -> ReadRun:
     """Read the records of one party of the vertical run `run`, from the party's `folder`.
 
-    The result has the job of `run`.
+    The result has the job of `run`. `growing` is as in `read_run`.
     """
-    return _read(folder, run.job, run.folder)
+    return _read(folder, run.job, run.folder, growing)
 
 
-def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
+def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadRun:
     """Read the records in `path`, the folder of a run or of one party of a run.
 
-    `job` has the run's settings. Error messages name `run`, the run's folder.
+    `job` has the run's settings. Error messages name `run`, the run's folder. `growing` is as in
+    `read_run`.
     """
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()
-    records = read_whole_lines(_whole_lines(path / METRICS), path / METRICS, resume, needed)
+    vouched = Vouched.by_checkpoint(path)
+    metrics = _whole_lines(path / METRICS)
+    records = read_whole_lines(metrics, path / METRICS, resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     started: Record = {}
     if federated:
@@ -185,6 +203,9 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
     found = ReadRun(path, job, records, findings, events, *beside)
     if federated and not records and (found.ended or "").startswith(_ENDED):
         raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
+    if vouched is not None:
+        with intact(path / METRICS):
+            vouched.check(metrics.encode(), growing=growing and found.ended is None)
     return found
 
 

@@ -11,10 +11,17 @@ from typing import Literal, TypeAlias
 
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.pages.guarantee_text import RUN, figure_of
-from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.read_run import ReadRun, party_folders, read_run
 from fedveil.pages.run_page import seconds
-from fedveil.pages.run_summary import worst_of
-from fedveil.pages.vertical_page import HELD_OUT, accounts_of, is_vertical, leader_of, parties_of
+from fedveil.pages.vertical_page import (
+    HELD_OUT,
+    accounts_of,
+    is_apart,
+    is_vertical,
+    leader_of,
+    parties_of,
+)
+from fedveil.pages.vertical_summary import worst_of
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.metric_names import deciding
@@ -32,7 +39,8 @@ class ListedRun:
 
     `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client that
     takes part in every round, or for one example of it if `unit` is "example". In a vertical run,
-    it is the largest epsilon of any party.
+    it is the largest epsilon of any party. If the other parties are on other machines, `alone` is
+    True, and their epsilons are not known here.
     """
 
     folder: Path
@@ -45,6 +53,7 @@ class ListedRun:
     began: datetime | None = None
     seconds: float | None = None
     unit: str | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 def _is_run(folder: Path) -> bool:
     if any((folder / name).exists() for name in (METRICS, EVENTS, MODEL, FINDINGS)):
         return True
-    return (folder / JOB).exists() and any(folder.glob(f"*/{EVENTS}"))
+    return (folder / JOB).exists() and bool(party_folders(folder, EVENTS))
 
 
 def _listed(path: Path, name: str) -> ListedRun:
@@ -156,7 +165,7 @@ def _vertical(run: ReadRun, name: str) -> ListedRun:
         run.folder, name, ", ".join(protected) or "none", _state(run, leader), metric,
         _number(leader.last.get(f"{HELD_OUT}{metric}")),
         Figure(math.inf, 0.0) if worst is None else worst.figure,
-        _began(leader), leader.seconds,
+        _began(leader), leader.seconds, alone=is_apart(parties),
     )  # fmt: skip
 
 

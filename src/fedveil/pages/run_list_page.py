@@ -25,7 +25,7 @@ def runs_table(found: RunList, file: Path | None = None) -> Table:
             run.name if file is None else _linked(run, file),
             run.protection,
             _quality(run),
-            _NOTHING if run.epsilon is None else cell(run.epsilon, run.unit),
+            _NOTHING if run.epsilon is None else cell(run.epsilon, run.unit, alone=run.alone),
             _NOTHING if run.began is None else f"{run.began:%Y-%m-%d %H:%M}",
             _NOTHING if run.seconds is None else duration(run.seconds),
             run.state,
@@ -45,7 +45,8 @@ def run_list_page(found: RunList, file: Path) -> Page:
     number = quantity(len(found.runs), "run")
     lead = (
         f"{number} below this folder. Epsilon is {FOR_A_CLIENT}; of a vertical run it is the "
-        "largest figure in any party's account. A click on a column's name sorts by it."
+        "largest figure in the parties' accounts, or in one party's if the others are on other "
+        "machines. A click on a column's name sorts by it."
     )
     parts: list[Part] = [runs_table(found, file)] if found.runs else ["There are no runs here."]
     sections = [Section("Runs", parts)]
@@ -82,6 +83,7 @@ def as_data(run: ListedRun) -> dict[str, object]:
         "delta": None if figure is None else figure.delta,
         "promise": None if figure is None else figure.promise,
         "unit": run.unit,
+        "this_party_only": run.alone,
         "began": None if run.began is None else run.began.isoformat(),
         "seconds": run.seconds,
         "state": run.state,

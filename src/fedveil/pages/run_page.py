@@ -292,7 +292,8 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
     saw = f", which saw {finding.saw}" if finding.saw else ""
     caption = (
         f"{finding.attack} at effort {finding.effort} against {finding.protection}{saw}; promised: "
-        f"epsilon {epsilon_text(finding.epsilon, finding.delta)}: {finding.verdict}"
+        f"epsilon {epsilon_text(finding.epsilon, finding.delta)}{finding.distance}: "
+        f"{finding.verdict}"
     )
     yield replace(figures_of(finding), caption=caption)
     if finding.unseen:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedveil.pages.guarantee_text import RUN, attackers, figure_of, listed, meaning, returned, whose
+from fedveil.pages.guarantee_text import RUN, attackers, figure_of, meaning, whose
 from fedveil.pages.page import Fact, Tone
 from fedveil.pages.read_run import BUFFERS, ReadRun
 from fedveil.privacy.guarantee_strength import Promise
-from fedveil.privacy.ledger import Line
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.switching import switched
-from fedveil.record.account_lines import UNPROTECTED, influence, influenced_part
 from fedveil.record.metric_names import best, deciding, digits, figures, word
 from fedveil.record.recorder import ADVICE, SEVERAL, Record
 from fedveil.record.run_folder import JOB
@@ -27,7 +25,7 @@ TONES: dict[Promise, Tone] = {
 _LITTLE_AUC = 0.7
 #: A model that reached this AUC had learnt, so it has collapsed if it ends below `_LITTLE_AUC`.
 _LEARNT_AUC = 0.9
-_QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
+QUALITY, PROMISED, NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
 class Ending(NamedTuple):
@@ -41,90 +39,7 @@ class Ending(NamedTuple):
 def ending(run: ReadRun) -> Ending:
     """Return the quality, guarantee and next step of a federated run, which may be unfinished."""
     last = run.last
-    return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
-
-
-def vertical_ending(
-    run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
-) -> Ending:
-    """Return the quality, privacy guarantee and next step of a vertical run.
-
-    `leader` has the leader's records. `accounts` are the lines of all parties' epsilons. `apart` is
-    True if the parties are on different machines.
-    """
-    quality = _quality_of_parties(leader)
-    worst = worst_of(accounts)
-    following = _next_apart if apart else _next_of_vertical
-    if worst is None and apart and run.job["privacy"].get("embedding_dp"):
-        return Ending(quality, *_of_others(run, leader))
-    if worst is not None and worst.what.endswith(UNPROTECTED):
-        worst = None  # other epsilons do not cover an example that was also sent unprotected
-    promise = Fact(
-        _PROMISED,
-        "none" if worst is None else str(worst.figure),
-        "The tensors sent between the parties are not protected. They may reveal everything about "
-        "an example."
-        if worst is None
-        else f"For {worst.what}: the largest figure in any party's account."
-        f"{_uncovered(accounts)} {returned(run.job)}",
-        "poor" if worst is None else TONES[worst.figure.promise],
-    )
-    return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
-
-
-def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
-    """Return two cards for a party that sends no protected tensor: guarantee, and next step.
-
-    Such a party, usually the leader, has no privacy account of its own. The cards refer to the
-    accounts of the other parties.
-    """
-    promise = Fact(
-        _PROMISED,
-        "not known here",
-        "Each party that sends activations states the epsilon in its own account. "
-        + returned(run.job),
-    )
-    if leader.ended is None or not leader.finished:
-        return promise, Fact(_NEXT, *_next_apart(run, leader, None))
-    ask = "the page of each other party states the epsilon of what this party sends"
-    return promise, Fact(_NEXT, "ask the other parties", ask)
-
-
-def _quality_of_parties(leader: ReadRun) -> Fact:
-    metrics = {
-        key.removeprefix("test_"): value
-        for key, value in leader.last.items()
-        if key.startswith("test_")
-    }
-    if not metrics:
-        return Fact(_QUALITY, "not known here", "the leader reports it after an evaluation")
-    first = "accuracy" if "accuracy" in metrics else next(iter(metrics))
-    value, *others = (
-        f"{word(name)} {digits(name, metrics[name])}" for name in dict.fromkeys([first, *metrics])
-    )
-    return Fact(_QUALITY, value, f"{', '.join(others)} on the held-out examples".strip())
-
-
-def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the line with the largest epsilon in the parties' accounts, or None if there is none.
-
-    Ignores lines about another kind of leak: one example's influence on the model, and so on the
-    later reports of other examples.
-    """
-    own = (line for line in accounts if influenced_part(line.what) is None)
-    return max(own, key=lambda line: line.epsilon, default=None)
-
-
-def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence about a leak that no epsilon in `accounts` covers, or "" if there is none.
-
-    Training on an example changes a part of the model, and so the later reports of other examples.
-    For each such part, `accounts` has a line with an infinite epsilon. The sentence names the
-    parts.
-    """
-    found = (influenced_part(line.what) for line in accounts)
-    parts = list(dict.fromkeys(part for part in found if part is not None))
-    return f" No epsilon covers {influence(listed(parts))}." if parts else ""
+    return Ending(_quality(run, last), _promise(run.job, last), Fact(NEXT, *_next(run, last)))
 
 
 class Best(NamedTuple):
@@ -152,9 +67,7 @@ def _quality(run: ReadRun, last: Record) -> Fact:
     (name, _), others = deciding(last), figures(last)[1:]
     if name not in last:
         at_end = run.said("the model at its end: ")
-        return Fact(
-            _QUALITY, at_end or "not measured yet", "on the test examples" if at_end else ""
-        )
+        return Fact(QUALITY, at_end or "not measured yet", "on the test examples" if at_end else "")
     rounds, _ = run.figures(name)
     found = best_round(run)
     assert found is not None, "there is a figure"
@@ -169,21 +82,21 @@ def _quality(run: ReadRun, last: Record) -> Fact:
             f"worst tenth {digits(name, last['clients_worst_tenth'])}, "
             f"spread {digits(name, last['clients_spread'])}"
         )
-    return Fact(_QUALITY, f"{word(name)} {digits(name, last[name])}", text)
+    return Fact(QUALITY, f"{word(name)} {digits(name, last[name])}", text)
 
 
 def _promise(job: Mapping[str, Any], last: Record) -> Fact:
     if not last:
-        return Fact(_PROMISED, "no client has sent anything yet")
+        return Fact(PROMISED, "no client has sent anything yet")
     figure = figure_of(last, RUN)
     seen = attackers(job)
     if figure.promise == "none":
         said = f"For {whose(last)} that takes part in every round. {meaning(last)}"
         hidden = _protection(job["protection"]["name"]).hides.format(seen)
-        return Fact(_PROMISED, str(figure), f"{said} {hidden}".strip(), TONES["none"])
+        return Fact(PROMISED, str(figure), f"{said} {hidden}".strip(), TONES["none"])
     against = f", against {seen}" if seen else ""
     holds = f"For {whose(last)} that takes part in every round{against}."
-    return Fact(_PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
+    return Fact(PROMISED, str(figure), f"{holds} {meaning(last)}", TONES[figure.promise])
 
 
 def _next(run: ReadRun, last: Record) -> tuple[str, str]:
@@ -325,47 +238,3 @@ def _deploying(run: ReadRun, job: str) -> str:
     }
     settings = [f" --set {key}={none}" for key, (none, value) in alone.items() if value]
     return f"`fedveil deploy DIR {job}{''.join(settings)}` runs the job on other machines"
-
-
-def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    folder = quote(str(run.folder))
-    if leader.ended is None or not leader.finished:
-        return "let it finish", f"`fedveil vertical run --resume {folder}` resumes it"
-    job = quote(str(run.folder / JOB))
-    attack = "tokens" if run.job["task"]["name"] == "pangu" else "features"
-    if worst is not None and worst.figure.thin:
-        return (
-            "ask for a stronger guarantee",
-            f"every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
-            f"`fedveil vertical run {job} --set privacy.embedding_dp.reuse=true`",
-        )
-    if worst is None:
-        return (
-            "protect the activations",
-            f"`fedveil vertical run {job} --set privacy.embedding_dp.eps=1`; `fedveil attack "
-            f"{attack} {folder}` shows what they reveal now",
-        )
-    return "try to break it", f"`fedveil attack {attack} {folder}`"
-
-
-def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the user's next step, in short and in detail, for parties on different machines.
-
-    `worst` is the line of the parties' accounts with the largest epsilon, or None if there is none.
-    """
-    if leader.ended is None or not leader.finished:
-        folder = quote(str(run.folder))
-        return "let it finish", f"this party's command with `--resume {folder}` resumes it"
-    if worst is None:
-        return "protect the activations", "set `privacy.embedding_dp.eps: 1` in every party's job"
-    if worst.figure.thin:
-        return (
-            "ask for a stronger guarantee",
-            "every bit sent about an example costs privacy: use fewer bits, fewer epochs, and "
-            "`privacy.embedding_dp.reuse: true` in every party's job",
-        )
-    return (
-        "try to break it",
-        "`fedveil attack` needs a run with all parties in one process, made by `fedveil vertical "
-        "run` where all their data may be used",
-    )

@@ -8,23 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.guarantee_text import FOR_A_CLIENT, RUN, attackers, cell, figure_of, whose
+from fedveil.pages.guarantee_text import ALONE, FOR_A_CLIENT, RUN, attackers, cell, figure_of, whose
 from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
-from fedveil.pages.run_summary import TONES, best_round, worst_of
+from fedveil.pages.run_summary import TONES, best_round
 from fedveil.pages.table import Table
 from fedveil.pages.vertical_page import (
     CROSSED,
     HELD_OUT,
     accounts_of,
     how_ended,
+    is_apart,
     is_vertical,
     leader_of,
     learning,
     parties_of,
     what_it_is,
 )
+from fedveil.pages.vertical_summary import worst_of
 from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import deciding, digits, figures, word
@@ -134,7 +136,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     keys = [*dict.fromkeys(key for key in told_of if key.startswith(HELD_OUT))]
     rows = []
     for name, run in runs.items():
-        last, worst = leaders[name].last, worst_of(accounts_of(parties[name]))
+        last = leaders[name].last
         crossed = sum(last.get(key, 0) for key in CROSSED)
         rows.append([
             name, str(run.job["task"]["name"]), how_ended(leaders[name]),
@@ -142,19 +144,26 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
                 digits(key.removeprefix(HELD_OUT), last[key]) if key in last else _NOTHING
                 for key in keys
             ),
-            f"{epsilon_text(*worst.figure)} for {worst.what}" if worst else epsilon_text(math.inf),
+            _largest(parties[name]),
             shown_bytes(crossed) if crossed else _NOTHING,
         ])  # fmt: skip
     columns = ["run", "task", "how far", *(key.removeprefix(HELD_OUT) for key in keys),
                "epsilon", "sent per step"]  # fmt: skip
     note = (
-        "On the held-out examples. Epsilon is the largest in any party's account, for an example's "
-        "own reports."
+        "On the held-out examples. Epsilon is the largest in the parties' accounts, for an "
+        "example's own reports. Parties on other machines have accounts of their own."
     )
     yield Section(f"Every step{of}", [*learning(leaders)])
     yield Section(f"At the end{of}", [Table(columns, rows, note)])
     if len(runs) > 1:
         yield Section(f"What differs{of}", [_different(runs)])
+
+
+def _largest(parties: Mapping[str, ReadRun]) -> str:
+    """Return the largest epsilon in the accounts of a vertical run's local parties."""
+    worst = worst_of(accounts_of(parties))
+    text = f"{epsilon_text(*worst.figure)} for {worst.what}" if worst else epsilon_text(math.inf)
+    return f"{text}{ALONE}" if is_apart(parties) else text
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:

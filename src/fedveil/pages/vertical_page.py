@@ -10,10 +10,11 @@ from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import returned, right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
-from fedveil.pages.read_run import ReadRun, read_party
+from fedveil.pages.read_run import ReadRun, party_folders, read_party
 from fedveil.pages.run_page import found, repeat
-from fedveil.pages.run_summary import Ending, vertical_ending
+from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
+from fedveil.pages.vertical_summary import vertical_ending
 from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
@@ -33,13 +34,14 @@ def is_vertical(run: ReadRun) -> bool:
     return "task" in run.job and "protection" not in run.job
 
 
-def parties_of(run: ReadRun) -> dict[str, ReadRun]:
+def parties_of(run: ReadRun, *, growing: bool = False) -> dict[str, ReadRun]:
     """Return the records of the parties in a vertical run's folder, by the party's name.
 
-    If the parties are on different machines, only the local party is there.
+    If the parties are on different machines, only the local party is there. `growing` is as in
+    `read_run`.
     """
-    folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
-    return {folder.name: read_party(run, folder) for folder in folders}
+    folders = party_folders(run.folder, METRICS)
+    return {folder.name: read_party(run, folder, growing=growing) for folder in folders}
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
@@ -116,8 +118,14 @@ def how_ended(leader: ReadRun) -> str:
 
 def answers(run: ReadRun) -> Ending:
     parties = parties_of(run)
-    apart = len(parties) == 1
-    return vertical_ending(run, leader_of(run, parties), accounts_of(parties), apart=apart)
+    return vertical_ending(
+        run, leader_of(run, parties), accounts_of(parties), apart=is_apart(parties)
+    )
+
+
+def is_apart(parties: Mapping[str, ReadRun]) -> bool:
+    """Return True if a run's folder has only one of its parties: the others are elsewhere."""
+    return len(parties) == 1
 
 
 def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:

@@ -22,7 +22,7 @@ from fedveil.entropy import Entropy, Secure
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit_scores import Scorer, as_rows, learned
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.loss import PrivacyLoss, as_written
+from fedveil.privacy.loss import PrivacyLoss, as_written, format_epsilon
 
 Mechanism: TypeAlias = Callable[[Any, Entropy], Any] | object
 
@@ -57,7 +57,7 @@ class Audit:
     def __str__(self) -> str:
         claimed = Figure(self.claim.epsilon, self.claim.delta)
         verdict = "refuted" if self.refuted else "not refuted"
-        found, reachable = rounded_down(self.bound), rounded_down(self.reachable)
+        found, reachable = rounded_down(self.bound), format_epsilon(self.reachable)
         return (
             f"claimed: {claimed}; found: epsilon at least {found} at confidence "
             f"{self.confidence:g} ({self.trials} trials can show at most {reachable}): {verdict}"
@@ -286,6 +286,8 @@ def _callable(mechanism: Mechanism) -> Callable[[Any, Entropy], Any]:
 
 
 def rounded_down(bound: float, digits: int = 3) -> str:
-    """Format a lower bound with `digits` significant digits, rounded down."""
+    """Format a lower bound with `digits` significant digits, rounded down. It may be infinite."""
+    if not math.isfinite(bound):
+        return f"{bound:g}"
     context = Context(prec=digits, rounding=ROUND_FLOOR)
     return f"{float(context.create_decimal(as_written(bound))):g}"

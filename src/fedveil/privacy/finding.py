@@ -22,6 +22,8 @@ EFFORTS = ("quick", "standard", "full")
 BOUND = "epsilon at least"
 #: Prefix of the name of an epsilon that a ledger states.
 CLAIM = "ledger's epsilon"
+#: Prefixes of the names of the largest lower bounds that an attack's cases could show.
+LIMITS = ("the most that", "most that")
 #: The confidence of every interval.
 CONFIDENCE = 0.95
 
@@ -67,6 +69,11 @@ class Measured:
         return self.name.startswith(CLAIM)
 
     @property
+    def is_limit(self) -> bool:
+        """Return True if this metric is the largest lower bound that its cases could show."""
+        return self.name.startswith(LIMITS)
+
+    @property
     def is_error(self) -> bool:
         """True if the metric measures the attacker's error, so that smaller values are better."""
         # A name may begin with what the attacker knew, as in "left: known bottom: mse".
@@ -87,9 +94,8 @@ class Measured:
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
-        down = self.is_bound and math.isfinite(self.value)
-        shown = rounded_down(self.value) if down else f"{self.value:.3g}"
-        shown = format_epsilon(self.value) if self.is_claim else shown
+        shown = rounded_down(self.value) if self.is_bound else f"{self.value:.3g}"
+        shown = format_epsilon(self.value) if self.is_claim or self.is_limit else shown
         shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
@@ -195,15 +201,23 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return, in words, how far the claim is above or below the closest lower bound.
+        """Return, in words, the lower bound that is closest to its claim, and how far it is away.
 
-        Returns "" if no lower bound has a finite claim.
+        If bounds exceed their claims, it is the one that exceeds its claim by most. A bound of 0
+        for a claim of 0 is left out, because no such bound is farther away. Returns "" if no other
+        bound has a finite claim.
         """
-        gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
-        gap = min(gaps, default=math.inf)
-        if math.isinf(gap):
+        known = [(bound, bound.claim(self.epsilon)) for bound in self.bounds]
+        usable = [(b, claim) for b, claim in known if claim < math.inf and max(claim, b.value) > 0]
+        if not usable:
             return ""
-        return f", {abs(gap):.3g} {'below' if gap < 0 else 'above'} the closest bound"
+        bound, claim = min(usable, key=lambda of: of[1] - of[0].value)
+        gap, own = claim - bound.value, "the" if math.isnan(bound.epsilon) else "its own"
+        what, side = ("largest excess", "above") if gap < 0 else ("closest", "below")
+        return (
+            f"; {what}: {bound.name.removeprefix(f'{BOUND}, ')} {rounded_down(bound.value)}, "
+            f"{abs(gap):.3g} {side} {own} claim {format_epsilon(claim)}"
+        )
 
     @property
     def verdict(self) -> str:

@@ -33,6 +33,7 @@ from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma, epsilon_for
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.loss import format_epsilon
 
 #: An epsilon in place of 0, for curves that need a positive one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
@@ -168,7 +169,8 @@ class OneRunAudit:
         return max(self.bound, self.alone) > self.claim.epsilon
 
     def __str__(self) -> str:
-        found, alone, most = map(rounded_down, (self.bound, self.alone, self.reachable))
+        found, alone = rounded_down(self.bound), rounded_down(self.alone)
+        most = format_epsilon(self.reachable)
         return (
             f"epsilon at least {found} at confidence {self.confidence:g} ({self.canaries} canaries "
             f"can show at most {most}), {alone} if canaries reveal nothing about each other"

@@ -16,6 +16,8 @@ ACCOUNTS = "accounts.jsonl"
 UNPROTECTED = "sent unprotected"
 #: The start of the line about an example of a vertical run.
 OWN_REPORTS = "an example's own reports"
+#: The line about labels that are randomised once.
+LABEL = "an example's label, in all epochs"
 _INFLUENCE = "an example's influence on the later reports of others, through the training of "
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import locked, write_whole
-from fedveil.base.message import Value, prefixed, take, within
+from fedveil.base.message import MAGIC, Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.adaptive_sum import AdaptiveSum
@@ -69,7 +69,11 @@ class DataAccount:
         if not self.path.exists():
             return 0, Ledger()
         with intact(self.path):
-            state: dict[str, Any] = unsealed(read_bytes(self.path, MOST_DATA_BYTES))
+            raw = read_bytes(self.path, MOST_DATA_BYTES)
+            if not raw.startswith(MAGIC):
+                other = "is not an account: name a new file or an account"
+                raise RunFolderError(f"{self.path} {other}")
+            state: dict[str, Any] = unsealed(raw)
             ledger = Ledger.from_state(within(_PART, state))
             rounds, unit = take(state, "rounds", int), take(state, "unit", str)
         if unit != self._unit:

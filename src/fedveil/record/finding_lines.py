@@ -64,16 +64,17 @@ def read_findings(path: Path) -> list[Finding]:
     if not file.exists():
         return []
     with intact(file):
-        return [_finding(line) for line in read_text(file, MOST_LINES_BYTES).splitlines()]
+        lines = read_text(file, MOST_LINES_BYTES).splitlines()
+        return [_finding(number, line) for number, line in enumerate(lines, 1)]
 
 
-def _finding(line: str) -> Finding:
+def _finding(number: int, line: str) -> Finding:
     try:
         fields = read_line(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
         return Finding(figures=figures, **_numbers(fields))
-    except MALFORMED as error:
-        raise MessageInvalid(f"it holds a line that is no finding: {error}") from None
+    except MALFORMED:  # whose texts are about Python
+        raise MessageInvalid(f"line {number} is no finding: it was edited or cut off") from None
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:

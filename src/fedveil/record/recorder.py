@@ -18,6 +18,7 @@ from fedveil.errors import MessageInvalid, MissingExtra, RunFolderError
 from fedveil.record.event_log import EventLog, stamped
 from fedveil.record.run_folder import EVENTS, METRICS, RunFolder, explained
 from fedveil.record.sealed_message import intact
+from fedveil.record.vouched_metrics import vouched_hash
 
 Record = dict[str, Any]
 
@@ -33,6 +34,8 @@ SEVERAL = "an example has several inputs: "
 ADVICE = "what next: "
 #: Prefix of the events that say what crosses between the parties of a vertical run.
 CROSSES = "crosses: "
+#: Start of the event after a test that inferred labels from the gradients that are returned.
+INFERRED = "labels: privacy.label_protection"
 _NUMBERS = ("clients", "reports", "dropped", "bytes_up", "bytes_up_per_client", "bytes_down")
 _LEDGER = ("per_bit", "per_parameter", "per_round", "run_every_round", "run_most_drawn")
 #: The keys of every record of a federated run, in their order.
@@ -133,12 +136,8 @@ class Metrics:
         if size == 0:
             return cls()
         with intact(path), opened(path, MOST_LINES_BYTES) as file:
-            if integer("metrics_bytes", size, 0) > os.fstat(file.fileno()).st_size:
-                raise MessageInvalid("it is shorter than its checkpoint says")
-            data = file.read(size)
-            found = hashlib.sha256(data)
-            if found.hexdigest() != digest:
-                raise MessageInvalid("it is not what its checkpoint vouches for")
+            data = file.read(integer("metrics_bytes", size, 0))
+            found = vouched_hash(data, size, digest)
             records = [_record(read_line(line)) for line in data.decode().splitlines()]
             return cls(size, found, records)
 
@@ -148,29 +147,32 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
-    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. The error
-    names `resume`, the command that resumes the run.
+    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. If it is
+    the last line, the error names `resume`, the command that resumes the run.
     """
-    records = list[Record]()
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+    records, lines = list[Record](), text[: text.rfind("\n") + 1].splitlines()
+    for number, line in enumerate(lines, 1):
+        last = resume if number == len(lines) else None
         try:
             record = _record(read_line(line))
         except MALFORMED as error:
-            raise RunFolderError(_incomplete(path, number, _why(error), resume)) from None
+            broken = isinstance(error, json.JSONDecodeError)
+            why = ("it breaks off" if last else "it is no JSON") if broken else str(error)
+            raise RunFolderError(_incomplete(path, number, why, last)) from None
         if missing := [key for key in needed if key not in record]:
-            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", resume))
+            raise RunFolderError(_incomplete(path, number, f"no {missing[0]}", last))
         records.append(record)
     return records
 
 
-def _why(error: Exception) -> str:
-    return "it breaks off" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
+def _incomplete(path: Path, line: int, why: str, resume: str | None) -> str:
+    """Return the error for an invalid record. Only the last one can have been cut off."""
+    where = f"{path}, line {line}"
+    if resume is None:
+        return f"{where}: invalid record ({why}). The file was edited or damaged: restore it"
     return (
-        f"{path}, line {line}: incomplete record ({why}). The run was probably cut off; resume it "
-        f"with: {resume}"
+        f"{where}: incomplete record ({why}). The run was probably cut off; resume it with: "
+        f"{resume}"
     )
 
 

@@ -136,14 +136,19 @@ def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None
 
 
 def _refuse_content(path: Path, command: str | None) -> None:
-    # A run that was killed in its first instant leaves a lock and a part of a file.
-    none = (LOCK, TRACEBACK)
     held = path.iterdir() if path.is_dir() else ()
-    if any(e.name not in none and e.suffix != PARTIAL for e in held):
+    if not all(_may_be_replaced(entry) for entry in held):
         others = ""
         if command and (path / JOB).exists():
             others = f", or resume that run with `{command} --resume {quote(str(path))}`"
         raise RunFolderError(f"{path} is not empty: name another folder{others}")
+
+
+def _may_be_replaced(entry: Path) -> bool:
+    """Return True if a run that ended before it wrote its job file may have left `entry`."""
+    if entry.name == CHECKPOINT and entry.is_dir():
+        return all(held.name in (JOB, JOB + PARTIAL) for held in entry.iterdir())
+    return entry.name in (LOCK, TRACEBACK) or entry.suffix == PARTIAL
 
 
 def in_use(path: Path) -> bool:

@@ -6,16 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
+from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import RunFolderError
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import CHECKPOINT, IMPORTS, JOB, RunFolder
 from fedveil.record.sealed_message import intact
 
-#: The copy of the job.
+#: The copy of the job. A run writes it first, so a folder without it holds no run.
 BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
@@ -33,8 +34,8 @@ J = TypeVar("J", bound=AnyJob)
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
     """Save a job, and the paths from which the user's modules in `names` were imported."""
     yaml = job.to_yaml().encode()
-    folder.write_atomically(JOB, yaml)
     folder.write_atomically(BEGAN, yaml)
+    folder.write_atomically(JOB, yaml)
     keep_imports(folder, names)
 
 
@@ -47,8 +48,10 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job with `load`, which reads a job file.
 
-    `stack` closes the folder. Raises `RunFolderError` if the job file was edited.
+    `stack` closes the folder. Raises `RunFolderError` if the folder holds no run or is a part of
+    one, or if the job file was edited.
     """
+    refuse_part(Path(path))
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
     looked = look_where_a_run_looked(folder.path)
@@ -70,16 +73,24 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
         raise RunFolderError(
             f"{folder.path} holds what attacks found of a job, and no run that could go on"
         )
-    elif _keys(read_text(folder.path / JOB, MOST_JOB_BYTES)) != _keys(job.to_yaml()):
-        raise RunFolderError(  # a run that has just begun wrote its job with every key
+    else:
+        raise RunFolderError(
             f"{folder.path} holds a job file, and no run that could be resumed: start one from "
             f"{folder.path / JOB}"
         )
     return folder, job
 
 
-def _keys(yaml: str) -> list[str]:
-    return [line.partition(":")[0] for line in yaml.splitlines()]
+def refuse_part(path: Path) -> None:
+    """Raise `RunFolderError` if `path` is a folder inside a run's folder, and has no run itself."""
+    if not path.is_dir() or (path / BEGAN).exists():
+        return
+    outer = chain(path.parents, path.resolve().parents)
+    run = next((folder for folder in outer if (folder / BEGAN).exists()), None)
+    if run is not None:
+        raise RunFolderError(
+            f"{path} is not a run's folder: it is a part of the run in {run}. Name that folder"
+        )
 
 
 def look_beside(job: Path) -> None:

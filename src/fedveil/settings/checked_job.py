@@ -49,6 +49,18 @@ class CheckedJob(Settings):
         return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
+    def of(cls, job: Self | Mapping[str, Any] | str | Path) -> Self:
+        """Return `job`, which may also be the path of a job's file or the keys of a job."""
+        if isinstance(job, cls):
+            return job
+        if isinstance(job, Mapping):
+            return cls.read(job, [])
+        if isinstance(job, str | Path):
+            return cls.load(job)
+        kind = type(job).__name__
+        raise JobError([f"a {kind} is no {cls.__name__}, no path of a job's file and no mapping"])
+
+    @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
         """Build a job from the parsed keys of a file, and apply `key=value` overrides."""
         return cls._checked(*yaml_file.apply(data, overrides, cls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from fedveil.base.files import write_new
@@ -54,7 +55,7 @@ def write_starter(directory: Path, name: str = "table") -> list[Path]:
     """
     if name not in TEMPLATES:
         near = nearest(name, TEMPLATES)
-        raise InvalidValue(f"--template {name} is not one of {', '.join(TEMPLATES)}{near}")
+        raise InvalidValue(f"--template {quote(name)} is not one of {', '.join(TEMPLATES)}{near}")
     sources = TEMPLATES[name].files
     taken = [name for name in sources if (directory / name).exists()]
     if taken:

@@ -7,9 +7,11 @@ weight, because most protections require that.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from shlex import quote as quoted
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -22,10 +24,12 @@ from fedveil.engine.target_epsilon import key_of_cost, solve
 from fedveil.errors import InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.federated.protection_switch import ProtectionSettings
+from fedveil.learning.learning_task import BUNDLED
+from fedveil.learning.task_metrics import RANGES
 from fedveil.privacy.loss import format_epsilon
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.metric_names import LOSS, USUAL, Better
+from fedveil.record.metric_names import LOSS, USUAL, Better, word
 from fedveil.settings.settings import Settings
 
 Tell = Callable[[str], None]
@@ -42,10 +46,17 @@ class Goal(NamedTuple):
     better: Better = "higher"
 
     @classmethod
-    def of(cls, text: str, measures: Mapping[str, Better] = USUAL) -> Goal:
+    def of(
+        cls,
+        text: str,
+        measures: Mapping[str, Better] = USUAL,
+        ranges: Mapping[str, tuple[float, float]] = RANGES,
+    ) -> Goal:
         """Parse a goal such as `accuracy=0.9`.
 
-        Raises `JobError` unless its metric is the loss or one of `measures`.
+        Raises `JobError` unless its metric is the loss or one of `measures`, or if the metric never
+        has this value. `ranges` has the least and the largest value of each metric. A metric that
+        it omits may have any.
         """
         known = {**measures, LOSS: "lower"}
         name, _, number = text.partition("=")
@@ -53,8 +64,15 @@ class Goal(NamedTuple):
             value = float(number)
         except ValueError:
             value = float("nan")
-        if name not in known or value != value:
-            raise JobError([f"--target {text} is not METRIC=NUMBER with one of {', '.join(known)}"])
+        if name not in known or not math.isfinite(value):
+            names = ", ".join(known)
+            raise JobError([f"--target {quoted(text)} is not METRIC=NUMBER with one of {names}"])
+        least, most = ranges.get(name, (-math.inf, math.inf))
+        if not least <= value <= most:
+            side = f"at most {most:g}" if value > most else f"at least {least:g}"
+            percent = (least, most) == (0, 1) and 1 < value <= 100
+            hint = f". For {value:g}%, write {name}={value / 100:g}" if percent else ""
+            raise JobError([f"--target {text}: {word(name)} is {side}{hint}"])
         return cls(name, value, "lower" if known[name] == "lower" else "higher")
 
     def reached(self, value: float) -> bool:
@@ -142,7 +160,9 @@ class Comparison:
         """The metric and value that the runs should reach, or None."""
         if self.asked.target is None:
             return None
-        return Goal.of(self.asked.target, make_task(self.job).measures)
+        task = make_task(self.job)
+        own = self.job.task not in BUNDLED  # its metrics may have other ranges
+        return Goal.of(self.asked.target, task.measures, {} if own else RANGES)
 
     @cached_property
     def settings(self) -> Sequence[Setting]:

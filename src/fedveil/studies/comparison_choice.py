@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedveil.engine.candidates import GAUSSIAN, OTHERS
 from fedveil.federated.job import Job
+from fedveil.pages.guarantee_text import listed
 from fedveil.pages.page import Fact
 from fedveil.pages.run_summary import TONES
 from fedveil.privacy.guarantee_strength import Figure, epsilon_text
-from fedveil.privacy.loss import format_epsilon
+from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.metric_names import best, deciding, digits, word
-from fedveil.studies.comparison_table import Line
+from fedveil.studies.better_than_guessing import guessing, has_learnt
+from fedveil.studies.comparison_table import Line, assumed
 
 #: The epsilons of a comparison that names none.
 EPSILONS = (2.0, 8.0)
+_HELP = "More clients, `privacy.unit: example` or a model with fewer weights help."
 
 
 def side_by_side(job: Job) -> list[str]:
@@ -60,10 +64,11 @@ def unequal(found: Sequence[Line]) -> str | None:
 def choice(found: Sequence[Line]) -> Fact | None:
     """Return a card for the page that recommends a protection at each target epsilon.
 
-    The best protection that needs no trusted server is recommended or, if all need a trusted
-    server, the best of all. Returns None if no setting has a target epsilon. `found` has one `Line`
-    of results per setting.
+    Of the protections under which the model learns, the best that needs no trusted server is
+    recommended or, if all need a trusted server, the best of all. Returns None if no setting has a
+    target epsilon. `found` has one `Line` of results per setting.
     """
+    bare = [line for line in found if line.setting.position == "not_encrypt" and _whole(line)]
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []
     for epsilon in levels:
@@ -71,17 +76,23 @@ def choice(found: Sequence[Line]) -> Fact | None:
         if not lines:
             words.append(f"At epsilon {format_epsilon(epsilon)}, no run has a result.")
             continue
-        apart = [line for line in lines if not _trusts(line)]
-        taken = _best(apart or lines)
+        able = [line for line in lines if has_learnt(line, bare[0] if bare else None)]
+        if not able:
+            words.append(_none(_best(lines), epsilon, bare[0] if bare else None))
+            continue
+        apart = [line for line in able if not _trusts(line)]
+        taken = _best(apart or able)
         values.append((taken, epsilon))
-        words.append(_sentence(taken, lines, epsilon))
+        words.append(_sentence(taken, able, epsilon) + _unsure(taken, apart or able))
     if not levels:
         return None
-    bare = [line for line in found if line.setting.position == "not_encrypt" and _whole(line)]
     if bare:
         words.append(f"Without protection: {_reached(bare[0])}.")
+    words += filter(None, [assumed([line for line, _ in values])])
     if not values:
-        return Fact("Which to take", "no result", " ".join(words), "poor")
+        results = any(_whole(line) for line in found if line.setting.epsilon is not None)
+        value = "none of these" if results else "no result"
+        return Fact("Which to take", value, " ".join(words), "poor")
     taken, epsilon = values[0]
     spent = taken.spent("run_every_round")
     tone = TONES[spent.promise] if spent is not None else ""
@@ -90,20 +101,60 @@ def choice(found: Sequence[Line]) -> Fact | None:
 
 
 def _sentence(taken: Line, lines: Sequence[Line], epsilon: float) -> str:
-    spent = taken.spent("run_every_round") or Figure(epsilon, 0.0)
     text = (
-        f"At epsilon {format_epsilon(epsilon)} ({spent.promise}), take {taken.setting}: "
-        f"{_reached(taken)}. Its promise holds against {_against(taken)}."
+        f"{_level(taken, epsilon)}, take {taken.setting}: {_reached(taken)}. Its promise holds "
+        f"against {_against(taken)}."
     )
     if not _improved(taken):
         text += (
             " It is no better than after its first test, so these clients are too few for this "
-            "epsilon. More clients, `privacy.unit: example` or a model with fewer weights help."
+            f"epsilon. {_HELP}"
         )
     first = _best(lines)
     if first is not taken and _reached(first) != _reached(taken):
         text += f" {first.setting.position} reaches {_reached(first)}, but trusts the server."
     return text
+
+
+def _none(nearest: Line, epsilon: float, bare: Line | None) -> str:
+    """Return the sentences for an epsilon at which even the best line, `nearest`, only guesses.
+
+    `bare` is the line without protection, or None.
+    """
+    why = f"These clients are too few for this epsilon. {_HELP}"
+    if bare is not None and not has_learnt(bare, bare):
+        why = "The model does not learn without protection either: change its training first."
+    return (
+        f"{_level(nearest, epsilon)}, take none of these: no model is much better than guessing. "
+        f"The best is that of {nearest.setting.position}, with {_reached(nearest)} "
+        f"({guessing(nearest)}). {why}"
+    )
+
+
+def _level(line: Line, epsilon: float) -> str:
+    """Return the start of a sentence about one target epsilon, and about a line that meets it."""
+    spent = line.spent("run_every_round") or Figure(epsilon, 0.0)
+    return (
+        f"At epsilon {format_epsilon(epsilon)} and delta {format_delta(spent.delta)} "
+        f"({spent.promise})"
+    )
+
+
+def _unsure(taken: Line, lines: Sequence[Line]) -> str:
+    """Return a sentence if the seeds do not show that `taken` is the best of `lines`, or ""."""
+    others = [line for line in lines if line is not taken]
+    if len(_values(taken)) == 1:
+        return " With one seed, its lead over the others may be chance." if others else ""
+    alike = [str(replace(o.setting, epsilon=None)) for o in others if _overlap(o, taken)]
+    if not alike:
+        return ""
+    return f" The seeds do not tell it from {listed(alike)}: what they reach overlaps."
+
+
+def _overlap(a: Line, b: Line) -> bool:
+    """Return True if the ranges of two lines' results over the seeds have a value in common."""
+    least, most = (side(end(_values(a)), end(_values(b))) for side, end in ((max, min), (min, max)))
+    return least <= most
 
 
 def _whole(line: Line) -> bool:

@@ -16,12 +16,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import Any
+
+from pydantic import ValidationError
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
 from fedveil.engine.federation import Progress
-from fedveil.errors import AttackImpossible, ModelInvalid, RunFailed, RunFolderError, RunStopped
+from fedveil.errors import (
+    AttackImpossible,
+    MessageInvalid,
+    ModelInvalid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.privacy.finding import timed
@@ -29,6 +39,7 @@ from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder, explained, held_in, refuse_taken
 from fedveil.record.saved_job import keep_imports, look_where_a_run_looked
 from fedveil.record.sealed_message import intact
+from fedveil.settings import allowed
 from fedveil.settings.yaml_file import read, write
 from fedveil.studies.comparison import Asked, Cell, Comparison, Tell
 from fedveil.studies.several_runs import ended_run, refuse_other, resumed_by
@@ -90,7 +101,7 @@ class ComparisonFolder:
         look_where_a_run_looked(path)
         with intact(file):
             kept = read(file)
-            job, asked = Job.read(kept["job"], ()), Asked(**kept["asked"])
+            job, asked = Job.read(kept["job"], ()), _asked(kept["asked"])
             comparison = Comparison(job, asked, dict(kept["solutions"]))
         opened = RunFolder.of_many(path)
         stack.callback(opened.close)
@@ -177,3 +188,11 @@ class ComparisonFolder:
         keep_imports(
             self._folder, [*comparison.job.own_names, *comparison.asked.protections, *swept]
         )
+
+
+def _asked(options: dict[str, Any]) -> Asked:
+    """Return a comparison's saved options. Raises `MessageInvalid` if one is wrong."""
+    try:
+        return Asked(**options)
+    except ValidationError as error:
+        raise MessageInvalid("; ".join(allowed.sentences(error, Asked).values())) from None

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedveil.pages.curves import axis_of
-from fedveil.pages.guarantee_text import FOR_A_CLIENT, cell, figure_of
+from fedveil.pages.guarantee_text import FOR_A_CLIENT, cell, figure_of, from_seed
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.loss import format_epsilon
+from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import LOSS, as_asked, digits, figures, title, word
 from fedveil.studies.comparison import Goal, Setting
@@ -183,13 +183,39 @@ def _privacy(found: Sequence[Line]) -> Table:
         if attacked:
             row.append(_success(line.success))
         rows.append(row)
-    caption = f"What the ledger states, never rounded down; the whole run is {FOR_A_CLIENT}"
+    caption = (
+        f"What the ledger states{_at(found)}, never rounded down; the whole run is {FOR_A_CLIENT}"
+    )
     if attacked:
         caption += (
             ". The last column is the area under the curve of the best of the membership attacks "
             "on the model of the first seed, with its 95% interval: guessing has 0.5"
         )
-    return Table(columns, rows, caption)
+    return Table(columns, rows, ". ".join(filter(None, (caption, assumed(found).rstrip(".")))))
+
+
+def _at(found: Sequence[Line]) -> str:
+    """Return the delta of all epsilons in these lines, for the table's caption.
+
+    An epsilon at delta 0 also holds at every larger delta.
+    """
+    spent = [line.spent(what) for line in found for what in LEDGER]
+    deltas = {figure.delta for figure in spent if figure is not None}
+    if not deltas:
+        return ""
+    if len(deltas - {0.0}) > 1:  # as if --sweep sets privacy.delta
+        return " at each setting's own privacy.delta"
+    return f" at delta {format_delta(max(deltas))}"
+
+
+def assumed(found: Sequence[Line]) -> str:
+    """Return a sentence if runs with a finite epsilon drew their noise from a seed, else ""."""
+    return from_seed([
+        run.last
+        for line in found
+        for run in line.runs
+        if math.isfinite(run.last.get("epsilon_run_every_round", math.inf))
+    ])  # fmt: skip
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:

@@ -33,7 +33,7 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.compose import Charge
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss, exactly
-from fedveil.record.account_lines import OWN_REPORTS, UNPROTECTED, influence
+from fedveil.record.account_lines import LABEL, OWN_REPORTS, UNPROTECTED, influence
 from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import (
@@ -323,7 +323,7 @@ def figures(
             Line(whole, 0.0, f"an example's {values} bits of {part.name}, sent once"),
         ]
     if label is not None:
-        found.append(Line(label.epsilon, 0.0, "an example's label, in all epochs"))
+        found.append(Line(label.epsilon, 0.0, LABEL))
     bare = sends_unprotected(split, party)
     found += [Line(math.inf, 0.0, f"an example's values of {name}, {UNPROTECTED}") for name in bare]
     returned = unprotected_gradients(split, party)

@@ -37,7 +37,7 @@ from fedveil.base.untrusted import (
 from fedveil.errors import BundleInvalid, MessageInvalid
 from fedveil.record.model_file import write_model
 from fedveil.record.run_folder import IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
-from fedveil.record.saved_job import BEGAN, keep_job
+from fedveil.record.saved_job import keep_imports
 from fedveil.record.sealed_message import intact, sealed
 from fedveil.settings.settings import Settings
 from fedveil.vertical.calibrator import CALIBRATOR
@@ -120,8 +120,7 @@ class Bundle:
             if Path(name).name != name:
                 raise BundleInvalid(f"{path / CONTENTS} names {name!r}, which is no file's name")
             _check(path / name, expected, _digest_of(path / name))
-        _check(path / BEGAN, contents.files.get(JOB), _digest_of(path / BEGAN))
-        _check_no_other(path, {*contents.files, CONTENTS, MANIFEST, SIGNATURES, BEGAN, LOCK})
+        _check_no_other(path, {*contents.files, CONTENTS, MANIFEST, SIGNATURES, LOCK})
         signatures = Signatures.parsed(read_small(path / SIGNATURES), path / SIGNATURES)
         return cls(path, contents, manifest, hashlib.sha256(data).digest(), signatures)
 
@@ -137,7 +136,8 @@ def write_contents(
     files: Mapping[str, bytes],
     sent: bytes,
 ) -> bytes:
-    keep_job(folder, job, own_functions(job))
+    folder.write_atomically(JOB, job.to_yaml().encode())
+    keep_imports(folder, own_functions(job))
     write_model(folder, modules)
     files = {**files, SENT: sent}
     for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # files of an earlier end of this run

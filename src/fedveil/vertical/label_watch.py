@@ -21,6 +21,7 @@ import torch
 from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area, chance_of_ranks, share
+from fedveil.record.recorder import INFERRED
 from fedveil.vertical.label_reading import (
     Window,
     by_known,
@@ -44,7 +45,7 @@ _LOSS = (
     ", but it receives the loss of every step, which reveals labels: "
     "`record.followers_see_loss: false` hides it"
 )
-_AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
+_AGAINST = f"{INFERRED} hinders that, and privacy.label_dp bounds it"
 
 
 class WatchedGradients:

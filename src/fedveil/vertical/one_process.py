@@ -35,7 +35,7 @@ from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
 from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
 from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Joined, SplitModel
-from fedveil.vertical.step_checkpoint import from_last_step, last_common
+from fedveil.vertical.step_checkpoint import from_last_step, last_common, trained_step
 from fedveil.vertical.task import SUBSETS, Columns, Subset, Task, id_hint_of, notes_of
 
 COMMAND = "fedveil vertical run"
@@ -72,37 +72,47 @@ class VerticalRun:
         return self.split.joined()
 
 
-def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
+def _silent(sentence: str) -> None: ...
+
+
+def evaluate(
+    folder: str | Path, say: Callable[[str], None] = _silent
+) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """Evaluate the run in `folder` on held-out examples, protected as in training.
 
-    Returns the metrics, and each party's epsilons by the party's name.
+    Returns the metrics, and each party's epsilons by the party's name. `say` is called with a
+    sentence if the run's training has not ended. Raises RunFolderError if it has saved no step.
     """
     with ExitStack() as stack:
-        parties = reopened(folder, stack)
-        quality = parties.look(PartyRun.evaluate)
+        parties = reopened(folder, stack, to_look=True)
+        quality = parties.look(PartyRun.evaluate, say)
         return quality, parties.figures()
 
 
-def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def predict(
+    folder: str | Path, say: Callable[[str], None] = _silent
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Compute the predictions of the run in `folder` for the held-out examples.
 
-    Returns their ids, and the last part's outputs for them.
+    Returns their ids, and the last part's outputs for them. `say` and errors are as in `evaluate`.
     """
     with ExitStack() as stack:
-        parties = reopened(folder, stack)
-        outputs = parties.look(PartyRun.predict)
+        parties = reopened(folder, stack, to_look=True)
+        outputs = parties.look(PartyRun.predict, say)
         assert outputs is not None, "the leader has the outputs"
         return parties.ids, outputs
 
 
-def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
+def look(
+    folder: str | Path, how: Callable[[PartyRun], Exchange[T]], say: Callable[[str], None] = _silent
+) -> T:
     """Load the run in `folder`, run an exchange of messages, and return the leader's result.
 
     `how` takes a party's `PartyRun` and returns the party's side of the exchange. An example is
-    `PartyRun.evaluate`.
+    `PartyRun.evaluate`. `say` and errors are as in `evaluate`.
     """
     with ExitStack() as stack:
-        return reopened(folder, stack).look(how)
+        return reopened(folder, stack, to_look=True).look(how, say)
 
 
 def reopened(
@@ -111,11 +121,14 @@ def reopened(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
+    *,
+    to_look: bool = False,
 ) -> Parties:
     """Return the parties of the run in the folder `path`. `stack` closes the parties' files.
 
     `progress` receives each of the leader's records, and `say` each sentence for the user. If
-    `encoded` is True, messages are encoded as between machines.
+    `encoded` is True, messages are encoded as between machines. If `to_look` is True, a run without
+    a trained model is refused.
     """
     folder, job = reopen(path, job_of_run, stack)
     if (folder.path / OWN_SEED).exists():
@@ -126,6 +139,8 @@ def reopened(
         )
     stack.enter_context(threads(job.threads))
     parties = Parties(job, folder.path, encoded)
+    if to_look:
+        trained_step(folder.path, {name: folder.within(name) for name in parties.split.parties})
     parties.enter(folder, stack, progress, say)
     return parties
 
@@ -228,13 +243,15 @@ class Parties:
             ledgers={name: run.ledger() for name, run in self.runs.items()},
         )
 
-    def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
+    def look(self, how: Callable[[PartyRun], Exchange[T]], say: Callable[[str], None]) -> T:
         """Run an exchange of messages from the last saved step. Returns the leader's result.
 
         `how` takes a party's `PartyRun` and returns the party's side of the exchange. An example is
-        `PartyRun.evaluate`.
+        `PartyRun.evaluate`. `say` is called with a sentence if training has not ended.
         """
         self._restore(self.last_common_step())
+        for sentence in {run.unfinished for run in self.runs.values()} - {""}:
+            say(sentence)
         try:
             return self._together(how)[self.split.leader]
         finally:

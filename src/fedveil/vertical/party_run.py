@@ -21,7 +21,7 @@ from fedveil.record.recorder import CROSSES, Metrics
 from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
 from fedveil.record.saved_job import keep_job
 from fedveil.record.sealed_message import intact
-from fedveil.vertical import account, bundle
+from fedveil.vertical import account, bundle, step_checkpoint
 from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossed import sentences
@@ -72,6 +72,8 @@ class PartyRun:
         self.contents: bytes | None = None
         self._parts = parts
         self._has_told = False
+        #: A sentence if the loaded state is not the trained model, or "".
+        self.unfinished = ""
         self._window = StepWindow(self.party)
         self._metrics = Metrics()
         if not saved_steps(setting.folder):
@@ -120,6 +122,7 @@ class PartyRun:
         self._parts.releases.restore(step, looks, calibrations)
         self._parts.require_reports(looks, calibrations)
         self.done, self._metrics = step, metrics
+        self.unfinished = step_checkpoint.unfinished(folder, step, self.total)
 
     def settle(self) -> None:
         """Remove from the run folder everything that was saved after the loaded step."""

@@ -16,7 +16,7 @@ import torch
 
 from fedveil.base.message import Message, decode, encode, only_fields, take
 from fedveil.errors import MessageInvalid, RunFolderError
-from fedveil.record.run_folder import CHECKPOINT, METRICS, RunFolder
+from fedveil.record.run_folder import CHECKPOINT, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
 from fedveil.vertical import tensor_fields
 from fedveil.vertical.party import Party
@@ -105,6 +105,29 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
             + (f": it contains nothing of {missing}" if missing else "")
         )
     return max(common)
+
+
+def trained_step(path: Path, folders: Mapping[str, RunFolder]) -> int:
+    """Return `last_common`. Raises RunFolderError if no training step was done before it."""
+    step = last_common(path, folders)
+    if not step:
+        raise RunFolderError(untrained(path))
+    return step
+
+
+def untrained(path: Path) -> str:
+    """Return a sentence that says that the run in `path` has no model to use."""
+    return f"{path} has no trained model: all parties have saved no training step. Resume the run"
+
+
+def unfinished(folder: RunFolder, step: int, total: int) -> str:
+    """Return a sentence if the state after `step` is not a party's trained model, else "".
+
+    A run of `total` steps may end early, at a limit. It then has a model of its last saved step.
+    """
+    ended = step == saved_steps(folder)[-1] and (folder.path / MODEL).exists()
+    text = f"the run is unfinished: using the state after step {step} of {total}"
+    return "" if ended or step == total else text
 
 
 def from_last_step(command: str, path: Path) -> str:

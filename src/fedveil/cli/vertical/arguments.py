@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fedveil.cli.path_argument import path_argument, path_option
+
 JobPath = Annotated[
     Path | None,
-    typer.Argument(
+    path_argument(
         help="A YAML file with a job for split learning (`fedveil init --template vertical` writes "
         "one). Default: a built-in job on images of digits."
     ),
@@ -26,19 +28,17 @@ KeyPart = Annotated[
         metavar="[KEY]", help="A key or a block of keys, such as privacy. Default: all keys."
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
-]
+Out = Annotated[Path | None, path_option(help="The run folder. Default: a new folder under runs/.")]
 RunPath = Annotated[
     Path,
-    typer.Argument(
+    path_argument(
         help="The folder that `fedveil vertical run` wrote. With --listen: the folder that "
         "`fedveil vertical leader` wrote."
     ),
 ]
 ScoredRun = Annotated[
     Path,
-    typer.Argument(
+    path_argument(
         help="A run folder. For new rows with --listen or --connect: its subfolder PARTY/bundle, "
         "where PARTY is this party's name."
     ),
@@ -74,7 +74,7 @@ ConnectTo = Annotated[
 ]
 Tls = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         metavar="DIR",
         help="The folder with this party's certificate.pem, key.pem and authority.pem, from "
         "`fedveil vertical certificates` or from your own certificate authority.",

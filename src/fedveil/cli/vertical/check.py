@@ -10,20 +10,21 @@ import typer
 
 from fedveil.base.plain_text import remark, say
 from fedveil.base.quantity import quantity
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import FedveilError, RunFolderError
 
 
 def check(
     run: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             help="A run folder, or the folder of a party's part of the model, PARTY/bundle in a "
             "run folder."
         ),
     ],
     against: Annotated[
         list[Path] | None,
-        typer.Option(
+        path_option(
             help="Another party's events.log. It contains checksums of the log in RUN; the "
             "command compares the log in RUN with them. May be repeated."
         ),

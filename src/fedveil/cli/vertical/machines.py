@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.base.plain_text import remark, say
+from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import load, print_results
 from fedveil.errors import InvalidValue, JobError, RunFolderError
@@ -36,8 +37,7 @@ MustListen: TypeAlias = Annotated[
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
 Resume: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
+    Path | None, path_option(help="Resume the run in this folder. Do not give JOB, --set or --out.")
 ]
 
 
@@ -70,7 +70,7 @@ def follower(
     resume: Resume = None,
     serve: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             help="Instead of training, serve the model in this run folder to a leader that runs "
             "`evaluate`, `generate` or, for the held-out examples, `predict`. Waits for the leader "
             "until Ctrl-C. For new rows, run `fedveil vertical predict --connect` instead."
@@ -128,7 +128,7 @@ def _ended(machine: Machine, session: Session) -> object:
 def certificates(
     directory: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             help="The folder to write to. The certificate and private key of each party go to a "
             "subfolder with its name. Give each subfolder to its party only. The authority's "
             "files are in DIRECTORY itself."

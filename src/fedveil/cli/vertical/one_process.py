@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedveil import vertical
 from fedveil.base.plain_text import document, remark, say
+from fedveil.cli.path_argument import path_option
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import load, of_accounts, print_results, say_accounts
 from fedveil.cli.vertical.machines import look
@@ -29,7 +28,7 @@ def run(
     out: arguments.Out = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
+        path_option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
     ] = None,
 ) -> object:
     """Train with all parties in this process (a simulation) and print the metrics."""
@@ -64,7 +63,7 @@ def evaluate(
     if listen is None:
         from fedveil.vertical import one_process
 
-        quality, figures = one_process.evaluate(run)
+        quality, figures = one_process.evaluate(run, remark)
     else:
         session = look("evaluate", run, listen, tls, insecure, patience)
         quality, figures = session.result, {session.run.name: session.figures}
@@ -82,7 +81,7 @@ def predict(
     run: arguments.ScoredRun,
     out: Annotated[
         Path,
-        typer.Option(
+        path_option(
             help="The file to write: .csv (a line per example) or .npz (arrays of ids and outputs)."
         ),
     ] = Path("predictions.csv"),
@@ -112,7 +111,7 @@ def predict(
     if listen is None:
         from fedveil.vertical import one_process
 
-        found = one_process.look(run, file.predict)
+        found = one_process.look(run, file.predict, remark)
     else:
         session = look("predict", run, listen, tls, insecure, patience, file.predict)
         found = session.result

@@ -109,7 +109,7 @@ class DiscreteGaussian:
                 prefix, negative = divmod(int(words[i]), 2)
                 cell = self._decide_cell(prefix, entropy)
                 if cell or not negative:
-                    part[i] += -cell if negative else cell
+                    _add_wrapping(part, i, -cell if negative else cell)
                 else:
                     again.append(np.array([start + i]))
         return np.sort(np.concatenate(again))
@@ -136,7 +136,7 @@ class DiscreteGaussian:
                 i = listed[k]
                 magnitude = self._magnitude(int(cells[i]), int(places[i]))
                 if self._decide_kept(magnitude, int(places[i]), entropy):
-                    part[i] += -magnitude if words[i] & np.uint32(1) else magnitude
+                    _add_wrapping(part, i, -magnitude if words[i] & np.uint32(1) else magnitude)
                 else:
                     rejected[k] = True
             again.append(start + listed[:count][rejected[:count]].astype(np.int64))
@@ -190,6 +190,11 @@ class DiscreteGaussian:
             if prefix + 1 <= (1 << bits) - high:
                 return False
             prefix, bits = _extend(prefix, bits, entropy)
+
+
+def _add_wrapping(values: Signed, i: int, draw: int) -> None:
+    """Add `draw` to values[i]. 32-bit sums wrap around, as those of whole arrays do."""
+    values[i : i + 1] += np.array([draw]).astype(values.dtype)
 
 
 def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, OWN_REPORTS, UNPROTECTED
+from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, UNPROTECTED
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
@@ -37,7 +37,6 @@ from fedveil.record.started_rounds import Attempts
 #: The texts of a party's account lines: for the bits that a part of the model sends for an
 #: example, for a label, and for the whole run.
 _BITS = re.compile(r"an example's (\d+) bits of (.+), sent once")
-_LABEL = "an example's label, in all epochs"
 #: Runs of earlier versions name the example, not its reports.
 _SENT = re.compile(rf"(?:{OWN_REPORTS}|an example) in the run, sent (?:once|(\d+) times)")
 #: The client that is charged for rounds without a record. It takes part in every round.
@@ -177,7 +176,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
         if sent is not None:
             charges = _charges_of_example(lines, int(sent[1] or 1), run)
             yield _followed(party, name, line, charges)
-        elif what == _LABEL:
+        elif what == LABEL:
             yield _followed(party, name, line, [(PrivacyLoss(line.epsilon, per="example"), 1)])
 
 

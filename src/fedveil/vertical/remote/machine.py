@@ -218,13 +218,12 @@ class Machine:
     ) -> Session:
         """Run one session with the other parties, such as training, until all have ended it.
 
-        `agreement` says what the parties agreed on: the session's purpose, and the step after which
-        it starts. This party first loads its checkpoint of that step. `channels` has a channel to
-        each other party. `progress` is called with each of the party's records, `say` with each
-        sentence for its user. `own` is this party's side of the exchange of messages. None means
-        the usual side for the agreed purpose, such as `PartyRun.train`. `credentials` sign the
-        model bundle after training. The returned `Session` has what that side returned (`result`)
-        and this party's epsilons so far (`figures`).
+        `agreement` has the session's purpose, and the step after which it starts. This party first
+        loads its checkpoint of that step. `channels` has a channel to each other party. `progress`
+        is called with each of the party's records, `say` with each sentence for its user. `own` is
+        this party's side of the exchange of messages. None means the usual side for the purpose,
+        such as `PartyRun.train`. `credentials` sign the model bundle after training. The returned
+        `Session` has that side's result and this party's epsilons so far (`figures`).
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
@@ -233,6 +232,8 @@ class Machine:
         read = notes_of(self.task, self.party)
         log_start(run.log.event, what, self._began, [*read, *agreement.notes])
         try:
+            if agreement.purpose != TRAIN and run.unfinished:
+                run.log.say(run.unfinished)
             result = drive(side(run), channels)
         finally:
             if agreement.purpose != TRAIN:  # training itself writes it

@@ -23,6 +23,7 @@ from fedveil.errors import (
     LinkLost,
     PeerRestarted,
     RightMissing,
+    RunFolderError,
     Unfit,
 )
 from fedveil.link.channel import Channel, Exchange, drive
@@ -42,7 +43,7 @@ from fedveil.vertical.remote.handshake import TRAIN
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.handshake_time import InHandshake, handshake_s, in_handshakes
 from fedveil.vertical.remote.machine import Machine, Session
-from fedveil.vertical.step_checkpoint import from_last_step
+from fedveil.vertical.step_checkpoint import from_last_step, untrained
 
 LEADER = "fedveil vertical leader"
 FOLLOWER = "fedveil vertical follower"
@@ -115,6 +116,8 @@ def lead(
                     keep_run=machine.keep_run,
                 )
                 agreement = drive(agreeing, timed)
+                if purpose != TRAIN and not agreement.step:
+                    raise RunFolderError(untrained(machine.root.path))
                 _tell(meeting, agreement)
                 session = machine.play(
                     agreement, links, meeting.progress, own, meeting.report, meeting.credentials

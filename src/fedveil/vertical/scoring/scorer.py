@@ -33,8 +33,8 @@ from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import keep_accounts
 from fedveil.record.model_file import read_model
 from fedveil.record.recorder import Recorder
-from fedveil.record.run_folder import MODEL
-from fedveil.record.saved_job import reopen
+from fedveil.record.run_folder import JOB, MODEL, RunFolder
+from fedveil.record.saved_job import look_where_a_run_looked
 from fedveil.vertical.bundle import STATE, Bundle
 from fedveil.vertical.crossing import SCORE, check_not_abort, check_sizes
 from fedveil.vertical.crossing_reports import Reports
@@ -78,9 +78,12 @@ class Scorer:
         say: Callable[[str], None] = lambda sentence: None,
         most_ids: int | None = None,
     ) -> None:
-        folder, self.job = reopen(path, job_of_run, stack)
-        stack.enter_context(threads(self.job.threads))
+        folder = RunFolder.reopen(path)
+        stack.callback(folder.close)
         self.bundle = Bundle.read(path)
+        look_where_a_run_looked(path)
+        self.job = job_of_run(path / JOB)
+        stack.enter_context(threads(self.job.threads))
         self.name, manifest = self.bundle.contents.party, self.bundle.manifest
         self.folder, self.state = folder, folder.within(STATE)
         self.log = Recorder(self.state)
