@@ -93,7 +93,7 @@ def test_a_text_is_continued_as_asked(
     for more, seed in ((("--temperature", 0.3, "--seed", 5), 5), (("--temperature", 0), None)):
         with pytest.raises(Reached):
             command(*asked, *more)
-        ((run, request, _), _) = calls.pop()
+        ((run, request, *_), _) = calls.pop()
         assert (run, request.prompt, request.tokens) == (Path("run"), "Hällo".encode(), 7)
         assert request.temperature == more[1]
         assert (request.entropy.description == "operating-system randomness") == (seed is None)
