@@ -127,8 +127,9 @@ def generate(
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
     `tell` is called with the bytes of every new token, and `say` with a sentence if training has
-    not ended. If `encoded` is True, messages are encoded as between machines. The result is reproducible if both the request and the run are seeded.
-    Returns the continuation and the split model.
+    not ended. If `encoded` is True, messages are encoded as between machines. The result is
+    reproducible if both the request and the run are seeded. Returns the continuation and the split
+    model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
