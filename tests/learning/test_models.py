@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -107,6 +109,18 @@ def test_initial_weights_are_drawn_from_the_entropy_alone() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_importing_a_model_that_draws_random_numbers_does_not_change_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process imports the module when it builds the model; later calls do not."""
+    (tmp_path / "drawing_model.py").write_text(
+        "from torch import nn\nexample = nn.Linear(3, 3)\ndef net(): return nn.Linear(3, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    first, again = (build("drawing_model:net", (3,), 3, Seeded(1)).weight for _ in range(2))
+    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("shape", [(-1, 4), {"turn": (), "words": (4,)}])

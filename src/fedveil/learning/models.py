@@ -173,6 +173,8 @@ def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
+        if name not in MODELS:
+            _user_function(name)  # imports the module, which may itself draw random numbers
         torch.default_generator.manual_seed(entropy.integer(1 << 63))
         if name in MODELS:
             return _built_in(name, shape, classes)
@@ -203,9 +205,13 @@ def _built_in(name: str, shape: Shape, classes: int) -> nn.Module:
     return MODELS[name](shape, classes)
 
 
+def _user_function(name: str) -> Callable[..., object]:
+    return own_code.load(name, key=f"model = {name!r}", error=ModelInvalid, built_in=MODELS)
+
+
 def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
     key = f"model = {name!r}"
-    function = own_code.load(name, key=key, error=ModelInvalid, built_in=MODELS)
+    function = _user_function(name)
     with own_code.own_code_errors(key, ModelInvalid):
         model = own_code.called(function, shape=shape, classes=classes, outputs=classes)
     if not isinstance(model, nn.Module):
