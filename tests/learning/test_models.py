@@ -123,6 +123,22 @@ def test_importing_a_model_that_draws_random_numbers_does_not_change_its_weights
     assert torch.equal(first, again)
 
 
+def test_an_outline_leaves_the_tensors_of_a_users_module_with_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployed client makes the outline first. The module's tensors must be usable afterwards."""
+    (tmp_path / "scaling_model.py").write_text(
+        "import torch\nMEAN = torch.tensor([1.0, 2.0, 3.0])\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x - MEAN)\n"
+        "def net(): return Net(3, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert outline("scaling_model:net", (3,), 3) is not None
+    model = build("scaling_model:net", (3,), 3, Seeded(1))
+    assert torch.isfinite(model(torch.ones(1, 3))).all()
+
+
 @pytest.mark.parametrize("shape", [(-1, 4), {"turn": (), "words": (4,)}])
 def test_built_in_models_take_examples_of_one_shape(shape: object) -> None:
     with pytest.raises(ModelInvalid, match="model = mlp needs examples of one array and one shape"):
