@@ -57,6 +57,18 @@ def test_images_are_read_class_by_class(images):
     assert load("image_folder", folder=str(images)).classes == 4
 
 
+def test_what_jupyter_and_macos_leave_in_a_folder_is_neither_a_class_nor_an_image(images):
+    before = load("image_folder", folder=str(images))
+    (images / "test" / ".ipynb_checkpoints").mkdir()
+    write(images / "train" / ".ipynb_checkpoints" / "0-checkpoint.png", encoded(pixels(1)))
+    for part in ("train", "test"):
+        write(images / part / "ant" / "._0.png", b"\x00\x05\x16\x07, no image")
+    after = load("image_folder", folder=str(images))
+    assert after.classes == before.classes
+    np.testing.assert_array_equal(after.train.y, before.train.y)
+    np.testing.assert_array_equal(after.test.y, before.test.y)
+
+
 def test_jpeg_and_grey_files_are_images_too(images):
     whole = np.full((HEIGHT, WIDTH), 77, np.uint8)
     write(images / "train" / "ant" / "0.png", encoded(np.dstack([whole] * 3), "JPEG"))
