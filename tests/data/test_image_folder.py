@@ -42,7 +42,7 @@ def images(tmp_path):
         write(tmp_path / "test" / name / "0.PNG", encoded(pixels(count)))
     write(tmp_path / "train" / "ant" / "notes.txt", b"no image")
     for part in ("train", "test"):
-        write(tmp_path / part / ".DS_Store", b"no folder")
+        write(tmp_path / part / "Thumbs.db", b"no folder")
     return tmp_path
 
 
