@@ -24,12 +24,14 @@ import fedveil
 from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
 from fedveil.errors import RunFolderError
+from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.pages.dossier.account import Account, _charges_of_example, _of_party
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier, recompute_parts
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.releases import releases_of
 from fedveil.pages.dossier.statements import (
     _bounds,
+    _channels,
     _composition,
     _integrity,
     _settings,
@@ -44,6 +46,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.record.account_lines import FAILURE
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -463,6 +466,23 @@ def test_what_a_party_sends_unprotected_is_not_covered(runs: dict[str, Path]) ->
         told = {s.key: s.text for s in statements(replace(evidence, run=run, parties={"b": party}))}
         assert told["not_covered"].startswith(f"No finite epsilon covers {bare}. The gradients")
         assert ("Anyone with the job can remove the noise" in told["randomness"]) == seeded
+
+
+def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:
+    """A peer that can make a part fail for one example learns more than any account states."""
+    party = SimpleNamespace(accounts=[Line(1.0, 0.0, "a bit"), Line(math.inf, 0.0, FAILURE)])
+    run = SimpleNamespace(job={"privacy": {"randomness": "secure"}})
+    evidence: Any = SimpleNamespace(run=run, accounts=[], parties={"bank": party})
+    told = next(each for each in _vertical(evidence) if each.key == "not_covered")
+    assert told.text.startswith(f"No finite epsilon covers {FAILURE}. The gradients")
+
+
+def test_no_report_is_said_to_have_a_fixed_length_that_varies() -> None:
+    low, high = (encode_indices(range(start, start + 9), 61_706) for start in (0, 61_697))
+    assert len(low) != len(high)
+    told = " ".join(_channels(()))
+    assert "or, under signds, follows from the perturbed report" in told
+    assert "before it is sent, except under dp_encrypt with noise: continuous." in told
 
 
 def test_each_account_is_listed_with_its_own_laws_and_settings() -> None:
