@@ -24,6 +24,7 @@ import fedveil
 from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
 from fedveil.errors import RunFolderError
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.pages.dossier.account import Account, _charges_of_example, _of_party
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier, recompute_parts
@@ -42,11 +43,12 @@ from fedveil.pages.dossier.statements import (
 from fedveil.pages.page import Fact
 from fedveil.pages.read_run import read_run
 from fedveil.pages.table import Table
+from fedveil.privacy.compose import cost
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.record.account_lines import FAILURE
+from fedveil.record.account_lines import FAILURE, LABEL, OWN_REPORTS
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -434,6 +436,28 @@ def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:
     assert (account.epsilon, release["epsilon"], release["per"]) == (2.5, 2.5, "example")
 
 
+@pytest.mark.parametrize(("times", "trained"), [(1, 1), (3, 3), (3, 1), (3, 0)])
+def test_the_costliest_example_may_have_a_label(times: int, trained: int) -> None:
+    """A leader may send bits, too. Held-out examples have no label, and may be sent more often."""
+    bits = "an example's 8 bits of a, sent once"
+    often = "once" if times == 1 else f"{times} times"
+    charges = EmbeddingDP(1.0).loss.charges(8 * (trained or times))
+    label = [(PrivacyLoss(2.0, per="example"), 1)] if trained else []
+    epsilon = cost([*charges, *label], 1e-5)
+    lines = [
+        Line(4.0, 0.0, bits), Line(2.0, 0.0, LABEL),
+        Line(epsilon, 1e-5, f"{OWN_REPORTS} in the run, sent {often}"),
+    ]  # fmt: skip
+    run: Any = SimpleNamespace(job={"parts": {}, "privacy": {"embedding_dp": {"eps": 1.0}}})
+    party: Any = SimpleNamespace(accounts=lines, folder=Path("lead"))
+    *_, account = _of_party("lead", party, run)
+    assert account.epsilon == epsilon
+    assert sum(release["per"] == "example" for release in account.releases) == len(label)
+    party.accounts = [*lines[:2], lines[2]._replace(epsilon=epsilon * 0.999)]
+    with pytest.raises(RunFolderError, match="does not follow from the job"):
+        list(_of_party("lead", party, run))
+
+
 def test_every_file_of_every_party_has_its_digest(runs: dict[str, Path]) -> None:
     folder = runs["vertical"]
     found = Dossier.of(folder).evidence.files
@@ -478,7 +502,7 @@ def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:
 
 
 def test_no_report_is_said_to_have_a_fixed_length_that_varies() -> None:
-    low, high = (encode_indices(range(start, start + 9), 61_706) for start in (0, 61_697))
+    low, high = (encode_indices([*range(n, n + 9)], 61_706) for n in (0, 61_697))
     assert len(low) != len(high)
     told = " ".join(_channels(()))
     assert "or, under signds, follows from the perturbed report" in told
