@@ -35,6 +35,7 @@ from fedveil.pages.dossier.statements import (
     _channels,
     _composition,
     _integrity,
+    _open,
     _settings,
     _vertical,
     statements,
@@ -499,6 +500,18 @@ def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:
     evidence: Any = SimpleNamespace(run=run, accounts=[], parties={"bank": party})
     told = next(each for each in _vertical(evidence) if each.key == "not_covered")
     assert told.text.startswith(f"No finite epsilon covers {FAILURE}. The gradients")
+
+
+def test_an_early_end_is_covered_only_by_the_cost_of_all_rounds() -> None:
+    """The stated epsilon is that of the rounds until the end, which the results have chosen."""
+    last = {"in_clear": [], "epsilon_run_every_round": 1.0, "delta_run_every_round": 1e-5}
+    whole = Line(2.5, 1e-5, "all 7 rounds: holds whenever stopping ends the run")
+    other = Line(0.5, 1e-5, "a client added or removed")
+    for accounts in ([other, whole], [other]):
+        evidence: Any = SimpleNamespace(run=SimpleNamespace(last=last, accounts=accounts))
+        told = " ".join(_open(evidence))
+        assert (f"It is covered by {whole}." in told) == (whole in accounts)
+        assert str(other) not in told
 
 
 def test_no_report_is_said_to_have_a_fixed_length_that_varies() -> None:

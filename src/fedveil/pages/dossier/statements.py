@@ -19,7 +19,7 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
 from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.account_lines import FAILURE, UNPROTECTED, influenced_part
+from fedveil.record.account_lines import FAILURE, UNPROTECTED, WHENEVER, influenced_part
 
 _REPLACE = (
     "Two inputs are neighbours if {unit} is replaced by any other (replace-one, the relation of "
@@ -131,6 +131,9 @@ def _open(evidence: Evidence) -> Iterator[str]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
         yield "The reports: nothing is promised about what they or their sum reveal."
+    for line in evidence.run.accounts:
+        if WHENEVER in line.what:
+            yield f"The number of rounds, which depends on their results. It is covered by {line}."
     yield "Who took part in which round, and when: the server knows its clients."
     yield "The choice of settings from private data, unless the ledger charged it."
 
