@@ -18,6 +18,10 @@ UNPROTECTED = "sent unprotected"
 OWN_REPORTS = "an example's own reports"
 #: The line about labels that are randomised once.
 LABEL = "an example's label, in all epochs"
+#: Part of the line about a run that its own results, or a callback, ended early.
+WHENEVER = "holds whenever"
+#: The line about a part of the model that failed, perhaps because of a single example.
+FAILURE = "the failure of a part, which the other parties were told"
 _INFLUENCE = "an example's influence on the later reports of others, through the training of "
 
 

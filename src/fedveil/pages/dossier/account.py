@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,10 +174,25 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
         if sent is not None:
-            charges = _charges_of_example(lines, int(sent[1] or 1), run)
-            yield _followed(party, name, line, charges)
+            yield _followed(party, name, line, _histories(lines, int(sent[1] or 1), run))
         elif what == LABEL:
-            yield _followed(party, name, line, [(PrivacyLoss(line.epsilon, per="example"), 1)])
+            yield _followed(party, name, line, [[_label(line)]])
+
+
+def _label(line: Line) -> Charge:
+    return PrivacyLoss(line.epsilon, per="example"), 1
+
+
+def _histories(lines: Mapping[str, Line], times: int, run: ReadRun) -> Iterator[list[Charge]]:
+    """Yield the possible privacy charges of the costliest example of a party.
+
+    The arguments are those of `_charges_of_example`. Under LabelDP, a training example is also
+    charged for its label, and may have been sent less often than the held-out examples.
+    """
+    if LABEL in lines:
+        for sent in range(times, 0, -1):
+            yield [*_charges_of_example(lines, sent, run), _label(lines[LABEL])]
+    yield _charges_of_example(lines, times, run)
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
@@ -201,18 +216,22 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
     return [(loss.resolved(), count) for loss, count in charges]
 
 
-def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Check the epsilon in `line` against `charges`, and return both as an `Account`.
+def _followed(party: ReadRun, name: str, line: Line, histories: Iterable[list[Charge]]) -> Account:
+    """Find the privacy charges from which the epsilon in `line` follows. Returns an `Account`.
 
-    `line` is one line of a party's `accounts.jsonl`, and `charges` are the privacy charges that it
-    summarises. `party` is the party's run, and `name` the party's name. Raises `RunFolderError` if
-    the epsilon of the charges differs from that of `line`.
+    `line` is one line of a party's `accounts.jsonl`, and `histories` has the charges that it may
+    summarise. `party` is the party's run, and `name` the party's name. Raises `RunFolderError` if
+    the epsilon follows from none of them.
     """
-    follows = cost(charges, line.delta)
-    if not _same(line.epsilon, follows):
+    found = []
+    for charges in histories:
+        found.append(cost(charges, line.delta))
+        if _same(line.epsilon, found[-1]):
+            break
+    else:
         raise RunFolderError(
             f"{party.folder / ACCOUNTS} does not follow from the job: epsilon {line.epsilon} for "
-            f"{line.what}, where {follows} follows"
+            f"{line.what}, where {found[0]} follows"
         )
     releases = releases_of(charges, [], adaptive=False)
     return Account(f"{name}: {line.what}", line.epsilon, line.delta, False, releases)
