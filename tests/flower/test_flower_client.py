@@ -717,6 +717,19 @@ def test_partition_id_is_a_name_of_client(tmp_path: Path):
             members_of({"client": 0, "data": value}, job())
 
 
+@pytest.mark.parametrize("key", ["jobs", "rooster", "identiy", "state_folder", "Client"])
+def test_a_misspelt_key_of_a_node_does_not_count_as_missing(key: str) -> None:
+    """With `jobs` for `job`, the client would otherwise answer any job of the server."""
+    with pytest.raises(DeploymentError, match=rf"has {key}, which is not a known key \(did you"):
+        members_of({"client": 3, key: "agreed.yaml"}, job())
+
+
+def test_keys_of_other_apps_on_a_node_are_ignored(tmp_path: Path) -> None:
+    others = {"num-partitions": 10, "fedveil.max_epsilon": 1.0, "dataset": "x", "num-clients": 3}
+    mine = {"client": 3, "state-folder": str(tmp_path / "s")}
+    assert list(members_of({**mine, **others}, job())) == [3]
+
+
 def test_a_client_with_data_of_its_own(tmp_path: Path):
     """The node's operator names the data, instead of the job's part."""
     app, _ = app_of(tmp_path / "app", job(rounds=1, server={"weighting": "by_size"}))
