@@ -43,6 +43,9 @@ class Owner(Protocol):
     def disclose(self, value: str) -> None:
         """Record that the client sends a value in the clear, outside of any report."""
 
+    def left_late(self) -> None:
+        """Record that an answer leaves after its fixed time, so its time may depend on the data."""
+
 
 class RoundTraining(Protocol):
     """A client's training in one round. It starts from the weights `model`."""
