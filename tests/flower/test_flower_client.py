@@ -508,12 +508,26 @@ def test_a_roster_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogC
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
     grid = LocalGrid(app, tmp_path / "state")
     key = tmp_path / "client.pem"
-    make_identity(key)
+    (app / "roster.yaml").write_text(f'client-0: "{make_identity(key)}"\n')
     for node in grid.contexts.values():
         node.node_config.update({"identity": str(key), "roster": str(tmp_path / "none.yaml")})
     with pytest.raises(RunStopped):
         serve(app, grid, tmp_path / "run")
     assert f"there is no roster {tmp_path / 'none.yaml'}" in caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "# client-0: KEY\n"])
+def test_an_empty_roster_of_the_server_is_named_before_anybody_is_asked(
+    tmp_path: Path, text: str | None
+):
+    """Every round would be void, after the clients have sent their keys."""
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    (app / "roster.yaml").unlink() if text is None else (app / "roster.yaml").write_text(text)
+    grid = LocalGrid(app, tmp_path / "state")
+    with pytest.raises(DeploymentError, match=r"roster\.yaml names no keys, which active_security"):
+        serve(app, grid, tmp_path / "run")
+    assert grid.replies == []
 
 
 def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
