@@ -271,6 +271,21 @@ def test_an_edited_job_is_refused(copy: Path) -> None:
         Dossier.of(copy)
 
 
+@pytest.mark.parametrize(("edit", "said"), [
+    (lambda log: log.write_text(log.read_text().replace("finished", "went on")), "it was edited"),
+    (lambda log: log.write_text(log.read_text().partition("\n")[0] + "\n"), "missing at its end"),
+    (lambda log: log.with_name("events.chain").unlink(), "it is not in events.chain"),
+])  # fmt: skip
+def test_an_edited_event_log_is_refused(
+    copy: Path, edit: Callable[[Path], object], said: str
+) -> None:
+    """A dossier says how the run ended, which it reads from this log."""
+    assert "finished" in (copy / "events.log").read_text()
+    edit(copy / "events.log")
+    with pytest.raises(RunFolderError, match=said):
+        Dossier.of(copy)
+
+
 def test_a_damaged_checkpoint_is_refused(copy: Path) -> None:
     path = copy / "checkpoint" / "latest"
     raw = bytearray(path.read_bytes())

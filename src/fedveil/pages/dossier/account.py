@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -30,6 +31,7 @@ from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, UNPROTECTED
+from fedveil.record.event_log import faults
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
@@ -100,6 +102,8 @@ def read_evidence(path: Path) -> Evidence:
             if not accounts and not parties:
                 raise RunFolderError(f"{path} holds no records: no client has sent anything yet")
             places = [path, *(party.folder for party in parties.values())]
+            for fault in chain.from_iterable(faults(place / EVENTS) for place in places):
+                raise RunFolderError(fault)
             names = (place / name for place in places for name in _FILES)
             files = {str(n.relative_to(path)): _digest(n) for n in names if n.is_file()}
         return Evidence(run, accounts, files, parties)
