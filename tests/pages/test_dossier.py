@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -38,7 +37,6 @@ from fedveil.pages.dossier.statements import (
     _open,
     _settings,
     _vertical,
-    statements,
     worst,
 )
 from fedveil.pages.page import Fact
@@ -273,6 +271,21 @@ def test_an_edited_job_is_refused(copy: Path) -> None:
         Dossier.of(copy)
 
 
+@pytest.mark.parametrize(("edit", "said"), [
+    (lambda log: log.write_text(log.read_text().replace("finished", "went on")), "it was edited"),
+    (lambda log: log.write_text(log.read_text().partition("\n")[0] + "\n"), "missing at its end"),
+    (lambda log: log.with_name("events.chain").unlink(), "it is not in events.chain"),
+])  # fmt: skip
+def test_an_edited_event_log_is_refused(
+    copy: Path, edit: Callable[[Path], object], said: str
+) -> None:
+    """A dossier says how the run ended, which it reads from this log."""
+    assert "finished" in (copy / "events.log").read_text()
+    edit(copy / "events.log")
+    with pytest.raises(RunFolderError, match=said):
+        Dossier.of(copy)
+
+
 def test_a_damaged_checkpoint_is_refused(copy: Path) -> None:
     path = copy / "checkpoint" / "latest"
     raw = bytearray(path.read_bytes())
@@ -437,60 +450,38 @@ def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:
     assert (account.epsilon, release["epsilon"], release["per"]) == (2.5, 2.5, "example")
 
 
-@pytest.mark.parametrize(("times", "trained"), [(1, 1), (3, 3), (3, 1), (3, 0)])
-def test_the_costliest_example_may_have_a_label(times: int, trained: int) -> None:
+@pytest.mark.parametrize(("times", "trained", "label"), [
+    (1, 1, True), (3, 3, True), (3, 1, False), (3, 2, True), (3, 0, False),
+])  # fmt: skip
+def test_the_costliest_example_may_have_a_label(
+    times: int, trained: int, label: bool, tmp_path: Path
+) -> None:
     """A leader may send bits, too. Held-out examples have no label, and may be sent more often."""
-    bits = "an example's 8 bits of a, sent once"
+    one = EmbeddingDP(1.0).loss.charges
+    own = PrivacyLoss(5.0, per="example")
+    costs = [cost([*one(8 * trained), (own, 1)] if trained else [(own, 1)], 1e-5),
+             cost(one(8 * times), 1e-5)]  # fmt: skip
+    assert (costs[0] > costs[1]) == label
+    (tmp_path / "sent.csv").write_text(
+        f'subset,id,times\r\ntrain,0,0\r\ntrain,"a,\n1",{trained}\r\ntest,0,{times}\r\n'
+    )
     often = "once" if times == 1 else f"{times} times"
-    charges = EmbeddingDP(1.0).loss.charges(8 * (trained or times))
-    label = [(PrivacyLoss(2.0, per="example"), 1)] if trained else []
-    epsilon = cost([*charges, *label], 1e-5)
     lines = [
-        Line(4.0, 0.0, bits), Line(2.0, 0.0, LABEL),
-        Line(epsilon, 1e-5, f"{OWN_REPORTS} in the run, sent {often}"),
+        Line(8.0, 0.0, "an example's 8 bits of a, sent once"), Line(5.0, 0.0, LABEL),
+        Line(max(costs), 1e-5, f"{OWN_REPORTS} in the run, sent {often}"),
     ]  # fmt: skip
     run: Any = SimpleNamespace(job={"parts": {}, "privacy": {"embedding_dp": {"eps": 1.0}}})
-    party: Any = SimpleNamespace(accounts=lines, folder=Path("lead"))
+    party: Any = SimpleNamespace(accounts=lines, folder=tmp_path)
     *_, account = _of_party("lead", party, run)
-    assert account.epsilon == epsilon
-    assert sum(release["per"] == "example" for release in account.releases) == len(label)
-    party.accounts = [*lines[:2], lines[2]._replace(epsilon=epsilon * 0.999)]
-    with pytest.raises(RunFolderError, match="does not follow from the job"):
+    assert account.epsilon == max(costs)
+    assert sum(release["per"] == "example" for release in account.releases) == label
+    for less in {max(costs) * 0.999, min(costs)} - {max(costs)}:
+        party.accounts = [*lines[:2], lines[2]._replace(epsilon=less)]
+        with pytest.raises(RunFolderError, match="does not follow from the job"):
+            list(_of_party("lead", party, run))
+    (tmp_path / "sent.csv").unlink()
+    with pytest.raises(RunFolderError, match="cannot be read"):
         list(_of_party("lead", party, run))
-
-
-def test_every_file_of_every_party_has_its_digest(runs: dict[str, Path]) -> None:
-    folder = runs["vertical"]
-    found = Dossier.of(folder).evidence.files
-    assert {"job.yaml", "lead/metrics.jsonl", "bank/accounts.jsonl", "shop/events.log",
-            "bank/model.safetensors", "shop/sent.csv"} <= set(found)  # fmt: skip
-    for name, digest in found.items():
-        assert digest == hashlib.sha256((folder / name).read_bytes()).hexdigest(), name
-
-
-def test_a_leader_by_itself_has_a_dossier_without_an_account(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(runs["vertical"], tmp_path / "alone"))
-    for party in ("bank", "shop"):
-        shutil.rmtree(folder / party)
-    dossier = Dossier.of(folder)
-    assert text_of(dossier, "epsilon") == "Not stated: no party has an account"
-    assert dossier._fact().text == "No party has an account."
-
-
-def test_what_a_party_sends_unprotected_is_not_covered(runs: dict[str, Path]) -> None:
-    evidence = Dossier.of(runs["vertical"]).evidence
-    bare = "an example's values of left, sent unprotected"
-    lines = [Line(1.0, 0.0, "a bit of right"), Line(math.inf, 0.0, bare)]
-    party = replace(evidence.run, accounts=lines)
-    for randomness, seeded in (("seeded", True), ("secure", False)):
-        job = {**evidence.run.job, "privacy": {**evidence.run.job["privacy"]}}
-        job["privacy"]["randomness"] = randomness
-        run = replace(evidence.run, job=job)
-        told = {s.key: s.text for s in statements(replace(evidence, run=run, parties={"b": party}))}
-        assert told["not_covered"].startswith(f"No finite epsilon covers {bare}. The gradients")
-        assert ("Anyone with the job can remove the noise" in told["randomness"]) == seeded
 
 
 def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:

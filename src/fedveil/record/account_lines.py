@@ -12,6 +12,8 @@ from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
 
 ACCOUNTS = "accounts.jsonl"
+#: The file in a party's folder that records how often each example was sent.
+SENT = "sent.csv"
 #: The end of a line about values that are sent without any protection.
 UNPROTECTED = "sent unprotected"
 #: The start of the line about an example of a vertical run.

@@ -5,12 +5,15 @@ Digests are not signatures: a folder in which all files were rewritten consisten
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,7 +30,8 @@ from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, UNPROTECTED
+from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, UNPROTECTED
+from fedveil.record.event_log import faults
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
@@ -44,7 +48,7 @@ _CLIENT = 0
 #: Largest relative difference between a stated epsilon and the epsilon of the charges.
 _SAME = 1e-9
 #: Files whose digests a dossier lists, if the run has them.
-_FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", "sent.csv")
+_FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", SENT)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ def read_evidence(path: Path) -> Evidence:
             if not accounts and not parties:
                 raise RunFolderError(f"{path} holds no records: no client has sent anything yet")
             places = [path, *(party.folder for party in parties.values())]
+            for fault in chain.from_iterable(faults(place / EVENTS) for place in places):
+                raise RunFolderError(fault)
             names = (place / name for place in places for name in _FILES)
             files = {str(n.relative_to(path)): _digest(n) for n in names if n.is_file()}
         return Evidence(run, accounts, files, parties)
@@ -174,25 +180,33 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
         if sent is not None:
-            yield _followed(party, name, line, _histories(lines, int(sent[1] or 1), run))
+            charges = _charges_of_example(lines, int(sent[1] or 1), run)
+            if LABEL in lines:
+                charges = _costlier(charges, _charges_with_label(party, lines, run), line.delta)
+            yield _followed(party, name, line, charges)
         elif what == LABEL:
-            yield _followed(party, name, line, [[_label(line)]])
+            yield _followed(party, name, line, [_label(line)])
 
 
 def _label(line: Line) -> Charge:
     return PrivacyLoss(line.epsilon, per="example"), 1
 
 
-def _histories(lines: Mapping[str, Line], times: int, run: ReadRun) -> Iterator[list[Charge]]:
-    """Yield the possible privacy charges of the costliest example of a party.
+def _costlier(some: list[Charge], others: list[Charge], delta: float) -> list[Charge]:
+    return max(some, others, key=lambda charges: cost(charges, delta))
 
-    The arguments are those of `_charges_of_example`. Under LabelDP, a training example is also
-    charged for its label, and may have been sent less often than the held-out examples.
+
+def _charges_with_label(party: ReadRun, lines: Mapping[str, Line], run: ReadRun) -> list[Charge]:
+    """Return the privacy charges of a party's costliest training example under LabelDP.
+
+    It is charged for its label, too. Held-out examples are not, but may have been sent more often.
     """
-    if LABEL in lines:
-        for sent in range(times, 0, -1):
-            yield [*_charges_of_example(lines, sent, run), _label(lines[LABEL])]
-    yield _charges_of_example(lines, times, run)
+    path = party.folder / SENT
+    with intact(path), opened(path, MOST_STREAMED_BYTES) as file:
+        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
+        times = max((int(row["times"]) for row in rows if row["subset"] == "train"), default=0)
+    sent = _charges_of_example(lines, times, run) if times else []
+    return [*sent, _label(lines[LABEL])]
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
@@ -216,22 +230,18 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
     return [(loss.resolved(), count) for loss, count in charges]
 
 
-def _followed(party: ReadRun, name: str, line: Line, histories: Iterable[list[Charge]]) -> Account:
-    """Find the privacy charges from which the epsilon in `line` follows. Returns an `Account`.
+def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
+    """Check the epsilon in `line` against `charges`, and return both as an `Account`.
 
-    `line` is one line of a party's `accounts.jsonl`, and `histories` has the charges that it may
-    summarise. `party` is the party's run, and `name` the party's name. Raises `RunFolderError` if
-    the epsilon follows from none of them.
+    `line` is one line of a party's `accounts.jsonl`, and `charges` are the privacy charges that it
+    summarises. `party` is the party's run, and `name` the party's name. Raises `RunFolderError` if
+    the epsilon of the charges differs from that of `line`.
     """
-    found = []
-    for charges in histories:
-        found.append(cost(charges, line.delta))
-        if _same(line.epsilon, found[-1]):
-            break
-    else:
+    follows = cost(charges, line.delta)
+    if not _same(line.epsilon, follows):
         raise RunFolderError(
             f"{party.folder / ACCOUNTS} does not follow from the job: epsilon {line.epsilon} for "
-            f"{line.what}, where {found[0]} follows"
+            f"{line.what}, where {follows} follows"
         )
     releases = releases_of(charges, [], adaptive=False)
     return Account(f"{name}: {line.what}", line.epsilon, line.delta, False, releases)
