@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -37,6 +38,7 @@ from fedveil.pages.dossier.statements import (
     _open,
     _settings,
     _vertical,
+    statements,
     worst,
 )
 from fedveil.pages.page import Fact
@@ -482,6 +484,40 @@ def test_the_costliest_example_may_have_a_label(
     (tmp_path / "sent.csv").unlink()
     with pytest.raises(RunFolderError, match="cannot be read"):
         list(_of_party("lead", party, run))
+
+
+def test_every_file_of_every_party_has_its_digest(runs: dict[str, Path]) -> None:
+    folder = runs["vertical"]
+    found = Dossier.of(folder).evidence.files
+    assert {"job.yaml", "lead/metrics.jsonl", "bank/accounts.jsonl", "shop/events.log",
+            "bank/model.safetensors", "shop/sent.csv"} <= set(found)  # fmt: skip
+    for name, digest in found.items():
+        assert digest == hashlib.sha256((folder / name).read_bytes()).hexdigest(), name
+
+
+def test_a_leader_by_itself_has_a_dossier_without_an_account(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(runs["vertical"], tmp_path / "alone"))
+    for party in ("bank", "shop"):
+        shutil.rmtree(folder / party)
+    dossier = Dossier.of(folder)
+    assert text_of(dossier, "epsilon") == "Not stated: no party has an account"
+    assert dossier._fact().text == "No party has an account."
+
+
+def test_what_a_party_sends_unprotected_is_not_covered(runs: dict[str, Path]) -> None:
+    evidence = Dossier.of(runs["vertical"]).evidence
+    bare = "an example's values of left, sent unprotected"
+    lines = [Line(1.0, 0.0, "a bit of right"), Line(math.inf, 0.0, bare)]
+    party = replace(evidence.run, accounts=lines)
+    for randomness, seeded in (("seeded", True), ("secure", False)):
+        job = {**evidence.run.job, "privacy": {**evidence.run.job["privacy"]}}
+        job["privacy"]["randomness"] = randomness
+        run = replace(evidence.run, job=job)
+        told = {s.key: s.text for s in statements(replace(evidence, run=run, parties={"b": party}))}
+        assert told["not_covered"].startswith(f"No finite epsilon covers {bare}. The gradients")
+        assert ("Anyone with the job can remove the noise" in told["randomness"]) == seeded
 
 
 def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:
