@@ -318,5 +318,5 @@ def _audited(audit: Finding) -> str:
         f"round. Verdict: {audit.verdict}",
     ]
     lines += [audit.refutation] if audit.refutes else []
-    lines += [f"at this effort: {audit.limits}"] if audit.limits else []
+    lines += [f"with these canaries: {audit.limits}"] if audit.limits else []
     return "\n".join(lines)

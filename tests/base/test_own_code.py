@@ -117,6 +117,21 @@ def test_the_end_of_a_program_or_of_a_generator_is_no_error_of_its_code(
         sys.exit(3)
 
 
+def test_a_script_that_ends_the_program_when_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise parse fedveil's command line and end fedveil without a reason."""
+    (tmp_path / "own_script.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\ndef f(): pass\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["fedveil", "run", "job.yaml"])
+    said = r"^key: importing own_script raised SystemExit: 2 \(.*own_script.py, line 2\)$"
+    with pytest.raises(InvalidValue, match=said):
+        own_code.load("own_script:f", key="key", error=InvalidValue)
+    with pytest.raises(KeyboardInterrupt), own_code.own_code_errors("key", InvalidValue):
+        raise KeyboardInterrupt
+
+
 def test_an_error_is_described_and_code_is_named_by_its_place() -> None:
     assert own_code.described(ValueError()) == "ValueError"
     assert own_code.described(KeyError("a")) == "KeyError: 'a'"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedveil.cli import attack as attack_cli
+from fedveil.cli.attack_catalog import FEDERATED, VERTICAL, Attack
 
 Command = Callable[..., tuple[int, str, str]]
 Watched = Callable[[str], list[tuple[tuple[Any, ...], dict[str, Any]]]]
@@ -93,7 +94,7 @@ def test_a_text_is_continued_as_asked(
     for more, seed in ((("--temperature", 0.3, "--seed", 5), 5), (("--temperature", 0), None)):
         with pytest.raises(Reached):
             command(*asked, *more)
-        ((run, request, _), _) = calls.pop()
+        ((run, request, *_), _) = calls.pop()
         assert (run, request.prompt, request.tokens) == (Path("run"), "Hällo".encode(), 7)
         assert request.temperature == more[1]
         assert (request.entropy.description == "operating-system randomness") == (seed is None)
@@ -124,12 +125,8 @@ def test_a_run_is_watched_for_as_long_as_asked(command: Command, watched: Watche
     assert (run, patience) == (Path("run"), 7)
 
 
-@pytest.mark.parametrize(
-    "attack", [*attack_cli.FEDERATED, *attack_cli.VERTICAL], ids=lambda attack: attack.name
-)
-def test_an_attack_is_mounted_as_asked(
-    attack: attack_cli.Attack, command: Command, watched: Watched
-) -> None:
+@pytest.mark.parametrize("attack", [*FEDERATED, *VERTICAL], ids=lambda attack: attack.name)
+def test_an_attack_is_mounted_as_asked(attack: Attack, command: Command, watched: Watched) -> None:
     calls = watched("fedveil.cli.attack._attack_each")
     with pytest.raises(Reached):
         command("attack", attack.name, "--effort", "standard", "--set", "name=mine", "--json")
@@ -138,9 +135,9 @@ def test_an_attack_is_mounted_as_asked(
     assert [target.job.name for target in targets] == ["mine"]
 
 
-@pytest.mark.parametrize("attack", attack_cli.VERTICAL, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", VERTICAL, ids=lambda attack: attack.name)
 def test_a_vertical_run_is_attacked_as_it_was_made(
-    attack: attack_cli.Attack, command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    attack: Attack, command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("run").mkdir()
     calls = watched("fedveil.cli.attack._attack_each")

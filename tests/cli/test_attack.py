@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli import attack as attack_cli
+from fedveil.cli.attack_catalog import FEDERATED, VERTICAL, Attack
 from fedveil.cli.exits import Exit
 from fedveil.federated.job import Job
 from fedveil.pages.finding_text import conclusion
@@ -139,8 +140,8 @@ def test_a_picture_never_takes_the_place_of_another(tmp_path: Path) -> None:
     assert all((tmp_path / "run" / name).read_bytes() == b"x" for name in names)
 
 
-@pytest.mark.parametrize("attack", [*attack_cli.FEDERATED, *attack_cli.VERTICAL])
-def test_every_attack_is_there(attack: attack_cli.Attack) -> None:
+@pytest.mark.parametrize("attack", [*FEDERATED, *VERTICAL])
+def test_every_attack_is_there(attack: Attack) -> None:
     module = __import__(f"fedveil.attacks.{attack.home}", fromlist=["attack"])
     assert callable(module.attack)
 

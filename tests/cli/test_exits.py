@@ -576,4 +576,4 @@ def test_every_path_of_a_command_is_read_by_the_same_function() -> None:
     files = [*Path(path_argument.__file__).parent.rglob("*.py")]
     texts = {file.name: file.read_text("utf-8") for file in files}
     assert [name for name, text in texts.items() if bare.search(text)] == []
-    assert sum(text.count("path_option(") for text in texts.values()) > 20
+    assert sum(text.count("path_option(") for text in texts.values()) > 15

@@ -50,7 +50,8 @@ def test_a_continued_text_is_told_with_its_prompt_and_its_cost(
 ) -> None:
     """The second and the third byte are one character."""
 
-    def generate(run: Path, request: Any, tell: Callable[[bytes], None]) -> Any:
+    def generate(run: Path, request: Any, tell: Callable[[bytes], None], say: object) -> Any:
+        assert say is plain_text.remark
         for piece in (b"b\xc3", b"\xa4", b"r"):
             tell(piece)
         found = SimpleNamespace(text="bär".encode(), sent="sent", stopped="the limit is reached")

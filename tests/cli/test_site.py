@@ -151,7 +151,8 @@ def test_the_server_that_is_named_is_served_and_each_command_says_the_policys_no
     monkeypatch.setattr(
         "fedveil.site.supernode.serve", lambda site, server, tell: served.append(server)
     )
-    command("site", "init", "north")
+    public = json.loads(command("site", "init", "north", "--json")[1])["public"]
+    Path("north", "roster.yaml").write_text(f'client-0: "{public}"\n')
     server = {"roster": "roster.yaml", "client": 0}
     write_policy(Path("north"), policy_of(servers={"study": server, "trial": server}))
     monkeypatch.setattr(Policy, "warnings", ["mind this"])
@@ -162,6 +163,29 @@ def test_the_server_that_is_named_is_served_and_each_command_says_the_policys_no
     for name in ("check", "show"):
         assert command("site", name, "north")[2] == "note: mind this\n"
     assert command("site", "show")[1] == command("site", "show", "--keys")[1]
+
+
+def test_keys_that_cannot_sign_a_round_are_noted_before_the_site_serves(command: Command) -> None:
+    public = json.loads(command("site", "init", "north", "--json")[1])["public"]
+    other = json.loads(command("site", "init", "south", "--json")[1])["public"]
+
+    def notes(text: str | None, **server: Any) -> str:
+        if text is not None:
+            Path("north", "roster.yaml").write_text(text)
+        write_policy(Path("north"), policy_of(servers={"study": server}))
+        code, _, err = command("site", "check", "north")
+        assert code == 0
+        return err
+
+    mine = f'client-0: "{public}"\n'
+    assert "roster is null: name a file with all sites' keys" in notes(None)
+    assert "roster.yaml has no key for client-0" in notes(None, roster="roster.yaml")
+    assert "no key for client-1" in notes(mine, roster="roster.yaml", client=1)
+    told = notes(f'client-0: "{other}"\n', roster="roster.yaml")
+    assert f"own for client-0. This site's public key is {public}" in told
+    assert "signed rounds" not in notes(mine, roster="roster.yaml")
+    Path("north", "identity.pem").unlink()
+    assert "identity.pem cannot be read" in notes(mine, roster="roster.yaml")
 
 
 def test_a_wrong_policy_is_one_sentence_and_nothing_is_served(command: Command) -> None:

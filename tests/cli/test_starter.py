@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import errno
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,14 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+import fedveil
 from fedveil import starter
+from fedveil.engine.assembly import load_data
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
 from fedveil.protections.catalog import POSITIONS
 from fedveil.starter import DEFAULT_JOB, TEMPLATES, own_step_start, text_start, vertical_tables
+from folders import ROOT
 
 Command = Callable[..., tuple[int, str, str]]
 FEDERATED = [name for name, template in TEMPLATES.items() if "model.py" in template.files]
@@ -263,3 +267,18 @@ def test_a_template_is_written_whole_or_not_at_all(
     assert (code, err) == (1, f"error: mine cannot be written: {kind.strerror}\n")
     left = [file.name for file in (tmp_path / "mine").iterdir()]
     assert left == (["model.py"] if isinstance(kind, FileExistsError) else [])
+
+
+def test_the_pages_state_the_results_of_the_built_in_job(tmp_path: Path) -> None:
+    """They change with everything that draws from the job's seed."""
+    run = fedveil.simulate(Job.load(DEFAULT_JOB), tmp_path / "run")
+    tests = len(load_data(run.job).test)
+    quoted = {
+        ROOT / "README.md": r"distributed_dp: ([\d.]+)% accuracy at epsilon ([\d.]+)",
+        ROOT / "docs" / "tutorial.md": r"accuracy ([\d.]+)%[^`]*?epsilon ([\d.]+) at delta",
+    }
+    for page, pattern in quoted.items():
+        accuracy, epsilon = map(float, re.findall(pattern, page.read_text("utf-8"))[0])
+        # Another processor may round differently, and so decide two test examples differently.
+        assert abs(run.metrics[-1]["accuracy"] - accuracy / 100) < 2.5 / tests, page
+        assert 0 <= epsilon - run.metrics[-1]["epsilon_run_every_round"] < 0.05, page

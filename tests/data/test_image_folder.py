@@ -42,7 +42,7 @@ def images(tmp_path):
         write(tmp_path / "test" / name / "0.PNG", encoded(pixels(count)))
     write(tmp_path / "train" / "ant" / "notes.txt", b"no image")
     for part in ("train", "test"):
-        write(tmp_path / part / ".DS_Store", b"no folder")
+        write(tmp_path / part / "Thumbs.db", b"no folder")
     return tmp_path
 
 
@@ -55,6 +55,18 @@ def test_images_are_read_class_by_class(images):
     np.testing.assert_allclose(data.train.x[1], expected, atol=1e-6)
     (images / "test" / "yak").mkdir()  # the test part has no image of it, but clients may
     assert load("image_folder", folder=str(images)).classes == 4
+
+
+def test_what_jupyter_and_macos_leave_in_a_folder_is_neither_a_class_nor_an_image(images):
+    before = load("image_folder", folder=str(images))
+    (images / "test" / ".ipynb_checkpoints").mkdir()
+    write(images / "train" / ".ipynb_checkpoints" / "0-checkpoint.png", encoded(pixels(1)))
+    for part in ("train", "test"):
+        write(images / part / "ant" / "._0.png", b"\x00\x05\x16\x07, no image")
+    after = load("image_folder", folder=str(images))
+    assert after.classes == before.classes
+    np.testing.assert_array_equal(after.train.y, before.train.y)
+    np.testing.assert_array_equal(after.test.y, before.test.y)
 
 
 def test_jpeg_and_grey_files_are_images_too(images):

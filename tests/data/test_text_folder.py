@@ -126,8 +126,9 @@ def test_alone_no_line_decides_whether_others_have_an_owner(words: Path, tmp_pat
     [
         ("[]", "line 3: it is not a JSON object"),
         ("{", "line 3: "),
-        ('{"text": ""}', "line 3: it needs text as texts"),
-        ('{"text": "a", "client": 3}', "line 3: it needs text as texts"),
+        ('{"text": ""}', "line 3: its text is '', but a text is needed"),
+        ('{"texts": "a"}', "line 3: it has no text, but a text is needed"),
+        ('{"text": "a", "client": 3}', "line 3: its client is 3, but a text is needed"),
         ('{"text": "a", "client": "c"}', "some lines name a client and others do not"),
         ('{"text": "\\ud800"}', "line 3: "),
     ],

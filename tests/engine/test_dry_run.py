@@ -241,6 +241,19 @@ def test_the_trial_takes_the_own_step_of_a_task(tmp_path: Path) -> None:
         tried(job("task_parts:linear", **own), tmp_path / "run")
 
 
+class Floated(OwnStep):
+    """A task whose loss is a float, as `.item()` gives it, and so has no gradient."""
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return super().loss(outputs, targets).item()
+
+
+def test_a_loss_that_is_a_float_is_called_a_float(tmp_path: Path) -> None:
+    own = {"task": "test_dry_run:Floated", "data": {"name": "task_parts:slope"}}
+    with pytest.raises(ModelInvalid, match=r"the task's loss is a float\. Return it as a tensor"):
+        tried(job("task_parts:linear", **own), tmp_path / "run")
+
+
 @pytest.mark.parametrize("task", [Unsaid, Uneven])
 def test_a_task_s_fault_is_placed_in_the_task(tmp_path: Path, task: type[fedveil.Task]) -> None:
     own = {"task": f"task_parts:{task.__name__}", "data": {"name": "task_parts:slope"}}

@@ -49,6 +49,9 @@ def test_a_run_that_ended_by_its_own_results_states_all_planned_rounds(
     assert StoppingSettings(**stopping).may_end == bool({"patience", "target"} & set(stopping))
     found = list(other_accounts(job, make_protection(job, 5), rounds))
     assert len(found) == lines
+    stated = 7 if lines == 2 else rounds  # the end depends on the results of all planned rounds
+    assert found[-1].epsilon == pytest.approx(added_or_removed(3.0, 1.0, stated, 1e-4))
+    assert found[-1].what.endswith(f"takes part in all {stated} rounds")
     if lines == 2:
         planned = [(PrivacyLoss.of_release(Gaussian(3.0)), 7)]
         assert found[0].epsilon == pytest.approx(compose(planned, 1e-4))
@@ -77,3 +80,16 @@ def test_the_unit_that_is_added_or_removed_is_the_jobs() -> None:
     )
     found = list(other_accounts(job, make_protection(job, 5), 3))
     assert [line.what.partition(" instead")[0] for line in found] == ["an example added or removed"]
+
+
+def test_an_early_end_lowers_no_amplified_epsilon() -> None:
+    """Only the planned number of rounds is independent of the models that the attacker sees."""
+    clients = {"number": 50, "fraction": 0.2, "sampling": "poisson"}
+    job = Job(
+        rounds=40, clients=clients, protection=CENTRAL, privacy={"delta": 1e-4},
+        stopping={"patience": 2},
+    )  # fmt: skip
+    made = make_protection(job, 5)
+    _, *early = other_accounts(job, made, 6)
+    assert len(early) == 3
+    assert early == list(other_accounts(job, made, 40))

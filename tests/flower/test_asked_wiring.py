@@ -95,6 +95,11 @@ def test_a_limit_that_is_no_number_above_0_does_not_count_as_none(
     assert Member.of(config(tmp_path), file_of("dp_encrypt")).max_epsilon is None
 
 
+def test_a_misspelt_limit_does_not_count_as_none(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match=r"max_epsilon, .* \(did you mean max-epsilon\?\)"):
+        Member.of(config(tmp_path, max_epsilon=1.5), file_of("dp_encrypt"))
+
+
 @pytest.mark.parametrize("delta", ["1e-6", True, 0, -1e-6, 1.0, 3, float("nan")])
 def test_a_delta_that_is_none_is_refused(delta: object, tmp_path: Path) -> None:
     named = config(tmp_path, **{"max-epsilon": 1.5, "delta": delta})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,12 +110,12 @@ def test_clients_of_a_node_share_equal_messages() -> None:
 
 @pytest.mark.parametrize(("algorithm", "numbers"), [("fedavg", "11"), ("fedcm", "22")])
 def test_a_model_is_judged_with_the_direction_that_is_sent_beside_it(
-    algorithm: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = list[tuple[str, int]]()
     monkeypatch.setattr(flower_engine, "check_carried", lambda *what: judged.append(what))
     engine: Any = flower_engine.FlowerEngine.__new__(flower_engine.FlowerEngine)
-    engine._roster = {}
+    engine._app = tmp_path
     settings = job(training={"algorithm": algorithm, "batch_size": 5})
     assert engine.protection(settings, 11).dimension == 11
     (what, size), *_ = judged

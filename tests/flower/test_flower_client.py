@@ -508,12 +508,26 @@ def test_a_roster_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogC
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
     grid = LocalGrid(app, tmp_path / "state")
     key = tmp_path / "client.pem"
-    make_identity(key)
+    (app / "roster.yaml").write_text(f'client-0: "{make_identity(key)}"\n')
     for node in grid.contexts.values():
         node.node_config.update({"identity": str(key), "roster": str(tmp_path / "none.yaml")})
     with pytest.raises(RunStopped):
         serve(app, grid, tmp_path / "run")
     assert f"there is no roster {tmp_path / 'none.yaml'}" in caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "# client-0: KEY\n"])
+def test_an_empty_roster_of_the_server_is_named_before_anybody_is_asked(
+    tmp_path: Path, text: str | None
+):
+    """Every round would be void, after the clients have sent their keys."""
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    (app / "roster.yaml").unlink() if text is None else (app / "roster.yaml").write_text(text)
+    grid = LocalGrid(app, tmp_path / "state")
+    with pytest.raises(DeploymentError, match=r"roster\.yaml names no keys, which active_security"):
+        serve(app, grid, tmp_path / "run")
+    assert grid.replies == []
 
 
 def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
@@ -715,6 +729,19 @@ def test_partition_id_is_a_name_of_client(tmp_path: Path):
     for value in (1, 0, False):
         with pytest.raises(DeploymentError, match=f"data = {value}, text is needed"):
             members_of({"client": 0, "data": value}, job())
+
+
+@pytest.mark.parametrize("key", ["jobs", "rooster", "identiy", "state_folder", "Client"])
+def test_a_misspelt_key_of_a_node_does_not_count_as_missing(key: str) -> None:
+    """With `jobs` for `job`, the client would otherwise answer any job of the server."""
+    with pytest.raises(DeploymentError, match=rf"has {key}, which is not a known key \(did you"):
+        members_of({"client": 3, key: "agreed.yaml"}, job())
+
+
+def test_keys_of_other_apps_on_a_node_are_ignored(tmp_path: Path) -> None:
+    others = {"num-partitions": 10, "fedveil.max_epsilon": 1.0, "dataset": "x", "num-clients": 3}
+    mine = {"client": 3, "state-folder": str(tmp_path / "s")}
+    assert list(members_of({**mine, **others}, job())) == [3]
 
 
 def test_a_client_with_data_of_its_own(tmp_path: Path):

@@ -104,6 +104,20 @@ def limited(run: Path, folder: Path, most: float) -> Path:
     return copied
 
 
+def test_a_text_of_an_unfinished_run_is_told_to_be_one(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    wanted = Request.seeded(b"abc", 2, 0)
+    said: list[str] = []
+    generate(run, wanted, say=said.append)
+    assert said == []
+    next(run.glob("*/model.safetensors")).unlink()
+    generate(run, wanted, say=said.append)
+    (told,) = said
+    assert re.fullmatch(r"the run is unfinished: using the state after step [1-9]\d*", told)
+
+
 def test_a_text_ends_before_it_costs_more_than_the_limit(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -107,6 +109,34 @@ def test_initial_weights_are_drawn_from_the_entropy_alone() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_importing_a_model_that_draws_random_numbers_does_not_change_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process imports the module when it builds the model; later calls do not."""
+    (tmp_path / "drawing_model.py").write_text(
+        "from torch import nn\nexample = nn.Linear(3, 3)\ndef net(): return nn.Linear(3, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    first, again = (build("drawing_model:net", (3,), 3, Seeded(1)).weight for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_an_outline_leaves_the_tensors_of_a_users_module_with_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployed client makes the outline first. The module's tensors must be usable afterwards."""
+    (tmp_path / "scaling_model.py").write_text(
+        "import torch\nMEAN = torch.tensor([1.0, 2.0, 3.0])\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x - MEAN)\n"
+        "def net(): return Net(3, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert outline("scaling_model:net", (3,), 3) is not None
+    model = build("scaling_model:net", (3,), 3, Seeded(1))
+    assert torch.isfinite(model(torch.ones(1, 3))).all()
 
 
 @pytest.mark.parametrize("shape", [(-1, 4), {"turn": (), "words": (4,)}])

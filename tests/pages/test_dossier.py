@@ -24,14 +24,18 @@ import fedveil
 from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
 from fedveil.errors import RunFolderError
+from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.mechanisms.signds.index_code import encode_indices
 from fedveil.pages.dossier.account import Account, _charges_of_example, _of_party
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier, recompute_parts
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.releases import releases_of
 from fedveil.pages.dossier.statements import (
     _bounds,
+    _channels,
     _composition,
     _integrity,
+    _open,
     _settings,
     _vertical,
     statements,
@@ -40,10 +44,12 @@ from fedveil.pages.dossier.statements import (
 from fedveil.pages.page import Fact
 from fedveil.pages.read_run import read_run
 from fedveil.pages.table import Table
+from fedveil.privacy.compose import cost
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.record.account_lines import FAILURE, LABEL, OWN_REPORTS
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -267,6 +273,21 @@ def test_an_edited_job_is_refused(copy: Path) -> None:
         Dossier.of(copy)
 
 
+@pytest.mark.parametrize(("edit", "said"), [
+    (lambda log: log.write_text(log.read_text().replace("finished", "went on")), "it was edited"),
+    (lambda log: log.write_text(log.read_text().partition("\n")[0] + "\n"), "missing at its end"),
+    (lambda log: log.with_name("events.chain").unlink(), "it is not in events.chain"),
+])  # fmt: skip
+def test_an_edited_event_log_is_refused(
+    copy: Path, edit: Callable[[Path], object], said: str
+) -> None:
+    """A dossier says how the run ended, which it reads from this log."""
+    assert "finished" in (copy / "events.log").read_text()
+    edit(copy / "events.log")
+    with pytest.raises(RunFolderError, match=said):
+        Dossier.of(copy)
+
+
 def test_a_damaged_checkpoint_is_refused(copy: Path) -> None:
     path = copy / "checkpoint" / "latest"
     raw = bytearray(path.read_bytes())
@@ -431,6 +452,40 @@ def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:
     assert (account.epsilon, release["epsilon"], release["per"]) == (2.5, 2.5, "example")
 
 
+@pytest.mark.parametrize(("times", "trained", "label"), [
+    (1, 1, True), (3, 3, True), (3, 1, False), (3, 2, True), (3, 0, False),
+])  # fmt: skip
+def test_the_costliest_example_may_have_a_label(
+    times: int, trained: int, label: bool, tmp_path: Path
+) -> None:
+    """A leader may send bits, too. Held-out examples have no label, and may be sent more often."""
+    one = EmbeddingDP(1.0).loss.charges
+    own = PrivacyLoss(5.0, per="example")
+    costs = [cost([*one(8 * trained), (own, 1)] if trained else [(own, 1)], 1e-5),
+             cost(one(8 * times), 1e-5)]  # fmt: skip
+    assert (costs[0] > costs[1]) == label
+    (tmp_path / "sent.csv").write_text(
+        f'subset,id,times\r\ntrain,0,0\r\ntrain,"a,\n1",{trained}\r\ntest,0,{times}\r\n'
+    )
+    often = "once" if times == 1 else f"{times} times"
+    lines = [
+        Line(8.0, 0.0, "an example's 8 bits of a, sent once"), Line(5.0, 0.0, LABEL),
+        Line(max(costs), 1e-5, f"{OWN_REPORTS} in the run, sent {often}"),
+    ]  # fmt: skip
+    run: Any = SimpleNamespace(job={"parts": {}, "privacy": {"embedding_dp": {"eps": 1.0}}})
+    party: Any = SimpleNamespace(accounts=lines, folder=tmp_path)
+    *_, account = _of_party("lead", party, run)
+    assert account.epsilon == max(costs)
+    assert sum(release["per"] == "example" for release in account.releases) == label
+    for less in {max(costs) * 0.999, min(costs)} - {max(costs)}:
+        party.accounts = [*lines[:2], lines[2]._replace(epsilon=less)]
+        with pytest.raises(RunFolderError, match="does not follow from the job"):
+            list(_of_party("lead", party, run))
+    (tmp_path / "sent.csv").unlink()
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        list(_of_party("lead", party, run))
+
+
 def test_every_file_of_every_party_has_its_digest(runs: dict[str, Path]) -> None:
     folder = runs["vertical"]
     found = Dossier.of(folder).evidence.files
@@ -463,6 +518,35 @@ def test_what_a_party_sends_unprotected_is_not_covered(runs: dict[str, Path]) ->
         told = {s.key: s.text for s in statements(replace(evidence, run=run, parties={"b": party}))}
         assert told["not_covered"].startswith(f"No finite epsilon covers {bare}. The gradients")
         assert ("Anyone with the job can remove the noise" in told["randomness"]) == seeded
+
+
+def test_a_failure_that_other_parties_were_told_is_not_covered() -> None:
+    """A peer that can make a part fail for one example learns more than any account states."""
+    party = SimpleNamespace(accounts=[Line(1.0, 0.0, "a bit"), Line(math.inf, 0.0, FAILURE)])
+    run = SimpleNamespace(job={"privacy": {"randomness": "secure"}})
+    evidence: Any = SimpleNamespace(run=run, accounts=[], parties={"bank": party})
+    told = next(each for each in _vertical(evidence) if each.key == "not_covered")
+    assert told.text.startswith(f"No finite epsilon covers {FAILURE}. The gradients")
+
+
+def test_an_early_end_is_covered_only_by_the_cost_of_all_rounds() -> None:
+    """The stated epsilon is that of the rounds until the end, which the results have chosen."""
+    last = {"in_clear": [], "epsilon_run_every_round": 1.0, "delta_run_every_round": 1e-5}
+    whole = Line(2.5, 1e-5, "all 7 rounds: holds whenever stopping ends the run")
+    other = Line(0.5, 1e-5, "a client added or removed")
+    for accounts in ([other, whole], [other]):
+        evidence: Any = SimpleNamespace(run=SimpleNamespace(last=last, accounts=accounts))
+        told = " ".join(_open(evidence))
+        assert (f"It is covered by {whole}." in told) == (whole in accounts)
+        assert str(other) not in told
+
+
+def test_no_report_is_said_to_have_a_fixed_length_that_varies() -> None:
+    low, high = (encode_indices([*range(n, n + 9)], 61_706) for n in (0, 61_697))
+    assert len(low) != len(high)
+    told = " ".join(_channels(()))
+    assert "or, under signds, follows from the perturbed report" in told
+    assert "before it is sent, except under dp_encrypt with noise: continuous." in told
 
 
 def test_each_account_is_listed_with_its_own_laws_and_settings() -> None:

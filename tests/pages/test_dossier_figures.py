@@ -86,7 +86,7 @@ def test_a_record_has_the_unit_and_trust_of_its_run(
 
 
 def test_what_is_open_and_unprotected_is_stated() -> None:
-    evidence: Any = SimpleNamespace(run=SimpleNamespace(last={
+    evidence: Any = SimpleNamespace(run=SimpleNamespace(accounts=[], last={
         "in_clear": ["sizes", "the time"], "epsilon_run_every_round": 1.0,
         "delta_run_every_round": 0.0, "epsilon_per_round": math.inf, "delta_per_round": 0.0,
     }))  # fmt: skip

@@ -154,6 +154,12 @@ def test_a_leader_by_itself_does_not_deny_the_protection_of_the_others(
     assert told.promise.text.endswith("sent without protection, in no account.")
     assert ("--resume" in told.next.text) == (not ended)
     assert "embedding_dp" not in told.next.text
+    events.insert(1, "0 labels: privacy.label_protection ...")
+    read = vertical_ending(run, run, [], apart=True).next
+    assert ("privacy.label_dp.eps: 1" in read.text) == ended
+    bare = ReadRun(tmp_path, VerticalJob().model_dump(), [], [], events)
+    both = vertical_ending(bare, bare, [], apart=True).next.text
+    assert ("embedding_dp.eps: 1` and `privacy.label_dp.eps: 1" in both) == ended
     (tmp_path / "model.safetensors").unlink()
     assert "--resume" in vertical_ending(run, run, [], apart=True).next.text
 

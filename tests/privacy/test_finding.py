@@ -63,15 +63,15 @@ def test_its_limits_are_those_of_the_sharpest_bound() -> None:
     dull = Measured("epsilon at least, b", 1.0, epsilon=4.0, unseen=30.0)
     unknown = Measured("epsilon at least, c", 1.0)
     assert finding(blind, dull, sharp, unknown).limits == (
-        "1 of 3 bounds could not have refuted their claims, and the sharpest is epsilon at least, "
-        "a (misses epsilons up to 44 where 40 is claimed)"
+        "1 of 3 bounds could not have refuted their claims, and the most sensitive bound is "
+        "epsilon at least, a (misses epsilons up to 44 where 40 is claimed)"
     )
     assert finding(blind).limits == "none of 1 bounds could have refuted its claim"
     assert finding(unknown).limits == ""
     above = Measured("epsilon at least, d", 6.3, epsilon=6.0)
     assert finding(blind, above).refutes
     assert finding(blind, above).limits == "", "d has refuted its claim"
-    assert "the sharpest is epsilon at least, a " in finding(blind, sharp, above).limits
+    assert "the most sensitive bound is epsilon at least, a " in finding(blind, sharp, above).limits
     assert finding(blind, unknown).unseen == [
         "epsilon at least (misses every epsilon where 100 is claimed)"
     ]

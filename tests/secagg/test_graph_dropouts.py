@@ -186,7 +186,7 @@ def test_the_page_states_the_automatic_numbers() -> None:
     assert more is not None
     early = math.floor((20_000 - masking_graph.fewest_drawn(20_000, more, 100)) / 20) / 10
     text = (DOCS / "secure-aggregation.md").read_text("utf-8")
-    assert f"k is {more} for 20,000 clients, and {early}% may" in text
+    assert f"for 20,000 clients and t = 100, k is {more}, and {early}% of the clients may" in text
     rows = re.findall(r"^\s*\| ([\d,]+) \| (\d+) \| (\d+) \| (\d+\.\d)% \|$", text, re.MULTILINE)
     assert len(rows) == 4
     for number, threshold, k, share in rows:

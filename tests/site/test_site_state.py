@@ -24,6 +24,7 @@ from flwr.app import Context, Message, RecordDict
 from fedveil.base.message import decode
 from fedveil.engine.job_protection import job_digest, make_protection
 from fedveil.errors import DeploymentError, OverSpent, SiteError
+from fedveil.flower import fixed_time
 from fedveil.flower.job import job_client
 from fedveil.flower.records import to_records
 from fedveil.flower.sealed_state import SealedState
@@ -31,6 +32,7 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site import supernode
 from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
+from fedveil.site.one_report import LATE
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import IDENTITY, KEY, Site, create, server_of
 from fedveil.site.supernode import _started, serve
@@ -205,7 +207,7 @@ def test_reports_leave_at_the_owners_time(
 ) -> None:
     times: list[float | None] = []
     real = job_client.FixedTime
-    monkeypatch.setattr(job_client, "FixedTime", lambda s: (times.append(s), real(0.001))[1])
+    monkeypatch.setattr(job_client, "FixedTime", lambda s, late: (times.append(s), real(0.001))[1])
     for owners, theirs in ((0.25, None), (0.25, 0.125), (0.25, 0.5), (None, None)):
         good = noised(deployment={"answer_after_s": theirs})
         keys = of_job(good, clear={"answer_after_s": owners})
@@ -214,6 +216,28 @@ def test_reports_leave_at_the_owners_time(
         (charged,) = (house.account.refresh(), house.account.charges)[1]
         assert bool(charged.in_clear) == (owners is None)
     assert times == [0.25, 0.25, 0.5, None]
+
+
+@pytest.mark.parametrize("spent_s", [8.0, 10.0])
+def test_a_report_that_leaves_late_is_in_the_account_once(
+    spent_s: float, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time tells the server how long the training took."""
+    slept: list[float] = []
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(fixed_time, "time", clock)
+    trained = job_client._trained
+    monkeypatch.setattr(
+        job_client, "_trained", lambda *args: (slept.append(spent_s), trained(*args))[1]
+    )
+    good = noised(deployment={"answer_s": 20.0})
+    house = House(tmp_path / "site", stack, of_job(good, clear={"answer_after_s": 9.0}))
+    for _ in range(2):
+        assert house.ask(app_of_job(good), training(good).message()) is not None, house.why()
+    house.account.refresh()
+    late = [line for line in house.account.charges if line.in_clear == (LATE,)]
+    assert [line.what for line in late] == ["the time of a report of heart"] * (spent_s > 9)
+    assert len(house.account.charges) == 2 + len(late)
 
 
 def test_each_data_set_has_an_account_and_a_job_reaches_the_one_that_it_names(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -65,6 +66,18 @@ def test_clients_count_alike_in_every_cell() -> None:
         "much data each client has and breaks the sensitivity of local privacy; under "
         "protection.name = dp_encrypt only equal is allowed",
     )
+
+
+def test_a_comparison_charges_no_account_an_infinite_epsilon(tmp_path: Path) -> None:
+    account = str(tmp_path / "account")
+    job = small_job(privacy={"account": account})
+    for names in (["not_encrypt"], ["rr", "not_encrypt"]):
+        with pytest.raises(JobError) as refused:
+            cells(job, *names)
+        (problem,) = refused.value.problems
+        assert f"a run under not_encrypt would charge privacy.account = {account} an inf" in problem
+    assert [run.privacy.account for run in jobs(cells(job, "rr"))] == [account]
+    assert len(cells(job.with_({"privacy.account": None}), "not_encrypt")) == 1
 
 
 def test_a_position_is_swept_over_the_keys_that_it_reads() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from comparing_parts import small_job
 from fedveil.engine.candidates import Candidate, candidates
-from fedveil.errors import InvalidValue, ModelInvalid, RunFailed, RunStopped
+from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
 from fedveil.federated.job import Job
 from fedveil.federated.run_blocks import RecordSettings
 from fedveil.privacy.guarantee_strength import Figure
@@ -176,3 +176,15 @@ def test_a_trial_of_an_error_is_better_where_it_is_lower(monkeypatch: pytest.Mon
     assert (tried.metric, tried.better, tried.value) == ("rmse", "lower", 2.5)
     with pytest.raises(InvalidValue, match="no examples"):
         trial_runs._tried(small_job(rounds=3), "rr", None, nothing, None)
+
+
+def test_trials_leave_the_account_of_a_data_set_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial has no limit, and one has no protection: the account would be spent for good."""
+    monkeypatch.setattr(trial_runs, "simulate", lambda job, folder: pytest.fail("it trained"))
+    account = tmp_path / "account"
+    job = small_job(privacy={"account": str(account), "max_epsilon": 3.0})
+    with pytest.raises(JobError, match=r"infinite epsilon\. Add --set privacy\.account=null"):
+        next(trial_runs.trials(job, 2.0, lambda text: None))
+    assert not account.exists()

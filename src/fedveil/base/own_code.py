@@ -114,13 +114,17 @@ def own_code_errors(
     """Convert an exception of the user's code in a `with` block into `error`.
 
     The message begins with `key`, the job's line that names the code (such as `model = 'm:f'`), and
-    says that `what` raised the exception. fedveil's own errors pass unchanged.
+    says that `what` raised the exception. SystemExit is converted too: without it, a script that
+    reads its own command line when it is imported would end fedveil without a reason. fedveil's own
+    errors and interrupts pass unchanged.
     """
     try:
         yield
     except FedveilError:
         raise
-    except Exception as raised:
+    except BaseException as raised:
+        if interrupts(raised):
+            raise
         place = place_of(raised)
         where = "" if place is None else f" ({place})"
         raise error(f"{key}: {what} raised {described(raised)}{where}") from raised
@@ -152,7 +156,7 @@ def as_exceptions() -> Iterator[None]:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return an exception of the user's code as one line, such as "ValueError: bad shape"."""
     # The text of a syntax error already contains its place.
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,3 +24,8 @@ def path(text: str) -> Path:
         why = "an empty text names no file or folder; write . for the current folder"
         raise typer.BadParameter(why)
     return Path(text)
+
+
+RunOut = Annotated[
+    Path | None, path_option(help="The run folder. Default: a new folder under runs/.")
+]

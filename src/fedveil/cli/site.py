@@ -63,10 +63,10 @@ def check(
     from fedveil.site.site_folder import Site
 
     opened = Site.open(site)
-    remarks("note", opened.policy.warnings)
+    remarks("note", opened.notes)
     if job is None:
         say("the policy is valid")
-        return {"warnings": opened.policy.warnings}
+        return {"warnings": opened.notes}
     if (job / "config").is_dir():
         return _check_nvflare(opened, job)
     from fedveil.site.code_folder import read, top
@@ -166,7 +166,7 @@ def serve(
     from fedveil.site.site_folder import Site, server_of
 
     opened = Site.open(site)
-    remarks("note", opened.policy.warnings)
+    remarks("note", opened.notes)
     from fedveil.site.supernode import serve as serve_jobs
 
     served = server_of(opened.policy, server)

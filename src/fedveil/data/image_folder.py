@@ -57,10 +57,18 @@ def read(folder: str, *, apart: bool = False) -> Dataset:
 
 def _folders(part: Path) -> list[Path]:
     with reading(part):
-        found = sorted(path for path in part.iterdir() if path.is_dir())
+        found = sorted(path for path in _visible(part) if path.is_dir())
     if not found:
         raise DataInvalid(f"{part} holds no folders, but one for each class is needed")
     return found
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """Yield the contents of `folder` except hidden ones, which other programs leave there.
+
+    Examples are the folder .ipynb_checkpoints of Jupyter and the files ._1.jpg of macOS.
+    """
+    return (path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
@@ -68,7 +76,7 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
     for folder in _folders(part):
         label = names.index(folder.name) if folder.name in names else -1
         with reading(folder):
-            files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+            files = sorted(path for path in _visible(folder) if path.suffix.lower() in SUFFIXES)
         count += len(files)
         yield from ((path, label) for path in files)
     if not count:

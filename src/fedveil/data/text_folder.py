@@ -28,6 +28,7 @@ from fedveil.data.examples import Dataset, make_dataset
 from fedveil.errors import DataInvalid
 from fedveil.pretrained.model_folder import ModelFolder
 from fedveil.pretrained.token_rows import TokenRows
+from fedveil.settings.allowed import shown
 
 NAME = "text_folder"
 TRAIN, TEST = "train.jsonl", "test.jsonl"
@@ -176,7 +177,8 @@ def _checked(line: Any, keys: Sequence[str]) -> Line:
         value = line.get(key, "")
         known = isinstance(value, str) or (key == "label" and isinstance(value, int))
         if not known or (key in keys and value == ""):
-            raise ValueError(f"it needs {' and '.join(keys)} as texts")
+            found = f"its {key} is {shown(value)}" if key in line else f"it has no {key}"
+            raise ValueError(f"{found}, but a text is needed")
         line[key] = str(value)
         line[key].encode()  # raises ValueError for a lone surrogate
     return line

@@ -116,7 +116,9 @@ def _step(job: Job, model: nn.Module, client: ClientData, dataset: Dataset) -> N
     outputs = task.forward(model.train(), inputs)
     _check_outputs(task, dataset, outputs, targets)
     loss = task.loss(outputs, targets)
-    if not isinstance(loss, torch.Tensor) or loss.ndim:
+    if not isinstance(loss, torch.Tensor):
+        raise TaskInvalid(f"the task's loss is a {type(loss).__name__}. Return it as a tensor")
+    if loss.ndim:
         raise TaskInvalid("the task's loss is not a single number. Return the mean over the batch")
     learnt = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(loss, learnt, allow_unused=True)

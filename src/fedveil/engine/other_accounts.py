@@ -10,6 +10,8 @@ and that the number of rounds was fixed in advance. This module adds:
   The amplification needs secret cohorts (`clients.sampling: poisson`), and rounds that release a
   noised sum divided by a constant. This cost is omitted if `privacy.max_epsilon` may end the run,
   because the end would then reveal something about the cohorts.
+
+The last two costs, too, are those of all planned rounds if the run ended early.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.privacy.sampled_gaussian import sampled_release
 from fedveil.protections.base import Protection
+from fedveil.record.account_lines import WHENEVER
 
 
 def other_accounts(
@@ -41,8 +44,9 @@ def other_accounts(
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
             ends = "a callback" if by_callback else "stopping"
-            yield Line(*whole, f"{all_of(job.rounds, 'round')}: holds whenever {ends} ends the run")
-    yield from _of_gaussian_noise(job, protection, rounds)
+            all_rounds = all_of(job.rounds, "round")
+            yield Line(*whole, f"{all_rounds}: {WHENEVER} {ends} ends the run")
+    yield from _of_gaussian_noise(job, protection, job.rounds if early else rounds)
 
 
 def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:

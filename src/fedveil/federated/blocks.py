@@ -110,7 +110,7 @@ class DataSettings(Block):
         None,
         description="under `name: image_folder`: the folder that holds train/CLASS/ and "
         "test/CLASS/, with JPEG or PNG files of one size; under `name: text_folder`: the folder "
-        "that holds train.jsonl and test.jsonl",
+        "that holds train.jsonl and test.jsonl. A relative path starts at the current folder",
     )
     split: Literal["iid", "shards", "dirichlet", "by_client", "writers"] = Field(
         "iid",

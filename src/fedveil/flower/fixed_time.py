@@ -20,11 +20,12 @@ _TRAINING = 7 / 8
 class FixedTime:
     """A context manager whose block lasts at least `seconds` seconds, even if it raises an error.
 
-    If `seconds` is None, the block ends as soon as its code ends.
+    If `seconds` is None, the block ends as soon as its code ends. If the block lasts longer than
+    `seconds`, calls `late` at its end.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float | None, late: Callable[[], None] | None = None) -> None:
+        self._seconds, self._late = seconds, late
 
     @property
     def is_set(self) -> bool:
@@ -35,8 +36,12 @@ class FixedTime:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._seconds is not None:
-            time.sleep(self._left(self._seconds))
+        if self._seconds is None:
+            return
+        left = self._left(self._seconds)
+        if left == 0 and self._late is not None:
+            self._late()
+        time.sleep(left)
 
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.

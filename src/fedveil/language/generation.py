@@ -57,7 +57,7 @@ from fedveil.vertical.party import Party
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.split import Crossing, SplitModel
-from fedveil.vertical.step_checkpoint import Checkpoint, trained_step
+from fedveil.vertical.step_checkpoint import Checkpoint, trained_step, unfinished
 from fedveil.vertical.task import Task, assists_of
 
 M = TypeVar("M", bound=nn.Module)
@@ -117,19 +117,25 @@ class Continuation:
 
 
 def generate(
-    folder: str | Path, request: Request, tell: Tell = lambda piece: None, *, encoded: bool = False
+    folder: str | Path,
+    request: Request,
+    tell: Tell = lambda piece: None,
+    say: Callable[[str], None] = lambda sentence: None,
+    *,
+    encoded: bool = False,
 ) -> tuple[Continuation, SplitModel]:
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
-    `tell` is called with the bytes of every new token. If `encoded` is True, messages are encoded
-    as between machines. The result is reproducible if both the request and the run are seeded.
-    Returns the continuation and the split model.
+    `tell` is called with the bytes of every new token, and `say` with a sentence if training has
+    not ended. If `encoded` is True, messages are encoded as between machines. The result is
+    reproducible if both the request and the run are seeded. Returns the continuation and the split
+    model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
         stack.enter_context(threads(job.threads))
         task = _text_task(make_task(job, root.path))
-        leader, *followers = _trained(job, task, root)
+        leader, *followers = _trained(job, task, root, say)
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
         exchanges: dict[str, Exchange[Continuation | None]] = {
@@ -176,10 +182,14 @@ def _text_task(task: Task) -> TextTask:
     return cast(TextTask, task)
 
 
-def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
+def _trained(
+    job: VerticalJob, task: Task, root: RunFolder, say: Callable[[str], None]
+) -> list[Party]:
     split = make_split(job, task)
     folders = {name: root.within(name) for name in split.parties}
     step = trained_step(root.path, folders)
+    for sentence in {unfinished(folder, step) for folder in folders.values()} - {""}:
+        say(sentence)
     parties = []
     for name, folder in folders.items():
         loss = task.loss if name == split.leader else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -173,10 +174,9 @@ def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
+        make = _maker(name)
         torch.default_generator.manual_seed(entropy.integer(1 << 63))
-        if name in MODELS:
-            return _built_in(name, shape, classes)
-        return _user_model(name, shape, classes).cpu()
+        return make(shape, classes).cpu()
 
 
 def outline(name: str, shape: Shape, classes: int) -> nn.Module | None:
@@ -184,17 +184,28 @@ def outline(name: str, shape: Shape, classes: int) -> nn.Module | None:
 
     Returns None if a user's function needs values, which tensors of torch's device "meta" lack.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        if name in MODELS:
-            return _built_in(name, shape, classes)
+    with torch.random.fork_rng(devices=[]):
+        make = _maker(name)
         try:
-            with warnings.catch_warnings():
+            with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # `build` repeats those that matter
-                return _user_model(name, shape, classes)
+                return make(shape, classes)
         except ModelInvalid as error:
             if "meta" in str(error).lower():
                 return None
             raise
+
+
+def _maker(name: str) -> Callable[[Shape, int], nn.Module]:
+    """Return a function that makes the model called `name`.
+
+    A user's module is imported here, since importing it may draw random numbers or make tensors.
+    The caller has not yet set the seed or the device of the model.
+    """
+    if name in MODELS:
+        return partial(_built_in, name)
+    function = own_code.load(name, key=f"model = {name!r}", error=ModelInvalid, built_in=MODELS)
+    return partial(_user_model, name, function)
 
 
 def _built_in(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -203,9 +214,10 @@ def _built_in(name: str, shape: Shape, classes: int) -> nn.Module:
     return MODELS[name](shape, classes)
 
 
-def _user_model(name: str, shape: Shape, classes: int) -> nn.Module:
+def _user_model(
+    name: str, function: Callable[..., object], shape: Shape, classes: int
+) -> nn.Module:
     key = f"model = {name!r}"
-    function = own_code.load(name, key=key, error=ModelInvalid, built_in=MODELS)
     with own_code.own_code_errors(key, ModelInvalid):
         model = own_code.called(function, shape=shape, classes=classes, outputs=classes)
     if not isinstance(model, nn.Module):

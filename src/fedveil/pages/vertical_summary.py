@@ -19,6 +19,8 @@ _UNPROTECTED = (
     "The tensors sent between the parties are not protected. They may reveal everything about an "
     "example."
 )
+#: The setting that bounds what followers can infer about the labels.
+_LABELS = "privacy.label_dp.eps: 1"
 #: The next step of a party that knows only its own account.
 _ASK = (
     "ask the other parties",
@@ -81,6 +83,8 @@ def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
     )
     if leader.ended is None or not leader.finished:
         return promise, Fact(NEXT, *_next_apart(run, leader, None))
+    if leader.said(INFERRED):
+        return promise, Fact(NEXT, "protect the labels", f"set `{_LABELS}` in every party's job")
     return promise, Fact(NEXT, *_ASK)
 
 
@@ -163,6 +167,9 @@ def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str,
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"
+    if worst is None and leader.said(INFERRED):
+        keys = f"`privacy.embedding_dp.eps: 1` and `{_LABELS}`"
+        return "protect the activations and the labels", f"set {keys} in every party's job"
     if worst is None:
         return "protect the activations", "set `privacy.embedding_dp.eps: 1` in every party's job"
     if worst.figure.thin:

@@ -183,7 +183,7 @@ class Finding:
         blind = len(known) - len(seeing)
         sharpest = min(seeing, key=lambda of: of[0].unseen / of[1] if of[1] else math.inf)
         some = f"{blind} of {len(known)} bounds could not have refuted their claims, and "
-        return f"{some if blind else ''}the sharpest is {_unseen(*sharpest)}"
+        return f"{some if blind else ''}the most sensitive bound is {_unseen(*sharpest)}"
 
     def _known(self) -> Sequence[tuple[Measured, float]]:
         """Return (bound, claim) for each lower bound whose claim is finite and `unseen` not NaN."""

@@ -12,12 +12,18 @@ from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
 
 ACCOUNTS = "accounts.jsonl"
+#: The file in a party's folder that records how often each example was sent.
+SENT = "sent.csv"
 #: The end of a line about values that are sent without any protection.
 UNPROTECTED = "sent unprotected"
 #: The start of the line about an example of a vertical run.
 OWN_REPORTS = "an example's own reports"
 #: The line about labels that are randomised once.
 LABEL = "an example's label, in all epochs"
+#: Part of the line about a run that its own results, or a callback, ended early.
+WHENEVER = "holds whenever"
+#: The line about a part of the model that failed, perhaps because of a single example.
+FAILURE = "the failure of a part, which the other parties were told"
 _INFLUENCE = "an example's influence on the later reports of others, through the training of "
 
 

@@ -29,7 +29,7 @@ from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site import isolation
 from fedveil.site.account import Release, SiteAccount
 from fedveil.site.code_process import CodeSandbox, CodeTraining
-from fedveil.site.one_report import cost
+from fedveil.site.one_report import LATE, cost
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
@@ -153,11 +153,17 @@ class Charges:
         self.account.charge(released, limit=self.policy.limits)
 
     def disclose(self, value: str) -> None:
+        self._disclose(f"the introduction to {self.order.job.name}", value)
+
+    def left_late(self) -> None:
+        self._disclose(f"the time of a report of {self.order.job.name}", LATE)
+
+    def _disclose(self, what: str, value: str) -> None:
         job = self.order.job
         self.account.disclose(
             Release(
                 job=self.order.digest.hex(),
-                what=f"the introduction to {job.name}",
+                what=what,
                 mechanism=job.protection.name,
                 spending=(),
                 through=f"Flower, {self.server}",

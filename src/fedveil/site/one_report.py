@@ -40,7 +40,7 @@ from fedveil.site.site_folder import Seat, Site, server_of
 from fedveil.site.task_terms import Terms, number_of, shaped
 
 #: The account's sentence about an answer that leaves after its fixed time.
-_LATE = "the time that training takes where it is longer than clear.answer_after_s"
+LATE = "the time that training takes where it is longer than clear.answer_after_s"
 
 
 class SiteReports:
@@ -189,7 +189,7 @@ class SiteReports:
         """
         assert self._account is not None, "admit has charged the report"
         what = f"the time of {released.what}"
-        self._account.disclose(replace(released, what=what, spending=(), in_clear=(_LATE,)))
+        self._account.disclose(replace(released, what=what, spending=(), in_clear=(LATE,)))
 
     def log(self, text: str) -> None:
         """Write `text` as one line to the site's log for the framework that requests reports."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 START = """\
-# The policy of this site. `fedveil site show --keys` explains every key.
+# The policy of this site. `fedveil site show --keys` explains every key. A key behind a # is
+# an example: to use it, remove the #, and the {} of its block if there is one.
 
 name: site
 
@@ -11,7 +12,7 @@ name: site
 protections: [distributed_dp, pw_encrypt]
 
 strength:
-  unit: example           # each epsilon covers at least one record
+  unit: example           # each epsilon covers at least one example
   active_security: true   # sums need signatures, checked with the site's roster
   survivors: 3            # a sum has updates of at least three sites
   honest: 1.0             # a job may trust all sites to add their noise
@@ -26,7 +27,7 @@ epsilon:
 
 # Values that may leave unprotected.
 clear:
-  counts: false
+  counts: false           # the number of examples
   answer_after_s: 60.0    # seconds from a request until its report leaves
 
 # A job may run if its digest is in `digests` (`fedveil site check SITE JOB` prints it), if it
@@ -34,11 +35,11 @@ clear:
 jobs:
   digests: []
   # template: study.yaml
-  # may_differ: [name, seed, rounds]
+  # may_differ: [name, seed, rounds]    # keys in which a job may differ from the template
   # signed_by: [ada]
 # people:
 #   ada: "64 hexadecimal digits, printed by `fedveil identity`"
-# starters: [ada]
+# starters: [ada]         # only these people may start a run, each with a signature
 
 # Modules of a study in the folder `code`, with their digests. Their code trains in isolation.
 # code:

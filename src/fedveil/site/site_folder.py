@@ -23,13 +23,14 @@ from shlex import quote
 from fedveil.base.files import locked, write_new
 from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
-from fedveil.errors import SiteError, nearest
+from fedveil.errors import DeploymentError, SiteError, nearest
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.member import Member, Owner
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.record.event_log import EventLog
+from fedveil.secagg.keys import Identity
 from fedveil.secagg.secret import Secret
 from fedveil.site.account import SiteAccount
 from fedveil.site.admission import Admission
@@ -111,6 +112,34 @@ class Site:
             read_roster(self.folder / str(of.roster)) if signs else {},
             read_identity(self.folder / IDENTITY) if signs else None,
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """The policy's warnings, and the reasons why this site cannot take part in signed rounds.
+
+        A policy that allows no signed rounds needs no roster.
+        """
+        signs = self.policy.strength.active_security
+        summed = {"distributed_dp", "pw_encrypt"} & set(self.policy.protections)
+        servers = self.policy.servers if signs and summed else {}
+        found = [reason for server in servers for reason in self._no_signed_rounds(server)]
+        return [*self.policy.warnings, *found]
+
+    def _no_signed_rounds(self, server: str) -> Iterator[str]:
+        of = self.policy.servers[server]
+        try:
+            seat = self.seat(server, signs=True)
+            assert seat.identity is not None, "a seat that signs has one"
+            own = Identity(seat.identity).public
+        except (SiteError, DeploymentError) as error:
+            yield f"no signed rounds with {server}: {error}"
+            return
+        if (named := seat.roster.get(of.client)) != own:
+            held = "no key" if named is None else "another key than this site's own"
+            yield (
+                f"no signed rounds with {server}: {self.folder / str(of.roster)} has {held} for "
+                f"client-{of.client}. This site's public key is {own.hex()}"
+            )
 
     @contextmanager
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:

@@ -1,4 +1,4 @@
-"""A Flower app: clients train as usual, and the server sees only protected averages."""
+"""A Flower app: clients train as usual, and the server receives only protected updates."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict

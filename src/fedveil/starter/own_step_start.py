@@ -45,6 +45,6 @@ def net(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def data() -> dict[str, np.ndarray]:
     x, y = load_wine(return_X_y=True)
-    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)  # private data: by public constants
     test = np.arange(len(y)) % 4 == 0
     return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}

@@ -11,7 +11,10 @@ def net(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def data() -> dict[str, np.ndarray]:
-    """Return examples and targets, both with mean 0 and standard deviation 1."""
+    """Return examples and targets, both with mean 0 and standard deviation 1.
+
+    Scale private data by public constants: no epsilon covers a mean over all examples.
+    """
     x, y = load_diabetes(return_X_y=True)
     x, y = (x / x.std(0)).astype(np.float32), ((y - y.mean()) / y.std()).astype(np.float32)
     test = np.arange(len(y)) % 5 == 0

@@ -15,6 +15,7 @@ def data() -> dict[str, np.ndarray]:
 
     If the data has owners, add "client_ids" (one for each training example) and set `split:
     by_client` in the job. You can also return a pair of torch Datasets (train, test).
+    Scale private data by public constants: no epsilon covers a mean over all examples.
     """
     x, y = load_breast_cancer(return_X_y=True)
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import DeploymentError, MissingExtra
-from fedveil.flower.job.app_folder import ROSTER, read_roster
+from fedveil.flower.job.app_folder import ROSTER, server_roster
 from fedveil.flower.job.app_project import EMPTY_ROSTER, app_pyproject, write_files
 from fedveil.record.run_folder import refuse_taken
 from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
@@ -79,11 +79,7 @@ def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any
     answers = (folder / "answer" if out is None else out).absolute()
     refuse_taken(answers, None)  # else the answers of an earlier run would count as this run's
     write_app(folder, deployable(file))
-    if _needs_roster(file) and not read_roster(folder / ROSTER):
-        raise DeploymentError(
-            f"{folder / ROSTER} names no keys, which active_security needs: write a line for each "
-            "client, then ask again"
-        )
+    server_roster(folder, file.protection)
     config = f"folder={json.dumps(str(answers))}"
     ended = subprocess.run(
         [program, "run", str(folder), "--stream", "--run-config", config], check=False

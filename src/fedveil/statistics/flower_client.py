@@ -21,6 +21,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.job.app_folder import own_roster
+from fedveil.flower.job.member import NODE_KEYS, refuse_misspelt
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, count_report
 from fedveil.flower.records import encoded_records, from_addressed_records
@@ -38,6 +39,7 @@ from fedveil.statistics.simulation import Contributions
 from fedveil.statistics.tables import as_table
 
 ERROR_CODE = 200
+_KEYS = (*NODE_KEYS, "question", "max-epsilon", "delta")
 #: The largest delta at which a client's own epsilon limit holds, if its node configuration states
 #: no delta.
 _MOST_DELTA = 1e-5
@@ -69,6 +71,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], file: QuestionFile) -> Member:
+        refuse_misspelt(config, _KEYS)
         number, most = config.get("client", config.get("partition-id")), file.clients or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < most:
             raise DeploymentError(

@@ -14,7 +14,7 @@ from fedveil.base.plain_text import say
 from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost, reported
-from fedveil.flower.job.app_folder import ROSTER, read_roster
+from fedveil.flower.job.app_folder import server_roster
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.records import addressed_records, check_report, common_record
 from fedveil.rounds import outcomes
@@ -37,7 +37,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Answers:
     """Run the question of the app in `folder`, and save and return the answers."""
     file = QuestionFile.load(folder / QUESTION)
     named = context.run_config.get(FOLDER)
-    asking = Asking(file, FlowerEngine(grid, file, read_roster(folder / ROSTER)))
+    asking = Asking(file, FlowerEngine(grid, file, server_roster(folder, file.protection)))
     kept = create(Path(str(named)) if named else None, file.name)
     try:
         answers = asking.run(say)

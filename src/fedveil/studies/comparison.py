@@ -20,7 +20,7 @@ from pydantic import Field
 from fedveil.attacks.effort import Effort
 from fedveil.engine.assembly import check_buffers, make_task
 from fedveil.engine.budget import prepared
-from fedveil.engine.target_epsilon import key_of_cost, solve
+from fedveil.engine.target_epsilon import key_of_cost, solve, whole_run
 from fedveil.errors import InvalidValue, JobError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.federated.protection_switch import ProtectionSettings
@@ -218,6 +218,7 @@ class Comparison:
             job = self._job(position, changes, self.job.seed)
             layout, protection = prepared(job)
             check_buffers(job, layout)
+            _check_account(job, protection)
             for epsilon in self._epsilons(protection, changes):
                 yield Setting(position, changes, epsilon)
 
@@ -266,3 +267,16 @@ class Comparison:
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"
+
+
+def _check_account(job: Job, protection: Protection) -> None:
+    """Raise `JobError` if a run would charge the privacy account an infinite epsilon."""
+    account, cost = job.privacy.account, whole_run(protection, job.rounds, job.privacy.delta)
+    if account is not None and not math.isfinite(cost.epsilon):
+        raise JobError(
+            [
+                f"a run under {job.protection.name} would charge privacy.account = {account} an "
+                "infinite epsilon, which is never refunded. Leave it out, or add --set "
+                "privacy.account=null, so that the account counts none of the runs"
+            ]
+        )

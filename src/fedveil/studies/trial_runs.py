@@ -74,7 +74,16 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
     A trial has the noise with which the whole run would cost epsilon `target`. Also yields the
     untrained model and a run without protection. If the job protects clients, also yields a run
     that protects single examples. No files remain. `tell` is called with a text before each trial.
+    Raises `JobError` if the job has a privacy account.
     """
+    if job.privacy.account is not None:  # and a charge is never refunded
+        raise JobError(
+            [
+                f"privacy.account = {job.privacy.account}: the trial without protection would "
+                f"charge it an infinite epsilon. Add --set privacy.account=null. The account then "
+                f"does not count the trials"
+            ]
+        )
     layout, protection = prepared(job)
     examples = len(load_data(job).train)
     bare = job.under("not_encrypt")

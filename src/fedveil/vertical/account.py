@@ -46,8 +46,6 @@ from fedveil.vertical.rows import Ids, Order
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
-#: The file that records how often each example was sent in training.
-SENT = "sent.csv"
 _COUNTS = "releases"
 _BEGUN = "begun"
 #: The largest count that a file may contain.

@@ -15,7 +15,7 @@ from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import ExchangeError, LimitReached, PeerAtLimit, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.privacy.ledger import Ledger, Line
-from fedveil.record.account_lines import keep_accounts
+from fedveil.record.account_lines import SENT, keep_accounts
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import CROSSES, Metrics
 from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
@@ -219,7 +219,7 @@ class PartyRun:
     def keep_account(self) -> None:
         if self._sends:
             ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
-            self.setting.folder.write_atomically(account.SENT, self._parts.releases.table(ids))
+            self.setting.folder.write_atomically(SENT, self._parts.releases.table(ids))
         keep_accounts(self.setting.folder, self.figures(), self.log.event)
 
     def ledger(self) -> Ledger:

@@ -120,13 +120,15 @@ def untrained(path: Path) -> str:
     return f"{path} has no trained model: all parties have saved no training step. Resume the run"
 
 
-def unfinished(folder: RunFolder, step: int, total: int) -> str:
+def unfinished(folder: RunFolder, step: int, total: int | None = None) -> str:
     """Return a sentence if the state after `step` is not a party's trained model, else "".
 
-    A run of `total` steps may end early, at a limit. It then has a model of its last saved step.
+    `total` is the number of the run's steps, or None if the caller does not know it. A run may end
+    early, at a limit. It then has a model of its last saved step.
     """
     ended = step == saved_steps(folder)[-1] and (folder.path / MODEL).exists()
-    text = f"the run is unfinished: using the state after step {step} of {total}"
+    of = "" if total is None else f" of {total}"
+    text = f"the run is unfinished: using the state after step {step}{of}"
     return "" if ended or step == total else text
 
 

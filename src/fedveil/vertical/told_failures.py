@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from fedveil.errors import PartFailed
 from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import FAILURE
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 
 
@@ -28,4 +29,4 @@ def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
 def told_failure(folder: RunFolder) -> Iterator[Line]:
     """Yield the account line for a failed part, if a failure's traceback is saved in `folder`."""
     if (folder.path / TRACEBACK).exists():
-        yield Line(math.inf, 0.0, "the failure of a part, which the other parties were told")
+        yield Line(math.inf, 0.0, FAILURE)

@@ -28,7 +28,9 @@ KeyPart = Annotated[
         metavar="[KEY]", help="A key or a block of keys, such as privacy. Default: all keys."
     ),
 ]
-Out = Annotated[Path | None, path_option(help="The run folder. Default: a new folder under runs/.")]
+Resume = Annotated[
+    Path | None, path_option(help="Resume the run in this folder. Do not give JOB, --set or --out.")
+]
 RunPath = Annotated[
     Path,
     path_argument(

@@ -52,7 +52,7 @@ def generate(
     if listen is None:
         job_of(run)  # raises an error before the prompt is printed
         document(prompt)
-        found, split = generation.generate(run, request, tell)
+        found, split = generation.generate(run, request, tell, remark)
     else:
         own = generation.leading(request)
         session = look(generation.GENERATE, run, listen, tls, insecure, patience, own)

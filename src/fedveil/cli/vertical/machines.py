@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedveil.base.plain_text import remark, say
-from fedveil.cli.path_argument import path_argument, path_option
+from fedveil.cli.path_argument import RunOut, path_argument, path_option
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import load, print_results
 from fedveil.errors import InvalidValue, JobError, RunFolderError
@@ -36,17 +36,14 @@ MustListen: TypeAlias = Annotated[
     ),
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
-Resume: TypeAlias = Annotated[
-    Path | None, path_option(help="Resume the run in this folder. Do not give JOB, --set or --out.")
-]
 
 
 def leader(
     listen: MustListen,
     job: arguments.JobPath = None,
     overrides: arguments.Overrides = None,
-    out: arguments.Out = None,
-    resume: Resume = None,
+    out: RunOut = None,
+    resume: arguments.Resume = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
@@ -66,8 +63,8 @@ def follower(
     connect: Connect,
     job: arguments.JobPath = None,
     overrides: arguments.Overrides = None,
-    out: arguments.Out = None,
-    resume: Resume = None,
+    out: RunOut = None,
+    resume: arguments.Resume = None,
     serve: Annotated[
         Path | None,
         path_option(

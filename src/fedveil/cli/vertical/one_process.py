@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fedveil import vertical
 from fedveil.base.plain_text import document, remark, say
-from fedveil.cli.path_argument import path_option
+from fedveil.cli.path_argument import RunOut, path_option
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.job_file import load, of_accounts, print_results, say_accounts
 from fedveil.cli.vertical.machines import look
@@ -25,11 +25,8 @@ from fedveil.vertical.memory_reuse import keep_freed_memory
 def run(
     job: arguments.JobPath = None,
     overrides: arguments.Overrides = None,
-    out: arguments.Out = None,
-    resume: Annotated[
-        Path | None,
-        path_option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
-    ] = None,
+    out: RunOut = None,
+    resume: arguments.Resume = None,
 ) -> object:
     """Train with all parties in this process (a simulation) and print the metrics."""
     keep_freed_memory()

@@ -88,6 +88,20 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
     return roster
 
 
+def server_roster(app: Path, protection: ProtectionSettings) -> dict[ClientId, bytes]:
+    """Return the public keys of all clients that the server has, from the app's folder.
+
+    Raises `DeploymentError` if the protection needs keys and the app's roster names none.
+    """
+    roster = read_roster(app / ROSTER)
+    if not roster and protection.position.needs_roster(protection.settings):
+        raise DeploymentError(
+            f"{app / ROSTER} names no keys, which active_security needs: write a line for each "
+            f"client, client-N: KEY, then start again"
+        )
+    return roster
+
+
 def own_roster(
     protection: ProtectionSettings,
     roster: Path | None,

@@ -23,7 +23,7 @@ from fedveil.engine.job_protection import Deployed, job_digest, make_protection
 from fedveil.engine.run_records import several_inputs
 from fedveil.errors import DeploymentError, FolderInUse
 from fedveil.federated.job import Job
-from fedveil.flower.job.app_folder import ROSTER, read_roster
+from fedveil.flower.job.app_folder import server_roster
 from fedveil.flower.job.grid_executor import GridExecutor
 from fedveil.flower.job.saved_states import run_name
 from fedveil.flower.records import check_report
@@ -84,7 +84,7 @@ class FlowerEngine(Engine):
         self._own_layers: bool
         self._on_a_node: int
         self._grid = grid
-        self._roster = read_roster(app / ROSTER)
+        self._app = app
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Return the job unchanged, because a deployed job states its number of clients.
@@ -102,9 +102,11 @@ class FlowerEngine(Engine):
     def protection(self, job: Job, dimension: int) -> Protection:
         """Return the job's protection, with the clients' own keys instead of keys from the seed.
 
-        Raises an error if the model or a report is too long for Flower to carry.
+        Raises an error if the model or a report is too long for Flower to carry, or if clients sign
+        and the app's roster names no keys.
         """
-        protection = make_protection(job, dimension, Deployed(self._roster))
+        roster = server_roster(self._app, job.protection)
+        protection = make_protection(job, dimension, Deployed(roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))
         check_report(protection)

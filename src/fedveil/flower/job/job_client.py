@@ -259,7 +259,8 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
             mine.take_up(kept)
         return mine
 
-    with FixedTime(_answer_after_s(job, member) if trains else None) as time:
+    late = None if member.owner is None else member.owner.left_late
+    with FixedTime(_answer_after_s(job, member) if trains else None, late) as time:
         if trains:
             answered = _trained(files, member, protection, asked, common, half, time)
         else:  # no update needed: no model, no examples

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
 from fedveil.base.message import Message as Words
-from fedveil.errors import DeploymentError
+from fedveil.errors import DeploymentError, did_you_mean
 from fedveil.federated.job import Job
 from fedveil.flower.sealed_state import STATE_FOLDER, StateFolder
 from fedveil.protections.base import Protection, Update
@@ -18,6 +19,11 @@ from fedveil.rounds.outcomes import ClientId
 #: Stands for the client's number in a node configuration.
 _CLIENT = "{client}"
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+#: The keys of a node configuration that the client of any app reads, and those of a job's client.
+NODE_KEYS = ("client", "partition-id", "data", STATE_FOLDER, "identity", "roster")
+_JOB_KEYS = (*NODE_KEYS, "clients", "seeded", "job")
+#: Keys that are less alike than this are not misspelt: they are of another app on the same node.
+_ALIKE = 0.8
 
 
 class Owner(Protocol):
@@ -36,6 +42,9 @@ class Owner(Protocol):
 
     def disclose(self, value: str) -> None:
         """Record that the client sends a value in the clear, outside of any report."""
+
+    def left_late(self) -> None:
+        """Record that an answer leaves after its fixed time, so its time may depend on the data."""
 
 
 class RoundTraining(Protocol):
@@ -108,6 +117,7 @@ def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]
 
     The key `client` (or `partition-id`) names one client, and `clients` several, such as "0-9,12".
     """
+    refuse_misspelt(config, _JOB_KEYS)
     named, most = config.get("clients"), job.deployment.clients_per_node
     numbers = [_one(config, job)] if named is None else _several(named, job)
     if len(numbers) > most:
@@ -125,6 +135,18 @@ def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]
                 f"each needs its own: write {_CLIENT} where the client's number stands"
             )
     return {number: Member.of(config, number) for number in numbers}
+
+
+def refuse_misspelt(config: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raise `DeploymentError` if a key of a node configuration is almost one of `known`.
+
+    Without this check, a misspelt key would silently remove what its operator demands.
+    """
+    for key in config:
+        if key not in known and (meant := get_close_matches(key, known, 1, _ALIKE)):
+            raise DeploymentError(
+                f"the node configuration has {key}, which is not a known key{did_you_mean(meant)}"
+            )
 
 
 def _one(config: Mapping[str, object], job: Job) -> ClientId:

@@ -5,12 +5,15 @@ Digests are not signatures: a folder in which all files were rewritten consisten
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,7 +30,8 @@ from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, UNPROTECTED
+from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, UNPROTECTED
+from fedveil.record.event_log import faults
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
@@ -44,7 +48,7 @@ _CLIENT = 0
 #: Largest relative difference between a stated epsilon and the epsilon of the charges.
 _SAME = 1e-9
 #: Files whose digests a dossier lists, if the run has them.
-_FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", "sent.csv")
+_FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest", SENT)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ def read_evidence(path: Path) -> Evidence:
             if not accounts and not parties:
                 raise RunFolderError(f"{path} holds no records: no client has sent anything yet")
             places = [path, *(party.folder for party in parties.values())]
+            for fault in chain.from_iterable(faults(place / EVENTS) for place in places):
+                raise RunFolderError(fault)
             names = (place / name for place in places for name in _FILES)
             files = {str(n.relative_to(path)): _digest(n) for n in names if n.is_file()}
         return Evidence(run, accounts, files, parties)
@@ -175,9 +181,32 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
         sent = _SENT.fullmatch(what)
         if sent is not None:
             charges = _charges_of_example(lines, int(sent[1] or 1), run)
+            if LABEL in lines:
+                charges = _costlier(charges, _charges_with_label(party, lines, run), line.delta)
             yield _followed(party, name, line, charges)
         elif what == LABEL:
-            yield _followed(party, name, line, [(PrivacyLoss(line.epsilon, per="example"), 1)])
+            yield _followed(party, name, line, [_label(line)])
+
+
+def _label(line: Line) -> Charge:
+    return PrivacyLoss(line.epsilon, per="example"), 1
+
+
+def _costlier(some: list[Charge], others: list[Charge], delta: float) -> list[Charge]:
+    return max(some, others, key=lambda charges: cost(charges, delta))
+
+
+def _charges_with_label(party: ReadRun, lines: Mapping[str, Line], run: ReadRun) -> list[Charge]:
+    """Return the privacy charges of a party's costliest training example under LabelDP.
+
+    It is charged for its label, too. Held-out examples are not, but may have been sent more often.
+    """
+    path = party.folder / SENT
+    with intact(path), opened(path, MOST_STREAMED_BYTES) as file:
+        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
+        times = max((int(row["times"]) for row in rows if row["subset"] == "train"), default=0)
+    sent = _charges_of_example(lines, times, run) if times else []
+    return [*sent, _label(lines[LABEL])]
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:

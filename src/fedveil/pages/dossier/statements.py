@@ -19,7 +19,7 @@ from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
 from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.protections.catalog import POSITIONS
-from fedveil.record.account_lines import UNPROTECTED, influenced_part
+from fedveil.record.account_lines import FAILURE, UNPROTECTED, WHENEVER, influenced_part
 
 _REPLACE = (
     "Two inputs are neighbours if {unit} is replaced by any other (replace-one, the relation of "
@@ -114,7 +114,8 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
     yield Statement("mechanism", "Mechanism", [f"{told}."] if told else [],
                     "the parties' messages are sent without protection")  # fmt: skip
     bare = [line.what for party in evidence.parties.values() for line in party.accounts
-            if line.what.endswith(UNPROTECTED) or influenced_part(line.what)]  # fmt: skip
+            if line.what.endswith(UNPROTECTED) or influenced_part(line.what)
+            or line.what == FAILURE]  # fmt: skip
     yield Statement("not_covered", "What is not covered", [
         *(f"No finite epsilon covers {what}." for what in bare), returned(job),
         "The ids that all parties have in common, the order of batches and the sizes of messages."
@@ -130,6 +131,9 @@ def _open(evidence: Evidence) -> Iterator[str]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
         yield "The reports: nothing is promised about what they or their sum reveal."
+    for line in evidence.run.accounts:
+        if WHENEVER in line.what:
+            yield f"The number of rounds, which depends on their results. It is covered by {line}."
     yield "Who took part in which round, and when: the server knows its clients."
     yield "The choice of settings from private data, unless the ledger charged it."
 
@@ -137,9 +141,12 @@ def _open(evidence: Evidence) -> Iterator[str]:
 def _channels(in_clear: object) -> Iterator[str]:
     yield (
         "Noise of a built-in protection is drawn from an exact discrete distribution or rounded to "
-        "a grid before it is sent."
+        "a grid before it is sent, except under dp_encrypt with noise: continuous."
     )
-    yield "The length of a built-in protection's report does not depend on the data."
+    yield (
+        "The length of a built-in protection's report is fixed or, under signds, follows from the "
+        "perturbed report itself."
+    )
     timed = any("time" in str(what) for what in in_clear) if isinstance(in_clear, list) else False
     yield (
         "The time at which a report is sent depends on the data, and no epsilon covers it."
