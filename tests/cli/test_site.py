@@ -47,6 +47,14 @@ def test_a_job_is_accepted_by_its_digest_or_a_signature(command: Command, tmp_pa
     write_policy(Path("north"), policy_of(app))
     code, out, _ = command("site", "check", "north", str(app))
     assert (code, "north accepts" in out) == (0, True)
+    number = study().clients.number
+    assert number is not None
+    servers = {"one": {"client": number - 1}, "two": {"client": number}}
+    write_policy(Path("north"), policy_of(app, servers=servers))
+    code, _, err = command("site", "check", "north", str(app))
+    assert (code, "not from one" in err) == (0, False)
+    assert f"not from two: this site is client {number}, but the job has only {number} cl" in err
+    write_policy(Path("north"), policy_of(app))
     # The job's file alone has the digest of the deployed job.
     (tmp_path / "study.yaml").write_text(study().to_yaml())
     assert command("site", "check", "north", "study.yaml")[0] == 0

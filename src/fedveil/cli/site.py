@@ -81,6 +81,8 @@ def check(
     if reasons:
         raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
     say(f"{opened.policy.name} accepts {job}")
+    servers = ((name, opened.no_client(name, order.job)) for name in opened.policy.servers)
+    remarks("note", [f"not from {name}: {reason}" for name, reason in servers if reason])
     return {"digest": digest, "code": code}
 
 

@@ -84,11 +84,8 @@ class Door:
         name, data_set = named
         owner = Charges(self._account(name), self._site.policy, order, self._server)
         member = self._site.member(self._server, order.job, data_set, owner)
-        number = order.job.clients.number or 0
-        if member.client >= number:
-            raise SiteRefused(
-                f"this site is client {member.client}, but the job has only {number} clients"
-            )
+        if reason := self._site.no_client(self._server, order.job):
+            raise SiteRefused(reason)
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from shlex import quote
 
 from fedveil.base.files import locked, write_new
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError, SiteError, nearest
@@ -140,6 +141,13 @@ class Site:
                 f"no signed rounds with {server}: {self.folder / str(of.roster)} has {held} for "
                 f"client-{of.client}. This site's public key is {own.hex()}"
             )
+
+    def no_client(self, server: str, job: Job) -> str:
+        """Return a sentence if the server's job has no client with this site's number, else ""."""
+        client, number = self.policy.servers[server].client, job.clients.number or 0
+        if client < number:
+            return ""
+        return f"this site is client {client}, but the job has only {quantity(number, 'client')}"
 
     @contextmanager
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
