@@ -83,6 +83,15 @@ class Lost:
         return self.without or ("fewer than two runs end above chance level" if few else "")
 
 
+def of_all(losts: Sequence[Lost]) -> Lost:
+    """Return the mean accuracies of several seeds' runs."""
+    plain, noisy = (
+        [mean(column) for column in zip(*each, strict=True)]
+        for each in ([lost.plain for lost in losts], [lost.noisy for lost in losts])
+    )
+    return Lost(plain, noisy, losts[0].labels)
+
+
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's confidence interval of the mean of at least two seeds' values."""
     quantile = float(special().stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
@@ -132,14 +141,20 @@ def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
 
 
 def falls(values: Sequence[float], rise: float) -> tuple[bool, str]:
-    """Decide whether the values of one seed's runs fall. Returns a pair like `decided`.
+    """Decide whether the values of one seed's runs fall. Returns a pair like `decided`."""
+    return seeds_fall([values], rise)
 
-    They do not fall if a single step rises by more than `rise`. Otherwise the difference of the
-    first value and the last decides.
+
+def seeds_fall(seeds: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:
+    """Decide whether the values of each seed's runs fall. Returns a pair like `decided`.
+
+    They do not fall if a single step of their mean rises by more than `rise`. Otherwise the
+    differences of each seed's first value and last decide.
     """
-    if any(after > before + rise for before, after in pairwise(values)):
+    means = [mean(column) for column in zip(*seeds, strict=True)]
+    if any(after > before + rise for before, after in pairwise(means)):
         return False, ""
-    return decided([values[0] - values[-1]])
+    return decided([values[0] - values[-1] for values in seeds])
 
 
 def seeded(name: str, seed: int) -> str:

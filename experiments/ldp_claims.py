@@ -14,7 +14,9 @@ from experiments.evidence import (
     decided,
     falls,
     idle,
+    of_all,
     of_seeds,
+    seeds_fall,
     with_interval,
 )
 from experiments.experiment import Scale, Verdict
@@ -185,13 +187,26 @@ def leakage_within(
         )  # fmt: skip
 
 
-def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
-    """Judge whether the accuracy loss falls with the number of clients."""
-    return _falling(
-        lost, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
+def clients_help(kind: str, numbers: Sequence[int], seeds: Sequence[Lost]) -> Verdict:
+    """Judge whether the accuracy loss falls with the number of clients.
+
+    `seeds` has the runs under the mechanism `kind` for each seed.
+    """
+    together = of_all(seeds)
+    first = len(numbers) - len(together.trend)
+    agrees, nothing = False, together.nothing
+    if not nothing:
+        agrees, nothing = seeds_fall([lost.rates[first:] for lost in seeds], 0.05)
+    lost_by_number = zip(*(lost.rates for lost in seeds), strict=True)
+    return Verdict.of(
+        agrees, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients", "falls",
+        ", ".join(with_interval(rates) for rates in lost_by_number),
+        held_to="from the first run above chance level on: no step of the mean rises by more than "
+        f"0.05, and {_more('the fall from the first to the last', len(seeds))}",
         same="with more reports, the variance of their sum rises, as the source says, but that of "
         "their mean falls",
-        other="it rises somewhere by more than one seed explains",
+        other="it rises somewhere by more than chance explains",
+        nothing=nothing,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.arms import Runs, accuracy, curve, listed, mean_accuracy, trained
-from experiments.evidence import SEEDS, Lost, of_seeds, seeded, with_interval
+from experiments.evidence import SEEDS, Lost, of_all, of_seeds, seeded, with_interval
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     adapting_helps,
@@ -229,24 +229,33 @@ class Clients(LDPFigure):
         "small": (25, 50, 100, 200),
         "full": (100, 200, 500, 1000),
     }
+    seeds: Mapping[Scale, Sequence[int]] = {"small": SEEDS[:1], "full": SEEDS}
     eps = EPSILONS[6]
 
     def table(self, scale: Scale) -> More:
         """Return, for each number of clients, runs without protection and under both mechanisms."""
         return {
-            f"{kind}-{number}": {"clients": number, "protection": kind, "eps": self.eps}
+            seeded(f"{kind}-{number}", seed): {
+                "clients": number, "protection": kind, "eps": self.eps, "seed": seed
+            }
             for number in self.numbers[scale]
             for kind in ("not_encrypt", *MECHANISMS)
-        }
+            for seed in self.seeds[scale]
+        }  # fmt: skip
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compute the loss rates of both mechanisms, against as many clients without protection."""
         numbers = self.numbers[scale]
         reached = {
-            kind: [accuracy(runs[f"{kind}-{n}"]) for n in numbers]
+            kind: [[accuracy(run) for run in of_seeds(runs, f"{kind}-{n}")] for n in numbers]
             for kind in ("not_encrypt", *MECHANISMS)
         }
-        rates = {kind: Lost(reached["not_encrypt"], reached[kind], 10) for kind in MECHANISMS}
+        by_seed = {kind: list(zip(*found, strict=True)) for kind, found in reached.items()}
+        rates = {
+            kind: [Lost(plain, noisy, 10) for plain, noisy in
+                   zip(by_seed["not_encrypt"], by_seed[kind], strict=True)]
+            for kind in MECHANISMS
+        }  # fmt: skip
         ran = (
             f"There are {', '.join(map(str, numbers))} clients, half of them in each round, and "
             f"epsilon is {self.eps:g}. All numbers of clients share the same set of examples. The "
@@ -255,10 +264,10 @@ class Clients(LDPFigure):
         )
         plot = _rates(
             "clients", f"Accuracy lost by the number of clients, epsilon {self.eps:g}",
-            Axis("clients"), numbers, rates,
+            Axis("clients"), numbers, {kind: of_all(lost) for kind, lost in rates.items()},
         )  # fmt: skip
         verdicts = [clients_help(kind, numbers, rates[kind]) for kind in MECHANISMS]
-        return Outcome(ran, verdicts, (), [plot])
+        return Outcome(ran, verdicts, (), [plot], seeds=len(self.seeds[scale]))
 
 
 class NonIID(LDPFigure):

@@ -93,7 +93,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
             dict.fromkeys(TASKS, leaks), dict.fromkeys(TASKS, noisy)
         )
     elif name == "ldp-clients":
-        yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), idle)
+        yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), [idle] * 3)
     elif name == "ldp-noniid":
         yield from ldp_claims.few_labels_cost_without({"iid": flat(), "shards": flat()})
         yield ldp_claims.few_labels_cost(idle, idle)

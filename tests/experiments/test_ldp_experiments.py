@@ -213,10 +213,44 @@ def test_epsilons_are_judged_by_the_figures() -> None:
     assert epsilons_agree(bad, bad) == [False] * 6 + [True] * 2
 
 
+def test_several_seeds_of_clients_are_judged_by_their_interval() -> None:
+    def answer(*falls: float) -> str:
+        seeds = [lost(0.9, 0.4, 0.4 - fall) for fall in falls]
+        return ldp_claims.clients_help("rr", (1, 2, 3), seeds).answer
+
+    assert answer(0.1) == "agrees"
+    assert answer(0.1, 0.12, 0.08) == "agrees"
+    assert answer(0.25, 0.01, 0.04) == "says nothing"  # the mean alone would agree
+    assert answer(0.0, 0.005, -0.005) == "differs"
+    assert answer(-0.1, -0.12, 0.0) == "differs"  # the mean rises by more than 0.05
+    shown = ldp_claims.clients_help(
+        "rr", (1, 2, 3), [lost(0.9, 0.4, 0.3 + k / 50) for k in range(3)]
+    )
+    assert "0.320 [0.270, 0.370]" in str(shown)
+
+
+def test_each_run_of_the_clients_is_compared_with_that_of_its_seed(tmp_path: Path) -> None:
+    numbers = ldp_figures.Clients.numbers["full"]
+    plain = {0: 0.9, 1: 0.8, 2: 0.5}  # differ more than what protection costs
+    runs = {}
+    for at, number in enumerate(numbers):
+        for kind, cost in {"not_encrypt": 0.0, "rr": 0.6 - 0.1 * at, "oue": 0.4 + 0.1 * at}.items():
+            for seed, reached in plain.items():
+                records = [{"round": 1, "accuracy": reached * (1 - cost), "loss": 1.0}]
+                run = ReadRun(tmp_path, {}, records, (), ())
+                runs[evidence.seeded(f"{kind}-{number}", seed)] = run
+    assert {*runs} == {*ldp_figures.Clients().table("full")}
+    found = ldp_figures.Clients().judged("full", runs, tmp_path, print)
+    assert [verdict.answer for verdict in found.verdicts] == ["agrees", "differs"]
+    assert "0.600 [0.600, 0.600], 0.500 [0.500, 0.500]" in str(found.verdicts[0])
+    assert found.seeds == 3
+    assert len(found.plots[0].curves[0].y) == len(numbers)
+
+
 def test_clients_and_splits_are_judged_by_the_figures() -> None:
-    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.9, 0.5, 0.1)).agrees
+    assert ldp_claims.clients_help("rr", (1, 2, 3), [lost(0.9, 0.5, 0.1)]).agrees
     # an idle run after one that learnt is no start of the curve
-    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.5, 0.9, 0.1)).answer == "differs"
+    assert ldp_claims.clients_help("rr", (1, 2, 3), [lost(0.5, 0.9, 0.1)]).answer == "differs"
     iid, both = lost(0.9, 0.5, 0.1, 0.0), ldp_claims.few_labels_cost
     assert both(iid, lost(0.95, 0.6, 0.2, 0.1)).agrees
     assert both(iid, lost(0.85, 0.6, 0.2, 0.1)).agrees  # neither learnt at the first
