@@ -30,5 +30,6 @@ def test_compiled_or_not_it_scales_alike() -> None:
     vector_rounding.scale_with_signs(vector, 1 / 3, signs, one)
     vector_rounding._scale_with_signs_numpy(vector, 1 / 3, signs, other)
     assert one.tobytes() == other.tobytes()
-    assert one[:999].tolist() == ((vector * np.float64(1 / 3)).astype(np.float32) * signs).tolist()
+    product = (vector.astype(np.float64) * (1 / 3)).astype(np.float32)  # also before NumPy 2
+    assert one[:999].tolist() == (product * signs).tolist()
     assert one[999:].tolist() == [7, 7]
