@@ -194,6 +194,8 @@ def test_keys_that_cannot_sign_a_round_are_noted_before_the_site_serves(command:
     assert "signed rounds" not in notes(mine, roster="roster.yaml")
     Path("north", "identity.pem").unlink()
     assert "identity.pem cannot be read" in notes(mine, roster="roster.yaml")
+    write_policy(Path("north"), policy_of(protections=["dp_encrypt"]))  # sums nothing
+    assert "signed rounds" not in command("site", "check", "north")[2]
 
 
 def test_a_wrong_policy_is_one_sentence_and_nothing_is_served(command: Command) -> None:

@@ -26,10 +26,12 @@ from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import DeploymentError, SiteError, nearest
 from fedveil.federated.job import Job
+from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.member import Member, Owner
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.sealed_state import StateFolder
+from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.record.event_log import EventLog
 from fedveil.secagg.keys import Identity
 from fedveil.secagg.secret import Secret
@@ -121,7 +123,8 @@ class Site:
         A policy that allows no signed rounds needs no roster.
         """
         signs = self.policy.strength.active_security
-        summed = {"distributed_dp", "pw_encrypt"} & set(self.policy.protections)
+        allowed = (ProtectionSettings(name=name).settings for name in self.policy.protections)
+        summed = any(isinstance(settings, SecureSumSettings) for settings in allowed)
         servers = self.policy.servers if signs and summed else {}
         found = [reason for server in servers for reason in self._no_signed_rounds(server)]
         return [*self.policy.warnings, *found]

@@ -271,8 +271,10 @@ class Comparison:
 
 def _check_account(job: Job, protection: Protection) -> None:
     """Raise `JobError` if a run would charge the privacy account an infinite epsilon."""
-    account, cost = job.privacy.account, whole_run(protection, job.rounds, job.privacy.delta)
-    if account is not None and not math.isfinite(cost.epsilon):
+    account = job.privacy.account
+    if account is None:
+        return
+    if math.isinf(whole_run(protection, job.rounds, job.privacy.delta).epsilon):
         raise JobError(
             [
                 f"a run under {job.protection.name} would charge privacy.account = {account} an "

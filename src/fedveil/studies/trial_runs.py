@@ -81,7 +81,7 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
             [
                 f"privacy.account = {job.privacy.account}: the trial without protection would "
                 f"charge it an infinite epsilon. Add --set privacy.account=null. The account then "
-                f"does not count the trials"
+                "does not count the trials"
             ]
         )
     layout, protection = prepared(job)

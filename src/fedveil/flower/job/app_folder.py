@@ -97,7 +97,7 @@ def server_roster(app: Path, protection: ProtectionSettings) -> dict[ClientId, b
     if not roster and protection.position.needs_roster(protection.settings):
         raise DeploymentError(
             f"{app / ROSTER} names no keys, which active_security needs: write a line for each "
-            f"client, client-N: KEY, then start again"
+            "client, client-N: KEY, then start again"
         )
     return roster
 
