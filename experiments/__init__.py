@@ -10,7 +10,7 @@ EXPERIMENTS = {
     "ldp-epsilon": "ldp_figures:Epsilons",
     "ldp-clients": "ldp_figures:Clients",
     "ldp-noniid": "ldp_figures:NonIID",
-    "ldp-adaptive": "ldp_figures:Adaptive",
+    "ldp-adaptive": "ldp_adaptive:Adaptive",
     "ldp-rounds": "ldp_rounds:LeakageByRound",
     "ldp-aggregation": "ldp_aggregation:Aggregation",
     "embedding-dp": "protected_features:ProtectedFeatures",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from experiments.arms import Runs, accuracy, curve, listed, mean_accuracy, trained
-from experiments.evidence import SEEDS, Lost, of_all, of_seeds, seeded, with_interval
+from experiments.arms import Runs, accuracy, curve, listed
+from experiments.evidence import SEEDS, Lost, of_all, of_seeds, seeded
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
-    adapting_helps,
     baselines_reached,
     cells_help,
     clients_help,
@@ -27,19 +26,16 @@ from experiments.ldp_jobs import (
     MECHANISMS,
     SPLITS,
     LDPFigure,
+    Settings,
     Task,
-    estimate_s,
     labels,
     title,
 )
 from experiments.leakage import leakage
-from experiments.saved_results import last_checkpoint
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.studies.several_runs import first_round
-
-More = Mapping[str, Mapping[str, Any]]
 
 
 def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
@@ -70,14 +66,19 @@ class Convergence(LDPFigure):
     source = "002, figure 1"
     #: The accuracy at which rounds are compared, as a share of the accuracy without protection.
     share = 0.8
+    #: Epsilons that have several seeds at scale full. At the smaller ones, one seed learnt nothing.
+    repeated = EPSILONS[6:]
 
-    def table(self, scale: Scale) -> More:
-        """Return a run without protection, and a run of each mechanism at each epsilon."""
+    def table(self, scale: Scale) -> Settings:
+        """Return a run without protection, and the runs of each mechanism at each epsilon."""
         return {
             "plain": {},
-            **{f"{kind}-{eps:g}": {"protection": kind, "eps": eps}
-               for kind in MECHANISMS for eps in LARGE},
+            **{seeded(f"{kind}-{eps:g}", seed): {"protection": kind, "eps": eps, "seed": seed}
+               for kind in MECHANISMS for eps in LARGE for seed in self._seeds(scale, eps)},
         }  # fmt: skip
+
+    def _seeds(self, scale: Scale, eps: float) -> Sequence[int]:
+        return SEEDS if scale == "full" and eps in self.repeated else SEEDS[:1]
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compare both mechanisms with the run without protection."""
@@ -94,8 +95,15 @@ class Convergence(LDPFigure):
             f"The source shows figure 1 as a picture and does not state its epsilons. Here they "
             f"are {listed(LARGE, 1)}."
         )
+        if scale == "full":
+            ran += (
+                f" At {listed(self.repeated, 1)}, a figure is the mean of {len(SEEDS)} seeds, with "
+                f"its {CONFIDENCE:.0%} confidence interval. The other runs have one seed, and the "
+                f"plots show one."
+            )
         verdicts = [converges(runs, kind) for kind in MECHANISMS]
-        return Outcome(ran, verdicts, [table], [self._plot(runs, kind) for kind in MECHANISMS])
+        plots = [self._plot(runs, kind) for kind in MECHANISMS]
+        return Outcome(ran, verdicts, [table], plots, seeds=0 if scale == "full" else 1)
 
     def _plot(self, runs: Runs, kind: str) -> Plot:
         curves = [curve(f"epsilon {eps:g}", runs[f"{kind}-{eps:g}"]) for eps in LARGE]
@@ -113,7 +121,7 @@ class Cells(LDPFigure):
     #: Series of the figure: the split of examples, and epsilon.
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
-    def table(self, scale: Scale) -> More:
+    def table(self, scale: Scale) -> Settings:
         """Return a run without protection for each split, and the runs of all series."""
         plain = {split: {"split": split} for split in SPLITS}
         return plain | {
@@ -158,7 +166,7 @@ class Epsilons(LDPFigure):
         "full": EPSILONS,
     }
 
-    def table(self, scale: Scale) -> More:
+    def table(self, scale: Scale) -> Settings:
         """Return each task's runs: without protection, and of each mechanism at each epsilon."""
         tasks = self.tasks(scale)
         return {
@@ -232,7 +240,7 @@ class Clients(LDPFigure):
     seeds: Mapping[Scale, Sequence[int]] = {"small": SEEDS[:1], "full": SEEDS}
     eps = EPSILONS[6]
 
-    def table(self, scale: Scale) -> More:
+    def table(self, scale: Scale) -> Settings:
         """Return, for each number of clients, runs without protection and under both mechanisms."""
         return {
             seeded(f"{kind}-{number}", seed): {
@@ -277,7 +285,7 @@ class NonIID(LDPFigure):
     what = "The accuracy lost under RR if each client holds two labels, and if clients are i.i.d."
     source = "002, figures 2 to 4"
 
-    def table(self, scale: Scale) -> More:
+    def table(self, scale: Scale) -> Settings:
         """Return each split's runs: without protection, and under RR at each epsilon."""
         plain = {
             seeded(split, seed): {"split": split, "seed": seed}
@@ -306,95 +314,3 @@ class NonIID(LDPFigure):
         )  # fmt: skip
         verdicts = [*few_labels_cost_without(runs), few_labels_cost(iid, shards)]
         return Outcome(ran, verdicts, (), [plot], seeds=0)
-
-
-class Adaptive(LDPFigure):
-    """Accuracy round by round under RR with a fixed epsilon and with the adaptive one."""
-
-    name = "ldp-adaptive"
-    what = "Whether the adaptive epsilon speeds up convergence, and what it spends."
-    source = "002, figure 5 and algorithm 2"
-    scales = get_args(Scale)
-    dense = True
-    medium_rounds = 100
-    #: Epsilons at which LeNet's small stand-in and the other nets converge, but not at once.
-    small_eps, eps = EPSILONS[5], EPSILONS[6]
-    legend: Mapping[str, str] = {
-        "fixed": "fixed",
-        "adaptive": "adaptive",
-        "same-total": "fixed, as much in total as adaptive",
-        "plain": "without protection",
-    }
-
-    def table(self, scale: Scale) -> More:
-        """Return each task's runs: without protection, at a fixed, and at an adaptive epsilon."""
-        kinds: More = {
-            "plain": {"protection": "not_encrypt"},
-            "fixed": {"protection": "rr"},
-            "adaptive": {"protection": "rr", "adaptive": True},
-        }
-        return {
-            seeded(f"{task}-{kind}", seed): {
-                "task": task, "eps": self._eps(scale, task), "seed": seed, **more
-            }
-            for task in self.tasks(scale)
-            for kind, more in kinds.items()
-            for seed in (SEEDS if kind != "plain" else SEEDS[:1])
-        }  # fmt: skip
-
-    def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds of all runs. Each adaptive run has another one of equal total."""
-        jobs = {arm.name: arm.job for arm in self.arms(scale)}
-        again = [jobs[name] for name in jobs if "adaptive" in name]
-        return estimate_s(scale, [*jobs.values(), *again])
-
-    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
-        """Compare with further runs: a fixed epsilon that spends as much as the adaptive one."""
-        tasks = self.tasks(scale)
-        spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
-        more = [
-            self.arm(scale, seeded(f"{task}-same-total", seed), task, seed=seed, protection="rr",
-                     eps=spent[seeded(f"{task}-adaptive", seed)])
-            for task in tasks
-            for seed in SEEDS
-        ]  # fmt: skip
-        runs = {**runs, **trained(folder, more, tell)}
-        spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
-        ran = (
-            f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
-            f"the last two models. eps is {self._eps(scale, tasks[0]):g} for LeNet and "
-            f"{self.eps:g} for the dense nets. The source compares this with eps in every round. "
-            f"Here it is also compared with a fixed epsilon that spends the same total. The run "
-            f"without protection has one seed, and the plots show one."
-        )
-        rows = [
-            (name, *(with_interval([figure(run) for run in mine])
-                     for figure in (accuracy, mean_accuracy)),
-             f"{spent[name]:.3f}" if name in spent else "")
-            for task in tasks
-            for name in (f"{task}-{kind}" for kind in self.legend)
-            for mine in [of_seeds(runs, name)]
-        ]  # fmt: skip
-        columns = ("run", "accuracy, last five tests", "mean over all rounds",
-                   "mean epsilon of a bit, first seed")  # fmt: skip
-        table = Table(columns, rows, "The accuracy of each run, and the epsilon that it spent.")
-        plots = [self._plot(scale, runs, task) for task in tasks]
-        verdicts = [*adapting_helps(scale, runs, spent, tasks)]
-        return Outcome(ran, verdicts, [table], plots, seeds=len(SEEDS))
-
-    def _eps(self, scale: Scale, task: Task) -> float:
-        return self.small_eps if (scale, task) == ("small", "lenet-mnist") else self.eps
-
-    def _plot(self, scale: Scale, runs: Runs, task: Task) -> Plot:
-        curves = [
-            curve(legend, runs[f"{task}-{kind}"], dashed=kind == "plain")
-            for kind, legend in self.legend.items()
-        ]
-        text = f"{title(scale, task)}: a fixed and an adaptive epsilon"
-        return Plot(task, text, Axis("round"), Axis("test accuracy", unit="percent"), curves)
-
-
-def mean_eps(folder: Path) -> float:
-    """Return RR's epsilon per bit, averaged over a run's rounds: its total by plain addition."""
-    saved = last_checkpoint(folder)
-    return float(saved.protection["spent"]) / (2 * len(saved.weights) * saved.round)

@@ -20,6 +20,8 @@ from fedveil.federated.job import Job
 
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
+#: Arguments of `LDPFigure.arm`, by the name of the run.
+Settings = Mapping[str, Mapping[str, Any]]
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 #: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
@@ -234,8 +236,8 @@ class LDPFigure(Experiment):
         return tasks_of(scale) if self.dense else TASKS[:1]
 
     @abstractmethod
-    def table(self, scale: Scale) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings of every run, as arguments of `arm`, by its name."""
+    def table(self, scale: Scale) -> Settings:
+        """Return the settings of every run."""
 
     @abstractmethod
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from experiments import evidence, ldp_claims, ldp_figures, ldp_jobs
+from experiments import evidence, ldp_adaptive, ldp_claims, ldp_figures, ldp_jobs
 from experiments.arms import Arm
 from experiments.catalog import find
-from experiments.evidence import Lost
+from experiments.evidence import Lost, seeded
+from experiments.experiment import Verdict
 from experiments.reproduction import reproduce
 from fedveil.data import purchase100
 from fedveil.federated.job import Job
@@ -114,9 +115,10 @@ def test_runs_that_two_figures_share_are_equal_jobs() -> None:
     epsilon, cells = by_figure["epsilon"], by_figure["cells"]
     for name, job in convergence.items():
         there = "lenet-mnist" if name == "plain" else f"lenet-mnist-{name}"
-        assert epsilon[there] == job
+        assert job.seed or epsilon[there] == job
     assert clients["not_encrypt-1000"] == convergence["plain"] == cells["iid"]
     assert clients["oue-1000"] == convergence["oue-4.8"]
+    assert clients["rr-1000-seed-2"] == convergence["rr-4.8-seed-2"]
     for jobs in by_figure.values():
         named = [job.name for job in jobs.values()]
         assert len({*named}) == len(named)
@@ -180,6 +182,33 @@ def test_convergence_is_judged_by_the_figures() -> None:
     assert judged(0.5, 0.49, 0.48, 0.47) == "differs"
     assert judged(0.1, 0.1, 0.1, 0.9) == "says nothing"
     assert judged(0.1, 0.4, 0.8, 0.9, plain=0.1) == "says nothing"
+
+
+def test_convergence_with_several_seeds_is_judged_by_their_interval() -> None:
+    def judged(*last: Sequence[float]) -> Verdict:
+        runs = {
+            seeded(f"rr-{e:g}", seed): run(accuracy, accuracy)
+            for e, seeds in zip(ldp_jobs.LARGE, last, strict=True)
+            for seed, accuracy in enumerate(seeds)
+        }
+        return ldp_claims.converges({**runs, "plain": run(0.9)}, "rr")
+
+    steady = judged([0.1], [0.1], [0.70, 0.71, 0.72], [0.711, 0.721, 0.731])
+    assert steady.answer == "agrees"  # a small rise that every seed has
+    assert steady.ours.startswith("0.100, 0.100, 0.710 [0.685, 0.735], ")
+    assert "seed by seed: the interval lies above 0" in steady.held_to
+    assert judged([0.1], [0.1], [0.5, 0.7, 0.6], [0.7, 0.6, 0.7]).answer == "says nothing"
+    assert judged([0.1], [0.1], [0.7, 0.72, 0.74], [0.65, 0.67, 0.69]).answer == "differs"
+    # The runs of one seed count from the first that learnt.
+    assert judged([0.1], [0.6], [0.7, 0.1, 0.9], [0.61, 0.1, 0.9]).answer == "differs"
+
+
+def test_only_epsilons_that_learn_have_several_seeds_of_convergence() -> None:
+    full = {arm.name for arm in arms("convergence")}
+    assert len(full) == 17
+    assert {"oue-9.6-seed-2", "rr-4.8-seed-1", "rr-2.4"} <= full
+    small = find("ldp-convergence").arms("small")  # type: ignore[attr-defined]
+    assert {arm.job.seed for arm in small} == {0}
 
 
 def test_cells_are_judged_by_the_figures() -> None:
@@ -369,7 +398,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
     assert (page.parent / "ldp-adaptive-lenet-mnist.svg").exists()
     fixed, adaptive, same = (
         sum(
-            ldp_figures.mean_eps(page.parent / evidence.seeded(f"lenet-mnist-{kind}", seed))
+            ldp_adaptive.mean_eps(page.parent / evidence.seeded(f"lenet-mnist-{kind}", seed))
             for seed in evidence.SEEDS
         )
         / 3

@@ -1,0 +1,108 @@
+"""Figure 5 of source 002: an adaptive epsilon beside fixed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+from experiments.arms import Runs, accuracy, curve, mean_accuracy, trained
+from experiments.evidence import SEEDS, of_seeds, seeded, with_interval
+from experiments.experiment import Outcome, Scale, Tell
+from experiments.ldp_claims import adapting_helps
+from experiments.ldp_jobs import EPSILONS, LDPFigure, Settings, Task, estimate_s, title
+from experiments.saved_results import last_checkpoint
+from fedveil.pages.plot import Axis, Plot
+from fedveil.pages.table import Table
+
+
+class Adaptive(LDPFigure):
+    """Accuracy round by round under RR with a fixed epsilon and with the adaptive one."""
+
+    name = "ldp-adaptive"
+    what = "Whether the adaptive epsilon speeds up convergence, and what it spends."
+    source = "002, figure 5 and algorithm 2"
+    scales = get_args(Scale)
+    dense = True
+    medium_rounds = 100
+    #: Epsilons at which LeNet's small stand-in and the other nets converge, but not at once.
+    small_eps, eps = EPSILONS[5], EPSILONS[6]
+    legend: Mapping[str, str] = {
+        "fixed": "fixed",
+        "adaptive": "adaptive",
+        "same-total": "fixed, as much in total as adaptive",
+        "plain": "without protection",
+    }
+
+    def table(self, scale: Scale) -> Settings:
+        """Return each task's runs: without protection, at a fixed, and at an adaptive epsilon."""
+        kinds: Settings = {
+            "plain": {"protection": "not_encrypt"},
+            "fixed": {"protection": "rr"},
+            "adaptive": {"protection": "rr", "adaptive": True},
+        }
+        return {
+            seeded(f"{task}-{kind}", seed): {
+                "task": task, "eps": self._eps(scale, task), "seed": seed, **more
+            }
+            for task in self.tasks(scale)
+            for kind, more in kinds.items()
+            for seed in (SEEDS if kind != "plain" else SEEDS[:1])
+        }  # fmt: skip
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate the seconds of all runs. Each adaptive run has another one of equal total."""
+        jobs = {arm.name: arm.job for arm in self.arms(scale)}
+        again = [jobs[name] for name in jobs if "adaptive" in name]
+        return estimate_s(scale, [*jobs.values(), *again])
+
+    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
+        """Compare with further runs: a fixed epsilon that spends as much as the adaptive one."""
+        tasks = self.tasks(scale)
+        spent = {name: mean_eps(folder / name) for name in runs if not name.endswith("plain")}
+        more = [
+            self.arm(scale, seeded(f"{task}-same-total", seed), task, seed=seed, protection="rr",
+                     eps=spent[seeded(f"{task}-adaptive", seed)])
+            for task in tasks
+            for seed in SEEDS
+        ]  # fmt: skip
+        runs = {**runs, **trained(folder, more, tell)}
+        spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
+        ran = (
+            f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
+            f"the last two models. eps is {self._eps(scale, tasks[0]):g} for LeNet and "
+            f"{self.eps:g} for the dense nets. The source compares this with eps in every round. "
+            f"Here it is also compared with a fixed epsilon that spends the same total. The run "
+            f"without protection has one seed, and the plots show one."
+        )
+        rows = [
+            (name, *(with_interval([figure(run) for run in mine])
+                     for figure in (accuracy, mean_accuracy)),
+             f"{spent[name]:.3f}" if name in spent else "")
+            for task in tasks
+            for name in (f"{task}-{kind}" for kind in self.legend)
+            for mine in [of_seeds(runs, name)]
+        ]  # fmt: skip
+        columns = ("run", "accuracy, last five tests", "mean over all rounds",
+                   "mean epsilon of a bit, first seed")  # fmt: skip
+        table = Table(columns, rows, "The accuracy of each run, and the epsilon that it spent.")
+        plots = [self._plot(scale, runs, task) for task in tasks]
+        verdicts = [*adapting_helps(scale, runs, spent, tasks)]
+        return Outcome(ran, verdicts, [table], plots, seeds=len(SEEDS))
+
+    def _eps(self, scale: Scale, task: Task) -> float:
+        return self.small_eps if (scale, task) == ("small", "lenet-mnist") else self.eps
+
+    def _plot(self, scale: Scale, runs: Runs, task: Task) -> Plot:
+        curves = [
+            curve(legend, runs[f"{task}-{kind}"], dashed=kind == "plain")
+            for kind, legend in self.legend.items()
+        ]
+        text = f"{title(scale, task)}: a fixed and an adaptive epsilon"
+        return Plot(task, text, Axis("round"), Axis("test accuracy", unit="percent"), curves)
+
+
+def mean_eps(folder: Path) -> float:
+    """Return RR's epsilon per bit, averaged over a run's rounds: its total by plain addition."""
+    saved = last_checkpoint(folder)
+    return float(saved.protection["spent"]) / (2 * len(saved.weights) * saved.round)
