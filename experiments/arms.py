@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.experiment import NewPart, Tell
+from experiments.published_runs import PublishedRuns
 from fedveil.errors import FedveilError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
@@ -37,15 +38,20 @@ def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
     """Finish the run of every arm in `folder`, and return the runs by the arms' names.
 
     If another experiment's folder beside `folder` has a finished run of the same job, that run is
-    copied.
+    copied. Published runs are read, if `folder` has their file.
     """
-    runs = {}
+    runs, published = {}, PublishedRuns.of(folder)
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
         refuse_other(path, arm.job)
+        line = f"run {number} of {len(arms)}: {arm.name}"
+        read = None if path.exists() else published.find(arm.name, arm.job)
+        if read:
+            tell(f"{line}, from the published curves")
+            runs[arm.name] = read
+            continue
         if not has_finished(path):
             same = None if path.exists() else _finished_beside(folder, arm.job)
-            line = f"run {number} of {len(arms)}: {arm.name}"
             if same:
                 tell(f"{line}, copied from {same}")
                 _copy(same, path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from fedveil.errors import InvalidValue
 from fedveil.pages.plot import Plot
+from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.studies.checkout import Scale as Scale
 
@@ -75,7 +76,8 @@ class Outcome:
     """The result of an experiment. `ran` describes its runs in sentences.
 
     `seeds` is the number of training runs behind each figure. It is 0 if nothing was trained, or
-    if figures have different numbers, which `ran` then states.
+    if figures have different numbers, which `ran` then states. `curves` are the runs whose accuracy
+    curves are saved beside the page.
     """
 
     ran: str
@@ -84,6 +86,7 @@ class Outcome:
     plots: Sequence[Plot] = ()
     pictures: Sequence[Path] = field(default_factory=tuple)
     seeds: int = 1
+    curves: Mapping[str, ReadRun] = field(default_factory=dict)
 
 
 class Experiment(ABC):
@@ -94,6 +97,8 @@ class Experiment(ABC):
     what: ClassVar[str]
     source: ClassVar[str]
     scales: ClassVar[Sequence[Scale]] = ("small", "full")
+    #: True if the accuracy curves of its runs are all that it needs to be judged again.
+    by_curves: ClassVar[bool] = False
 
     def check(self, scale: Scale) -> None:
         """Raise an error if the experiment cannot be repeated at this scale."""

@@ -64,6 +64,7 @@ class Convergence(LDPFigure):
     name = "ldp-convergence"
     what = "How soon a model converges under RR and OUE, by epsilon."
     source = "002, figure 1"
+    by_curves = True
     #: The accuracy at which rounds are compared, as a share of the accuracy without protection.
     share = 0.8
     #: Epsilons that have several seeds at scale full. At the smaller ones, one seed learnt nothing.
@@ -118,6 +119,7 @@ class Cells(LDPFigure):
     name = "ldp-cells"
     what = "The accuracy lost under RR by the number of cells, if clients are i.i.d. or not."
     source = "002, figure 2"
+    by_curves = True
     #: Series of the figure: the split of examples, and epsilon.
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
@@ -232,6 +234,7 @@ class Clients(LDPFigure):
     name = "ldp-clients"
     what = "The accuracy lost under RR and OUE by the number of clients."
     source = "002, figure 4"
+    by_curves = True
     #: Numbers of clients, half of whom are drawn for a round.
     numbers: Mapping[Scale, Sequence[int]] = {
         "small": (25, 50, 100, 200),
@@ -284,6 +287,7 @@ class NonIID(LDPFigure):
     name = "ldp-noniid"
     what = "The accuracy lost under RR if each client holds two labels, and if clients are i.i.d."
     source = "002, figures 2 to 4"
+    by_curves = True
 
     def table(self, scale: Scale) -> Settings:
         """Return each split's runs: without protection, and under RR at each epsilon."""

@@ -260,7 +260,8 @@ class LDPFigure(Experiment):
         """Finish all runs, and judge the source's claims by them."""
         runs = trained(folder, self.arms(scale), tell)
         found = self.judged(scale, runs, folder, tell)
-        return replace(found, ran=self.described(scale, found.ran))
+        curves = runs if self.by_curves else {}
+        return replace(found, ran=self.described(scale, found.ran), curves=curves)
 
     def described(self, scale: Scale, ran: str) -> str:
         """Describe the runs, for the page. `ran` says what only this figure's runs have."""

@@ -82,14 +82,17 @@ def _parts(repeated: Repeated) -> Iterator[str]:
             yield table.markdown()
     yield f"    {repeated.command}\n"
     took = f"It took {repeated.seconds:,.0f} s on {machine()}, with fedveil {__version__}"
-    yield f"{took}{_copied(repeated.folder)}. {_READING}"
+    copied = len([*repeated.folder.glob(f"*/{COPIED}")])
+    read = [run for run in outcome.curves.values() if not run.folder.exists()]
+    took += _without(copied, "that it copied from another experiment")
+    took += _without(len(read), "whose published curves it read")
+    yield f"{took}. {_READING}"
     yield ""
 
 
-def _copied(folder: Path) -> str:
-    count = len([*folder.glob(f"*/{COPIED}")])
+def _without(count: int, which: str) -> str:
     runs = "1 run" if count == 1 else f"{count} runs"
-    return f", without the {runs} that it copied from another experiment" if count else ""
+    return f", without the {runs} {which}" if count else ""
 
 
 def _source(named: str) -> str:

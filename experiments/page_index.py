@@ -23,6 +23,7 @@ In a clone of the repository:
     fedveil reproduce NAME --scale small   # takes minutes
     fedveil reproduce NAME --scale medium  # as much as two hours allow (not all have it)
     fedveil reproduce NAME                 # the source's own size; an interrupted one is resumed
+    fedveil reproduce NAME --published     # judge the curves beside the page NAME again, in seconds
 
 The sources have numbers:
 

@@ -9,11 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 
+from experiments import published_runs
 from experiments.catalog import about, find
 from experiments.experiment import NewPart, Outcome, Scale, Tell
 from experiments.outcome_page import Repeated, long_tables, page
+from experiments.statement_list import PAGES
 from fedveil.base.untrusted import MALFORMED, MOST_KEY_BYTES, read_text
-from fedveil.errors import RunFolderError
+from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import RunFolder
 from fedveil.studies.several_runs import resumed_by
@@ -22,20 +24,26 @@ from fedveil.studies.several_runs import resumed_by
 BEGUN = "experiment.json"
 
 
-def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Path, Outcome]:
+def reproduce(
+    name: str, scale: Scale, out: Path | None, tell: Tell, *, published: bool = False
+) -> tuple[Path, Outcome]:
     """Repeat the experiment `name`. Returns the path of its page, and its outcome.
 
     If an earlier call with this folder was interrupted, its finished parts are read from there.
+    With `published`, runs with published accuracy curves are not trained.
     """
     experiment = find(name)
     experiment.check(scale)
+    if published and not experiment.by_curves:
+        raise InvalidValue(f"{name} needs more of its runs than curves, so none are published")
     path = out or Path("runs", f"reproduce-{name}-{scale}")
     where = "" if out is None else f" --out {quote(str(out))}"
-    how = f"fedveil reproduce {name} --scale {scale}{where}"
+    how = f"fedveil reproduce {name} --scale {scale}{' --published' * published}{where}"
     with ExitStack() as stack:
         folder = RunFolder.of_many(path)
         stack.callback(folder.close)
         spent_s = _begun(folder, name, scale)
+        _offer(folder, published_runs.together(PAGES) if published else b"")
         takes = f"{name} at scale {scale} takes about {about(experiment.estimate_s(scale))}"
         tell(f"{takes} on two cores; it is in {path}")
         stack.enter_context(resumed_by(how))
@@ -53,6 +61,9 @@ def reproduce(name: str, scale: Scale, out: Path | None, tell: Tell) -> tuple[Pa
             folder.write_atomically(figures[plot.name], svg(plot))
         for file, table in long_tables(name, outcome).items():
             folder.write_atomically(file, table.csv().encode())
+        if outcome.curves:
+            curves = published_runs.lines(outcome.curves)
+            folder.write_atomically(f"{name}{published_runs.SUFFIX}", curves)
         repeated = Repeated(experiment, scale, outcome, figures, clock.seconds, how, path)
         folder.write_atomically(f"{name}.md", page(repeated).encode())
     return path / f"{name}.md", outcome
@@ -82,6 +93,14 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
             f"at scale {scale}"
         )
     return spent_s
+
+
+def _offer(folder: RunFolder, curves: bytes) -> None:
+    """Put the published `curves` into the folder, or remove those of an earlier call."""
+    if curves:
+        folder.write_atomically(published_runs.ALL, curves)
+    else:
+        (folder.path / published_runs.ALL).unlink(missing_ok=True)
 
 
 class _Clock:

@@ -274,14 +274,17 @@ def test_an_experiment_is_repeated_as_asked(
 
     class Module:
         @staticmethod
-        def reproduce(*arguments: Any) -> None:
-            asked.append(arguments[:3])
+        def reproduce(*arguments: Any, published: bool) -> None:
+            asked.append((*arguments[:3], published))
             raise Reached
 
     monkeypatch.setattr("fedveil.cli.reproduce.module", lambda name: Module)
     for words, wanted in (
-        (("signds",), ("signds", "full", None)),
-        (("signds", "--scale", "small", "--out", "there"), ("signds", "small", Path("there"))),
+        (("signds",), ("signds", "full", None, False)),
+        (
+            ("signds", "--scale", "small", "--out", "there", "--published"),
+            ("signds", "small", Path("there"), True),
+        ),
     ):
         with pytest.raises(Reached):
             command("reproduce", *words)

@@ -31,6 +31,12 @@ def reproduce(
             "Default: runs/reproduce-NAME-SCALE."
         ),
     ] = None,
+    published: Annotated[
+        bool,
+        typer.Option(
+            help="Judge the published accuracy curves again. Trains only runs that have none."
+        ),
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--list", help="List the experiments and their durations.")
     ] = False,
@@ -43,7 +49,8 @@ def reproduce(
         table = module("catalog").table()
         console().print(table.terminal())
         return table.records()
-    page, outcome = module("reproduction").reproduce(name, scale, out, remark)
+    reproduction = module("reproduction")
+    page, outcome = reproduction.reproduce(name, scale, out, remark, published=published)
     shown = module("outcome_page")
     console().print(shown.verdicts(outcome).terminal())
     say(shown.tally(outcome))
