@@ -52,6 +52,36 @@ def test_a_run_with_more_rounds_ends_as_if_it_had_had_them(tmp_path: Path) -> No
     assert len(fedveil.resume(more.folder).metrics) == 5
 
 
+@pytest.mark.parametrize("noisy", [True, False])
+def test_rounds_that_are_added_after_results_are_a_choice_that_no_epsilon_covers(
+    noisy: bool, tmp_path: Path
+) -> None:
+    """Each addition is told once, in the log too. Without an epsilon, nothing is claimed."""
+    kind: dict[str, Any] = {
+        "protection": SIGNS if noisy else {"name": "not_encrypt"},
+        "model": "logistic",
+    }
+    told: list[str] = []
+
+    def resume(rounds: int | None) -> list[str]:
+        told.clear()
+        fedveil.resume(tmp_path / "run", rounds=rounds, warn=told.append)
+        return [text for text in told if "was raised" in text]
+
+    fedveil.simulate(job(rounds=3, **kind), tmp_path / "run")
+    assert resume(None) == resume(3) == []
+    sentence = (
+        "rounds was raised from 3 to 5 when the results of 3 rounds were known: no epsilon covers "
+        "a choice that depends on results"
+    )
+    assert resume(5) == [sentence] * noisy
+    assert resume(5) == []
+    assert len(resume(6)) == noisy
+    log = (tmp_path / "run" / "events.log").read_text()
+    assert log.count(sentence) == noisy
+    assert log.count("was raised from 5 to 6 when the results of 5 rounds were known") == noisy
+
+
 def test_a_run_whose_output_is_lost_says_how_to_resume_and_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:

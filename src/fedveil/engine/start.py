@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from shlex import quote
 
 from fedveil.base.freed_memory import return_freed_memory
+from fedveil.base.quantity import quantity
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import report_entropy
 from fedveil.engine.budget import thin_promise
@@ -24,7 +26,7 @@ from fedveil.errors import OutputLost, RunStopped
 from fedveil.federated.job import Job
 from fedveil.record.lifecycle import beginning, how_to_resume, log_start
 from fedveil.record.recorder import Recorder
-from fedveil.record.run_folder import METRICS, RunFolder
+from fedveil.record.run_folder import JOB, METRICS, RunFolder
 from fedveil.record.saved_job import keep_job
 from fedveil.record.started_rounds import Attempts
 
@@ -63,6 +65,7 @@ def start(
     # The recorder creates the file of metrics, after `keep`.
     is_kept = engine.reports_leave and (folder.path / METRICS).exists()
     attempts = Attempts(folder, state.done, is_kept=is_kept)
+    added = _added_rounds(parts, folder.path / JOB, state.done)
     keep_job(folder, job, job.own_names)
     if engine.reports_leave:
         attempts.keep()
@@ -82,12 +85,30 @@ def start(
         reports_leave=engine.reports_leave,
         presentation=presentation,
     )
-    warnings = list(filter(None, [over, thin_promise(job, parts.protection)]))
+    warnings = list(filter(None, [over, added, thin_promise(job, parts.protection)]))
     lines = [*_facts(parts, engine), *warnings, *federation.charge_begun()]
     log_start(recorder.event, beginning("round", state.done), began, lines)
     for sentence in warnings:
         (warn or (lambda text: None))(sentence)
     return federation
+
+
+def _added_rounds(parts: Parts, before: Path, done: int) -> str | None:
+    """Return a warning if rounds are added to a run with an epsilon after results, else None.
+
+    `before` is the job's file before this resumption, and `done` the number of rounds done.
+    """
+    job, protection = parts.job, parts.protection
+    if not done or not protection.noised(protection.settings):
+        return None
+    earlier = Job.load(before).rounds
+    if job.rounds == earlier:
+        return None
+    known = f"the results of {quantity(done, 'round')} were known"
+    return (
+        f"rounds was raised from {earlier} to {job.rounds} when {known}: "
+        "no epsilon covers a choice that depends on results"
+    )
 
 
 def _facts(parts: Parts, engine: Engine) -> Iterable[str]:
