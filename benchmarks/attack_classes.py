@@ -1,4 +1,4 @@
-"""Label counts and property inference from single reports, under each protection: docs/attacks.md.
+"""Label counts and property inference from single reports (docs/attacks/classes.md).
 
     FEDVEIL_DATA=FOLDER python benchmarks/attack_classes.py [--effort quick] [--only digits]
 

@@ -1,4 +1,4 @@
-"""Recovers labels and tokens as a follower in split training: the tables of docs/attacks.md.
+"""Recovers labels and tokens as a follower in split training: docs/attacks/split-learning.md.
 
     python benchmarks/attack_labels.py labels [--effort quick] [--data digits]
     python benchmarks/attack_labels.py tokens [--effort quick] [--text FILE]

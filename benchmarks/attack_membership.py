@@ -1,4 +1,4 @@
-"""Membership inference from a trained model and from single reports: docs/attacks.md.
+"""Membership inference from a trained model and from single reports: docs/attacks/membership.md.
 
     FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py [PART ...] [--effort quick]
     FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py references --folder DIR

@@ -578,13 +578,14 @@ def test_a_projection_is_a_run_in_which_a_client_is_always_drawn():
 # The documented page
 
 
-def test_the_page_runs():
-    """Every example of docs/privacy.md, one after the other, with the output that it shows."""
-    page = DOCS / "privacy.md"
+@pytest.mark.parametrize(("name", "pieces", "lines"), [("privacy", 5, 14), ("audits", 1, 6)])
+def test_the_page_runs(name: str, pieces: int, lines: int) -> None:
+    """Every example of the page, one after the other, with the output that it shows."""
+    page = DOCS / f"{name}.md"
     snippets = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(snippets) >= 5
+    assert len(snippets) >= pieces
     examples = doctest.DocTestParser().get_doctest("".join(snippets), {}, page.name, str(page), 0)
-    assert len(examples.examples) >= 20
+    assert len(examples.examples) >= lines
     report: list[str] = []
     doctest.DocTestRunner().run(examples, out=report.append)
     assert not report, "".join(report)

@@ -112,7 +112,7 @@ def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict
     for path in wrote:
         say(f"wrote {path}")
     following = f"flwr run {shlex.quote(str(directory))}"
-    say(f"next: {following}; docs/statistics.md")
+    say(f"next: {following}; docs/statistics/flower.md")
     return {"wrote": wrote, "clients": file.clients, "next": following}
 
 
