@@ -44,6 +44,7 @@ from fedveil.flower.job.member import Member, RoundTraining, members_of
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
+from fedveil.flower.own_file import number_in
 from fedveil.flower.records import (
     Addressed,
     encoded_records,
@@ -348,6 +349,9 @@ def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> N
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []
+    if own := member.own_limits(job):
+        limits += own
+        OwnLedger(file("account")).begin(number_in(file("reports")) or 0)
     spending = asked_spending(protection, {})
     count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
     if job.privacy.max_epsilon is not None:
