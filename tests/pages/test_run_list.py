@@ -165,7 +165,7 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
     }  # fmt: skip
     reasons = dict(damaged)
     assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
-    assert "line 3: incomplete record" in reasons["cut"]
+    assert "line 3: invalid record" in reasons["cut"]
     assert "no text" in reasons["no text"]
     assert "'high' is no number" in reasons["no number"]
     assert "small" in reasons["no epsilon"]
