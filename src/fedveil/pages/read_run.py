@@ -185,14 +185,18 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()
     vouched = Vouched.by_checkpoint(path)
-    # Read before the metrics: all records of a run that has ended by now are whole.
-    over = _end(_whole_lines(path / EVENTS).splitlines()) is not None
+    # Read before the metrics: all records of a run that has finished by now are whole.
+    over = (_end(_whole_lines(path / EVENTS).splitlines()) or "").startswith(_ENDED)
     metrics = _whole_lines(path / METRICS, ended=over)
     records = read_whole_lines(metrics, path / METRICS, None if over else resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     started: Record = {}
     if federated:
-        started = read_started(path, records[-1]["round"] if records else 0)
+        # A deployment creates its file of started rounds before any record.
+        deployed = any(event.partition(" ")[2].startswith(DEPLOYED) for event in events)
+        started = read_started(
+            path, records[-1]["round"] if records else 0, is_kept=deployed and not over
+        )
     findings = read_findings(path)
     with intact(path / ACCOUNTS, path / BEFORE_AFTER):
         beside = read_accounts(path), read_before_after(path), started
