@@ -260,6 +260,8 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
             mine.take_up(kept)
         return mine
 
+    if trains and member.training is None:
+        load_training()
     late = None if member.owner is None else member.owner.left_late
     with FixedTime(_answer_after_s(job, member) if trains else None, late) as time:
         if trains:
@@ -318,6 +320,15 @@ def _trained(
     else:
         training.reported(protection, asked)
     return answered
+
+
+def load_training() -> None:
+    """Import torch and the training code, which takes seconds.
+
+    Call it before the time of an answer is measured. Otherwise the first round's training could
+    miss its deadline, and a report of an all-zero update would leave.
+    """
+    import fedveil.flower.job.client_training  # noqa: F401
 
 
 def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
