@@ -127,3 +127,9 @@ def test_low_rates_are_named_and_count_members() -> None:
     assert thousandth.name == "x TPR at 0.1% FPR"
     assert (hundredth.value, thousandth.cases) == (0.0, 5)
     assert math.isnan(thousandth.value)
+    assert math.isnan(thousandth.low)
+    assert str(thousandth) == (
+        "x TPR at 0.1% FPR not measured: needs 999 others, and there are 300"
+    )
+    assert not figures("x", np.arange(5.0), np.arange(999.0), 1.0)[-1].unmeasured
+    assert figures("x", np.arange(5.0), np.arange(998.0), 1.0)[-1].unmeasured

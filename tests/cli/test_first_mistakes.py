@@ -86,7 +86,9 @@ def test_a_taken_out_is_refused_before_the_job_is_read(
         assert (code, err) == (Exit.FAILED, f"error: {place} {why}\n")
 
 
-def test_a_record_that_was_cut_off_says_how_to_resume(command: Command, tmp_path: Path) -> None:
+def test_a_record_of_a_run_that_has_ended_is_damaged_and_was_not_cut_off(
+    command: Command, tmp_path: Path
+) -> None:
     settings = ("rounds=2", "model=logistic", "clients.number=4", "simulation.workers=0",
                 "protection=not_encrypt", "evaluation.every=2")  # fmt: skip
     sets = [part for text in settings for part in ("--set", text)]
@@ -95,17 +97,25 @@ def test_a_record_that_was_cut_off_says_how_to_resume(command: Command, tmp_path
     first, second = metrics.read_text().splitlines()
     record = json.loads(second)
     del record["epsilon_run_every_round"]
+    end = "The file was edited or damaged: restore it\n"
     for broken, why in (
-        (second[:100], "it breaks off"),
-        (json.dumps(record), "no epsilon_run_every_round"),
+        (f"{second[:100]}\n", "invalid record (it is no JSON)"),
+        (f"{json.dumps(record)}\n", "invalid record (no epsilon_run_every_round)"),
+        (second[:100], "it has no end"),
+        (second, "it has no end"),
     ):
+        metrics.write_text(f"{first}\n{broken}")
+        told = f"error: r/metrics.jsonl, line 2: {why}. {end}"
+        assert command("report", "r") == (Exit.FAILED, "", told)
+    # A run that was killed may have cut off its last record.
+    events = tmp_path / "r" / "events.log"
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if " finished after " not in line))
+    for broken, why in ((second[:100], "it breaks off"), (json.dumps(record), "no epsilon_run")):
         metrics.write_text(f"{first}\n{broken}\n")
-        assert command("report", "r") == (
-            Exit.FAILED,
-            "",
-            f"error: r/metrics.jsonl, line 2: incomplete record ({why}). The run was probably cut "
-            f"off; resume it with: fedveil run --resume r\n",
-        )
+        code, _, err = command("report", "r")
+        assert (code, f"line 2: incomplete record ({why}" in err) == (Exit.FAILED, True)
+        assert err.endswith("probably cut off; resume it with: fedveil run --resume r\n")
 
 
 def test_semicolons_separate_too_and_all_missing_columns_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,152 @@ def test_each_module_of_a_job_is_printed_with_its_digest(command: Command) -> No
     said = dict(line.split()[1:] for line in out.splitlines() if line.startswith("code "))
     assert list(said) == ["heart_net:", "heart_rules:"]
     assert len({*said.values()}) == 2
+
+
+READERS = """
+import numpy as np
+
+def some(n=7, wrong=(), labels=(0, 1, 2)):
+    x = np.linspace(0, 1, 64 * n, dtype=np.float32).reshape(n, 64)
+    x[list(wrong)] = np.nan
+    y = np.array(labels)[np.arange(n) % len(labels)]
+    return x, y, np.ones((3, 64), np.float32), np.array([0, 1, 2])
+
+def heart():
+    return some()
+
+def lungs():
+    return some(2)
+
+def halves():
+    return some(labels=(0.5, 1.5))
+
+def holes():
+    return some(wrong=(2, 5))
+
+def nothing_but_holes():
+    return some(wrong=range(7))
+
+def words():
+    return some(labels=("ill", "well"))
+
+def sentences():
+    return {"x_train": np.ones((4, 9), int), "x_test": np.ones((2, 9), int)}
+
+def empty():
+    return some(0)
+
+def raising():
+    raise KeyError("patient 4711")
+
+def leaving():
+    raise SystemExit(3)
+
+def one():
+    return 1
+"""
+
+
+def test_a_policy_is_checked_by_reading_its_data(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "north_readers.py").write_text(READERS)
+    heart, lungs, digits = (
+        {"named": "own:heart", "reader": "north_readers:heart"},
+        {"named": "own:lungs", "reader": "north_readers:lungs"},
+        {"named": "digits"},
+    )
+    data = {"lungs": lungs, "digits": digits, "heart": heart}
+    write_policy(Path("north"), policy_of(data=data))
+    code, out, err = command("site", "check", "north")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "the policy is valid",
+            "data.heart: north_readers:heart returns 7 records",
+            "data.lungs: north_readers:lungs returns 2 records",
+        ],
+    )
+    assert "data." not in err
+    answered = json.loads(command("site", "check", "north", "--json")[1])
+    assert answered["records"] == {"lungs": 2, "heart": 7}
+    assert not Path("north", "accounts").exists()
+    assert not Path("north", "logs").exists()
+    assert str(Path("north").resolve()) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("reader", "unit", "told"),
+    [
+        ("raising", "example", "the function raised KeyError: 'patient 4711' (north/north_read"),
+        ("leaving", "client", "the function raised SystemExit: 3 (north/north_readers.py, line"),
+        ("herat", "example", "the module north_readers has no herat"),
+        ("some_readers:heart", "example", "there is no module some_readers in north, in the curr"),
+        ("one", "example", "the function returned an object of type int, not four arrays"),
+        ("empty", "example", "x_train has shape (0, 64), but [examples, ...] without a zero"),
+        ("empty", "client", "x_train has shape (0, 64), but [examples, ...] without a zero"),
+        ("words", "client", "y_train has dtype <U4, but real numbers are needed"),
+        ("holes", "client", "x_train holds NaN or infinity (in float32) at example 2"),
+        ("nothing_but_holes", "example", "none of 7 records can be used"),
+    ],
+)
+def test_a_reader_that_fails_is_one_sentence_before_any_job_comes(
+    command: Command, reader: str, unit: str, told: str
+) -> None:
+    command("site", "init", "north")
+    Path("north", "north_readers.py").write_text(READERS)
+    named = reader if ":" in reader else f"north_readers:{reader}"
+    data = {"heart": {"named": "digits", "reader": named}}
+    write_policy(Path("north"), policy_of(data=data, strength={"unit": unit}))
+    code, out, err = command("site", "check", "north")
+    (said,) = [line for line in err.splitlines() if not line.startswith("note:")]
+    assert (code, out) == (1, "the policy is valid\n")
+    assert said.startswith(f"error: data.heart.reader = {named}: {told}")
+
+
+def test_records_that_no_training_can_use_are_counted(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "north_readers.py").write_text(READERS)
+    data = {"heart": {"named": "digits", "reader": "north_readers:holes"}}
+    write_policy(Path("north"), policy_of(data=data))
+    code, out, err = command("site", "check", "north")
+    told = "data.heart: north_readers:holes returns 7 records"
+    assert (code, out.splitlines()[1:]) == (0, [told])
+    assert "data.heart: 2 records of 7 cannot be used, starting with record 2" in err
+
+
+def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "north_readers.py").write_text(READERS)
+    Path("study.yaml").write_text(study().to_yaml())
+
+    def checked(reader: str, **jobs: Any) -> tuple[int, str, str]:
+        data = {
+            "lungs": {"named": "own:lungs", "reader": "north_readers:raising"},
+            "heart": {"named": "digits", "reader": f"north_readers:{reader}"},
+        }
+        write_policy(Path("north"), policy_of(Path("study.yaml"), data=data, **jobs))
+        return command("site", "check", "north", "study.yaml")
+
+    code, out, _ = checked("heart")
+    assert (code, out.splitlines()[-1]) == (0, "data.heart: north_readers:heart returns 7 records")
+    # Any number is a target of some job, but this job learns classes.
+    code, out, err = checked("halves")
+    assert (code, "north accepts study.yaml" in out) == (1, True)
+    assert "reader = north_readers:halves: y_train holds 0.5 at example 0, but a label is a" in err
+    assert checked("sentences")[0] == 1
+    # A job that is not permitted has nothing read for it.
+    _, _, err = checked("raising", jobs={"digests": ["0" * 64]})
+    assert "4711" not in err
+
+
+def test_examples_without_targets_are_records_for_the_next_token(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "north_readers.py").write_text(READERS)
+    data = {"texts": {"named": "own:texts", "reader": "north_readers:sentences"}}
+    write_policy(Path("north"), policy_of(data=data))
+    code, out, _ = command("site", "check", "north")
+    told = "data.texts: north_readers:sentences returns 4 records"
+    assert (code, out.splitlines()[1:]) == (0, [told])
 
 
 def test_a_job_of_nvflare_is_accepted_by_its_digest(command: Command) -> None:

@@ -380,3 +380,15 @@ def test_a_service_has_the_limits_that_were_asked_for(
     for more in ((), ("--http", "127.0.0.1:8", "--connect", "127.0.0.1:7")):
         code, _, err = command(*service, "--insecure", *more)
         assert (code, "the leader needs --http HOST:PORT, a follower" in err) == (2, True)
+
+
+def test_the_help_of_a_service_names_the_folder_and_no_option_that_new_rows_have(
+    command: Command,
+) -> None:
+    code, out, _ = command("vertical", "serve-predictions", "--help")
+    said = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    assert (
+        "A run folder. If the parties are on several machines: its subfolder PARTY/bundle" in said
+    )
+    assert "For new rows with --listen or --connect" not in said

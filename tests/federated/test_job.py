@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedveil.errors import InvalidValue, JobError
-from fedveil.federated.job import Job
+from fedveil.federated.job import VERTICAL_KEYS, Job
 from fedveil.federated.protection_switch import ProtectionSettings
 from fedveil.protections.catalog import find
 from fedveil.protections.central_gaussian import CentralGaussianSettings
@@ -25,6 +26,7 @@ from fedveil.protections.signds import SignDSSettings
 from fedveil.protections.unary_settings import UnarySettings
 from fedveil.settings import allowed
 from fedveil.settings.allowed import shown
+from fedveil.vertical.job import VerticalJob
 from job_checks import POSITIONS, at, load, problems, vectors
 
 DEFAULT = """\
@@ -321,6 +323,30 @@ def test_a_rule_is_silent_about_a_key_that_is_wrong_itself():
     assert problems(text) == ["clients.number = 'ten' is not a whole number in [1, inf) or null"]
     text = "protection: {name: pw_encrypt, pw_encrypt: {reconstruct_secrets_threshold: 0}}"
     assert len(problems(f"{text}\nclients: {{number: 20}}")) == 1
+
+
+def test_a_job_of_the_other_kind_is_one_sentence_with_its_command(tmp_path: Path) -> None:
+    split, federated = tmp_path / "a split.yaml", tmp_path / "federated.yaml"
+    split.write_text("name: x\nepochs: 2\nbatch_size: 7\ntask: {name: tabular}\n")
+    federated.write_text("name: x\nrounds: 2\nmodel: mlp\nclients: {number: 9}\n")
+    for read, path, said in (
+        (Job.load, split, f"vertical job. Run it with: fedveil vertical run '{split}'"),
+        (Job.of, split, f"vertical job. Run it with: fedveil vertical run '{split}'"),
+        (VerticalJob.load, federated, f"federated job. Run it with: fedveil run {federated}"),
+        (VerticalJob.of, federated, f"federated job. Run it with: fedveil run {federated}"),
+    ):
+        with pytest.raises(JobError) as raised:
+            read(path)
+        assert raised.value.problems == (f"{path} is a {said}",)
+    # A key that neither kind has is a mistake in a job of the kind that was asked for.
+    split.write_text("name: x\nepochs: 2\nrunds: 7\n")
+    with pytest.raises(JobError, match="runds") as raised:
+        Job.load(split)
+    assert "vertical" not in str(raised.value)
+
+
+def test_the_keys_of_a_vertical_job_are_known_to_the_federated_one() -> None:
+    assert set(VerticalJob.model_fields) == VERTICAL_KEYS
 
 
 def test_a_job_is_checked_however_it_is_made():

@@ -42,7 +42,9 @@ def test_rounds_that_were_begun_are_believed_in_good_form_alone(cut: tuple[Path,
     said = dict(on_copies(run, name, sealed_edits(run / name), go_on))
     # Another round number or cost has a valid form: no digest without a key can reveal it.
     lies = {"rounds.huge", "loss.epsilon.huge", "release.1.masses.shorter"}
-    assert {how for how, sentence in said.items() if sentence is None} <= lies
+    accepted = {how for how, sentence in said.items() if sentence is None}
+    # A resumed run computes anew what it states about a started round.
+    assert {how for how in accepted if not how.startswith("stated.")} <= lies
     assert all(
         sentence is not None
         for _, sentence in on_copies(run, name, damaged((run / name).read_bytes()), go_on)

@@ -649,6 +649,93 @@ def test_an_adaptive_epsilon_of_a_server_that_lies_ends_at_the_total(tmp_path: P
     assert sum(reply.has_content() for reply in trained) == CLIENTS
 
 
+#: A report costs almost as much at delta 1e-5 as a client's operator allows in the tests below.
+NOISED = {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1.0, "dp_delta": 1e-6}}
+
+
+def limited(app: Path, state: Path, **keys: Any) -> LocalGrid:
+    """Return a grid on which the operator of client 2 has added `keys` to its configuration."""
+    grid = LocalGrid(app, state)
+    config = grid.contexts[102].node_config
+    del config["seeded"]
+    config.update({key.replace("_", "-"): value for key, value in keys.items()})
+    return grid
+
+
+def test_a_client_keeps_to_the_limit_of_its_own_operator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, _ = app_of(tmp_path / "app", job(rounds=4, protection=NOISED))
+    serve(app, limited(app, tmp_path / "state", max_epsilon=1.6), tmp_path / "run")
+    counts = [record["reports"] for record in records_of(tmp_path / "run")]
+    full = counts.count(CLIENTS)
+    assert 1 <= full < 4
+    assert counts == [CLIENTS] * full + [CLIENTS - 1] * (4 - full)
+    assert "above its max_epsilon = 1.6" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("protection", "privacy", "keys"),
+    [
+        # At the delta of this job, 4,000 times the client's, a report costs next to nothing.
+        (NOISED, {"delta": 0.04}, {"max_epsilon": 0.5}),
+        (NOISED, {"delta": 0.04}, {"max_epsilon": 0.9, "delta": 1e-9}),
+        ({"name": "not_encrypt"}, {}, {"max_epsilon": 1e6}),
+        ({"name": "central_gaussian"}, {}, {"max_epsilon": 1e6}),
+    ],
+)
+def test_a_limit_of_a_clients_operator_holds_against_the_server(
+    protection: Any, privacy: Any, keys: Any, tmp_path: Path
+) -> None:
+    settings = job(rounds=1, protection=protection, privacy=privacy)
+    app, _ = app_of(tmp_path / "app", settings)
+    serve(app, limited(app, tmp_path / "state", **keys), tmp_path / "run")
+    (record,) = records_of(tmp_path / "run")
+    assert record["reports"] == CLIENTS - 1
+
+
+def test_noise_of_the_server_counts_for_an_operator_who_has_agreed_to_the_job(
+    tmp_path: Path,
+) -> None:
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection={"name": "central_gaussian"}))
+    keys = {"max_epsilon": 1e6, "job": str(app / "job.yaml")}
+    serve(app, limited(app, tmp_path / "state", **keys), tmp_path / "run")
+    (record,) = records_of(tmp_path / "run")
+    assert record["reports"] == CLIENTS
+
+
+def test_a_limit_that_comes_after_reports_does_not_count_from_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = job(rounds=1, protection=NOISED, deployment={"repeats": 9})
+    app, _ = app_of(tmp_path / "app", settings)
+    serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    grid = limited(app, tmp_path / "state", max_epsilon=1e6)
+    serve(app, grid, tmp_path / "again")
+    (record,) = records_of(tmp_path / "again")
+    assert record["reports"] == CLIENTS - 1
+    assert "has given 1 report of this job without a limit" in caplog.text
+    assert "set max-epsilon before the job starts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"max_epsilon": 2.0}, r"has max_epsilon, .* \(did you mean max-epsilon\?\)"),
+        ({"max-epsilon": "2.0"}, "max-epsilon = '2.0', a number above 0 is needed"),
+        ({"max-epsilon": 0}, "max-epsilon = 0, a number above 0 is needed"),
+        ({"delta": 1e-6}, "delta = 1e-06 without max-epsilon"),
+        ({"max-epsilon": 2.0, "delta": 1.0}, "delta = 1.0, a number above 0 and below 1 is"),
+        ({"max-epsilon": 2.0, "seeded": True}, "both seeded = True and max-epsilon"),
+    ],
+)
+def test_a_limit_that_cannot_hold_is_refused(keys: Any, sentence: str) -> None:
+    with pytest.raises(DeploymentError, match=sentence):
+        members_of({"client": 3, **keys}, job())
+    (member,) = members_of({"client": 3, "max-epsilon": 2}, job()).values()
+    assert member.limit == (2.0, 1e-5)
+
+
 def test_seeded_reports_leave_only_where_the_node_itself_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ from fedveil.flower.job import client_training, grid_executor, job_client
 from fedveil.flower.job.grid_executor import GridExecutor
 from fedveil.flower.records import named_clients
 from fedveil.rounds import outcomes
-from flower_parts import CLIENTS, job
+from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
 
 
 def executor(here: int, **deployment: Any) -> tuple[GridExecutor, list[Any]]:
@@ -194,3 +196,23 @@ def test_a_report_leaves_at_the_later_of_two_times(
     assert job_client._answer_after_s(settings, member) == after_s
     member.owner = None
     assert job_client._answer_after_s(settings, member) == asked
+
+
+def test_the_training_code_is_imported_before_the_time_of_an_answer_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import takes seconds, in which a short training would miss its deadline."""
+    name, here = "fedveil.flower.job.client_training", list[bool]()
+    measured = job_client.FixedTime
+
+    def begun(*arguments: Any) -> Any:
+        here.append(name in sys.modules)
+        return measured(*arguments)
+
+    monkeypatch.setattr(job_client, "FixedTime", begun)
+    monkeypatch.setattr(sys.modules["fedveil.flower.job"], "client_training", None, raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    app, _ = app_of(tmp_path / "app", job(rounds=1))
+    serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert here
+    assert all(here)

@@ -113,13 +113,22 @@ def test_a_figure_without_a_value_is_never_nan() -> None:
     table = figures(found)
     assert table.columns == ["figure", "value", "95% interval", "guessing", "cases"]
     assert [list(row) for row in table.rows] == [
-        ["loss TPR at 0.1% FPR", "-", "0% to 100%", "0.1%", "1,438"],
+        ["loss TPR at 0.1% FPR", "not measured", "", "0.1%", "1,438"],
         ["accuracy on members", "94.2%", "92.9% to 95.4%", "", "1,439"],
         ["loss AUC", "0.507", "0.473 to 0.541", "0.5", "1,797"],
     ]
     assert "nan" not in f"{conclusion(found)} {found}"
     own = figures(finding(Measured("epsilon at least", 0.25, epsilon=0.75), epsilon=2.0))
     assert list(own.rows[0]) == ["epsilon at least", "0.25", "0.75", "", "", "1"]
+
+
+def test_a_row_without_data_says_why_and_is_compared_with_nothing() -> None:
+    found = finding(
+        Measured("property TPR at 0.1% FPR", math.nan, guess=0.001, cases=40, unmeasured="needs 9"),
+        Measured("property AUC", 0.91, 0.8, 0.97, 0.5, 1600),
+    )
+    assert list(figures(found).rows[0])[1:] == ["not measured: needs 9", "", "0.1%", "40"]
+    assert "compared figures" not in conclusion(found)  # only one was compared
 
 
 def test_a_figure_stands_beside_its_own_claim_cases_and_guess() -> None:

@@ -24,10 +24,12 @@ from fedveil.pages.run_list_page import as_data, run_list_page, runs_table
 from fedveil.pages.runs_page import runs_page
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.record.account_lines import influenced_part
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.recorder import PRIVACY
 from fedveil.record.run_folder import RunFolder
+from fedveil.record.started_rounds import Attempts
 from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
 from page_parts import EVIL, edit_all, edit_last, small_job, vouch_again
@@ -165,7 +167,7 @@ def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Comman
     }  # fmt: skip
     reasons = dict(damaged)
     assert reasons["no job"] == f"{made / 'no job'} is not a run's folder: it has no job.yaml"
-    assert "line 3: incomplete record" in reasons["cut"]
+    assert "line 3: invalid record" in reasons["cut"]
     assert "no text" in reasons["no text"]
     assert "'high' is no number" in reasons["no number"]
     assert "small" in reasons["no epsilon"]
@@ -408,8 +410,9 @@ def test_a_run_that_was_killed_in_its_first_round_is_listed_with_its_epsilon(
     folder = written(tmp_path / "run", small_job(), {".": []})
     (record,) = federated_records(1, 11)
     started = {key: record[key] for key in ("round", *PRIVACY)}
-    (folder / "checkpoint").mkdir()
-    (folder / "checkpoint" / "started.json").write_text(json.dumps(started))
+    opened = RunFolder.reopen(folder)
+    Attempts(opened, 0).begin(1, ((PrivacyLoss(0.5), 1),), started)
+    opened.close()
     (found,) = run_list(tmp_path).runs
     assert found.epsilon == (record["epsilon_run_every_round"], record["delta_run_every_round"])
     assert (found.state, found.unit, found.quality) == ("interrupted", "client", None)

@@ -258,12 +258,13 @@ def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
     assert said == [f"no report.html: {folder} is damaged: the key protection is missing"]
 
 
-def test_a_record_that_was_cut_off_is_named(folder: Path) -> None:
+def test_a_finished_run_without_a_whole_record_is_damaged(folder: Path) -> None:
     raw = (folder / "metrics.jsonl").read_bytes()
-    (folder / "metrics.jsonl").write_bytes(raw[:200])
-    vouch_again(folder)
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged: it was cut off in its"):
-        read_run(folder)
+    for left, said in ((raw[:200], ", line 1: it has no end"), (b"", " is damaged: it has no rec")):
+        (folder / "metrics.jsonl").write_bytes(left)
+        vouch_again(folder)
+        with pytest.raises(RunFolderError, match=rf"metrics\.jsonl{said}"):
+            read_run(folder)
 
 
 @pytest.mark.parametrize("running", [True, False])

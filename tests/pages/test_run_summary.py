@@ -79,7 +79,7 @@ def test_a_run_that_ended_without_a_whole_record_is_damaged(tmp_path: Path) -> N
     (tmp_path / "metrics.jsonl").write_text('{"round": 1,')
     for end, lost in (("finished after round 1: the last", True), ("ended after round 0", False)):
         (tmp_path / "events.log").write_text(f"0 began: fedveil\n0 {end}\n")
-        with pytest.raises(RunFolderError, match="in its first") if lost else nullcontext():
+        with pytest.raises(RunFolderError, match="it has no end") if lost else nullcontext():
             assert read_run(tmp_path).records == []
 
 

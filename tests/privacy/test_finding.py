@@ -118,7 +118,7 @@ def test_a_finding_tells_each_of_its_figures() -> None:
     told = str(finding(Measured("auc", 0.7126, 0.61, 0.79, 0.5), Measured("loss", math.nan)))
     assert told == (
         "canaries at effort standard against rr reached auc 0.713 [0.61, 0.79], guessing 0.5; "
-        "loss unknown"
+        "loss not measured"
     )
     assert finding(Measured("epsilon at least", 101.0)).verdict == "NOT WHAT WAS PROMISED"
     assert finding(Measured("epsilon at least", 99.0)).verdict == "not refuted"

@@ -136,6 +136,14 @@ def test_a_started_round_without_a_record_says_what_it_cost(tmp_path: Path) -> N
     assert read_started(folder.path, 3) == read_started(folder.path, 4) == {}
 
 
+BEGUN = {
+    "since": 1,
+    "rounds": np.array([2, 3]),
+    "kinds": np.array([0, 0]),
+    **kinds_to_state([((PrivacyLoss(0.5), 1),)]),
+}
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -149,17 +157,49 @@ def test_a_started_round_without_a_record_says_what_it_cost(tmp_path: Path) -> N
 def test_an_edited_statement_of_a_started_round_is_one_sentence(
     text: str, sentence: str, tmp_path: Path
 ) -> None:
-    RunFolder.create(tmp_path / "run").write_atomically("checkpoint/started.json", text.encode())
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_atomically("checkpoint/begun", sealed({**BEGUN, "stated": text}))
+    with pytest.raises(RunFolderError, match=f"begun is damaged: .*{sentence}"):
+        read_started(tmp_path / "run", 2)
+    # Runs of earlier versions have the text in a file of its own.
+    folder.write_atomically("checkpoint/begun", sealed(BEGUN))
+    folder.write_atomically("checkpoint/started.json", text.encode())
     with pytest.raises(RunFolderError, match=f"started.json is damaged: .*{sentence}"):
         read_started(tmp_path / "run", 2)
 
 
-BEGUN = {
-    "since": 1,
-    "rounds": np.array([2, 3]),
-    "kinds": np.array([0, 0]),
-    **kinds_to_state([((PrivacyLoss(0.5), 1),)]),
-}
+def test_a_smaller_epsilon_of_a_started_round_is_not_shown(tmp_path: Path) -> None:
+    folder, path = RunFolder.create(tmp_path / "run"), tmp_path / "run" / "checkpoint"
+    attempts = Attempts(folder, 1)
+    attempts.begin(2, ((PrivacyLoss(0.5), 1),), {"round": 2, **STATED})
+    before = (path / "begun").read_bytes()
+    attempts.begin(3, ((PrivacyLoss(0.5), 1),), {"round": 3, **STATED})
+    whole = (path / "begun").read_bytes()
+    assert [one.name for one in path.iterdir()] == ["begun"]
+
+    def refused(content: bytes | None, said: str, **kept: bool) -> None:
+        (path / "begun").unlink(missing_ok=True)
+        if content is not None:
+            (path / "begun").write_bytes(content)
+        with pytest.raises(RunFolderError, match=said):
+            read_started(tmp_path / "run", 2, **kept)
+
+    assert whole.count(b": 0.5,") > 1
+    refused(whole.replace(b": 0.5,", b": 0.1,"), "begun is damaged: its digest does not match")
+    without = {**BEGUN, "rounds": np.array([2, 3])}
+    refused(sealed(without), "begun is damaged: it does not state the privacy")
+    older = {**without, "stated": json.dumps({"round": 2, **STATED})}
+    refused(sealed(older), "begun is damaged: it does not state the privacy of the last")
+    refused(None, "begun is missing", is_kept=True)
+    (path / "started.json").write_text(json.dumps({"round": 3, **STATED}))
+    refused(None, "begun is missing")
+    # A second file is not believed beside the first one, nor before a round was started.
+    (path / "begun").write_bytes(before)
+    assert read_started(tmp_path / "run", 1)["round"] == 2
+    (path / "begun").unlink()
+    Attempts(folder, 0).keep()
+    (path / "started.json").write_text(json.dumps({"round": 3, **STATED}))
+    assert read_started(tmp_path / "run", 2) == {}
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_file_is_of_the_other_kind_if_all_its_strange_keys_are(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
-    given = (file, Mine, Other, "is of the other kind")
+    given = (file, Mine, Other.model_fields, "is of the other kind")
     if other:
         assert sentence(yaml_file.refuse_other_kind, *given) == f"{file} is of the other kind"
     else:

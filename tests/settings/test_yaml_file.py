@@ -457,7 +457,8 @@ def test_a_file_has_the_limits_that_its_reader_sets(tmp_path: Path) -> None:
 
 def test_a_block_of_both_kinds_of_jobs_makes_no_job_the_other_kind(tmp_path: Path) -> None:
     """Both kinds have a block `privacy`, and only vertical jobs have a block `task`."""
+    other = VerticalJob.model_fields
     for text, refused in (("privacy: {delta: 7}", False), ("task: {name: tables}", True)):
         (tmp_path / "job.yaml").write_text(text)
         with pytest.raises(JobError, match="is vertical") if refused else nullcontext():
-            yaml_file.refuse_other_kind(tmp_path / "job.yaml", Job, VerticalJob, "is vertical")
+            yaml_file.refuse_other_kind(tmp_path / "job.yaml", Job, other, "is vertical")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -165,12 +166,10 @@ class Distinguished:
         """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
-        own = {"epsilon": claim.epsilon, "delta": claim.delta}
-        yield Measured(f"epsilon at least: {of}", bound, cases=cases, **own)
+        own = partial(Measured, cases=cases, epsilon=claim.epsilon, delta=claim.delta)
+        yield own(f"epsilon at least: {of}", bound)
         if not math.isnan(self.curve):
-            yield Measured(
-                f"epsilon at least, by the mechanism's curve: {of}", self.curve, cases=cases, **own
-            )
+            yield own(f"epsilon at least, by the mechanism's curve: {of}", self.curve)
         yield Measured(f"distance to the ledger: {of}", claim.epsilon - bound)
         yield Measured(f"most that {cases} trials can show: {of}", self.audit.reachable)
         yield self.right

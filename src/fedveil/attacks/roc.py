@@ -71,11 +71,12 @@ def true_positives(name: str, members: Float64s, others: Float64s, rate: float) 
     `members` are the scores of members, and `others` the n scores of non-members. The threshold is
     the k-th highest of `others`, k = floor(rate (n + 1)). A non-member's score exceeds it with
     probability at most k / (n + 1), which is at most `rate`. The interval is exact for that
-    threshold. If n is below 1 / rate - 1, there is no such threshold: the value is NaN, with the
-    widest interval.
+    threshold. If n is below 1 / rate - 1, there is no such threshold, and nothing is measured.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:
-        return Measured(name, math.nan, 0.0, 1.0, rate, len(members))
+        needed = math.ceil(1 / rate - 1e-6) - 1
+        why = f"needs {needed:,} others, and there are {len(others):,}"
+        return Measured(name, math.nan, guess=rate, cases=len(members), unmeasured=why)
     threshold = np.sort(others)[-k]
     return share(name, int((members > threshold).sum()), len(members), guess=rate)

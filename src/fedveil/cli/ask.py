@@ -81,7 +81,7 @@ def ask(
         from fedveil.settings.yaml_file import refuse_other_kind
 
         run = f"is a federated job. Run it with: fedveil run {shlex.quote(str(question))}"
-        refuse_other_kind(question, QuestionFile, Job, run)
+        refuse_other_kind(question, QuestionFile, Job.model_fields, run)
         raise
     refuse_taken(out, None)
     with only_json(json):

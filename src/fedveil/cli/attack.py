@@ -183,7 +183,7 @@ def _refuse_other(
 
     if (run / JOB).is_file():
         sentence = f"{kind}. Attack its run with: fedveil attack {attack} {quote(str(run))}"
-        refuse_other_kind(run / JOB, mine, other, sentence)
+        refuse_other_kind(run / JOB, mine, other.model_fields, sentence)
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:

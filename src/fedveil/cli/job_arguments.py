@@ -81,7 +81,8 @@ def load(
 
         held = job_file(path)
         refuse_their_vertical(held)
-        refuse_other_kind(held, Job, VerticalJob, f"is a vertical job. {other} {quote(str(held))}")
+        sentence = f"is a vertical job. {other} {quote(str(held))}"
+        refuse_other_kind(held, Job, VerticalJob.model_fields, sentence)
         if path is not None and is_question(path):
             question = f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"
             raise JobError([question]) from None
@@ -140,7 +141,7 @@ def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
         from fedveil.vertical.job import VerticalJob
 
         resume = "is a vertical job. Resume its run with: fedveil vertical run --resume "
-        refuse_other_kind(path, Job, VerticalJob, resume + quote(str(folder)))
+        refuse_other_kind(path, Job, VerticalJob.model_fields, resume + quote(str(folder)))
         raise
 
 

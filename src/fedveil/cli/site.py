@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from fedveil.cli.path_argument import path_argument, path_option
 from fedveil.errors import SiteRefused
 
 if TYPE_CHECKING:
+    from fedveil.site.reader_check import Records
     from fedveil.site.site_folder import Site
 
 app = typer.Typer(
@@ -56,17 +58,20 @@ def check(
         ),
     ] = None,
 ) -> object:
-    """Check a site's policy. With JOB: also say whether the policy permits the job.
+    """Check a site's policy, and read the data with its readers. Nothing leaves this machine.
 
-    The exit code is 1 if it does not permit the job.
+    With JOB: also say whether the policy permits the job, and read only the job's data set. The
+    exit code is 1 if the policy does not permit the job, or if a reader fails.
     """
     from fedveil.site.site_folder import Site
 
     opened = Site.open(site)
     remarks("note", opened.notes)
     if job is None:
+        from fedveil.site.reader_check import read_all
+
         say("the policy is valid")
-        return {"warnings": opened.notes}
+        return {"warnings": opened.notes, "records": _told_records(read_all(opened))}
     if (job / "config").is_dir():
         return _check_nvflare(opened, job)
     from fedveil.site.code_folder import read, top
@@ -83,7 +88,19 @@ def check(
     say(f"{opened.policy.name} accepts {job}")
     servers = ((name, opened.no_client(name, order.job)) for name in opened.policy.servers)
     remarks("note", [f"not from {name}: {reason}" for name, reason in servers if reason])
-    return {"digest": digest, "code": code}
+    from fedveil.site.reader_check import read_for
+
+    return {"digest": digest, "code": code, "records": _told_records(read_for(opened, order.job))}
+
+
+def _told_records(found: Iterable[Records]) -> dict[str, int]:
+    """Print how many records each reader returned. Returns these numbers by data set."""
+    counts = {}
+    for records in found:
+        say(str(records))
+        remarks("note", [records.note] if records.note else [])
+        counts[records.data_set] = records.count
+    return counts
 
 
 def _check_nvflare(site: Site, job: Path) -> object:

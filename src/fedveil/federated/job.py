@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedveil.base.validate import integer
@@ -16,6 +17,15 @@ from fedveil.federated import mindspore
 from fedveil.federated.blocks import JobFields
 from fedveil.federated.rules import RULES
 from fedveil.settings import allowed, yaml_file
+
+#: The keys of a vertical job. Its class is on a higher floor.
+VERTICAL_KEYS = frozenset(
+    (
+        "name", "seed", "epochs", "batch_size", "in_flight", "device", "threads", "task", "parts",
+        "optimizer", "privacy", "compression", "alignment", "evaluation", "scoring", "record",
+        "checkpoint",
+    )
+)  # fmt: skip
 
 
 class Job(JobFields):
@@ -51,7 +61,12 @@ class Job(JobFields):
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
-        return cls.read(data, overrides), []
+        try:
+            return cls.read(data, overrides), []
+        except JobError:
+            run = f"is a vertical job. Run it with: fedveil vertical run {quote(str(path))}"
+            yaml_file.refuse_other_kind(path, cls, VERTICAL_KEYS, run)
+            raise
 
     @classmethod
     def convert(cls, path: str | Path) -> tuple[Job, list[str]]:

@@ -7,12 +7,13 @@ begins. A charge is never taken back, even if the process is killed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.base.files import locked
 from fedveil.base.message import Message, Value, decode, encode, prefixed, within
+from fedveil.base.quantity import quantity
 from fedveil.errors import (
     ClientWithheld,
     DeploymentError,
@@ -26,8 +27,42 @@ from fedveil.privacy.loss import exactly
 from fedveil.protections.base import Protection, Spending, State
 from fedveil.protections.own_errors import own_errors
 
+#: The keys of a node configuration that limit a client's epsilon.
+LIMIT_KEYS = _MOST, _DELTA = ("max-epsilon", "delta")
+#: The delta of the limit, if the node configuration states none.
+OWN_DELTA = 1e-5
 _PARTS = ("alike", "any")
 _ME = 0
+
+
+def own_limit(config: Mapping[str, object]) -> tuple[float, float] | None:
+    """Return the limit of a client's epsilon in its node configuration, and the delta of the limit.
+
+    The result is None if the operator sets no limit. Raises `DeploymentError` for an invalid value.
+    """
+    limit, delta = _number(config, _MOST), _number(config, _DELTA, below=1.0)
+    if delta is not None and limit is None:
+        raise DeploymentError(
+            f"the node configuration says {_DELTA} = {delta!r} without {_MOST}, for which it is: "
+            f"set {_MOST} too"
+        )
+    return None if limit is None else (limit, OWN_DELTA if delta is None else delta)
+
+
+def _number(config: Mapping[str, object], key: str, below: float = math.inf) -> float | None:
+    """Return the number at `key` of a node configuration, or None if it has no such key.
+
+    Raises `DeploymentError` unless the value is a number above 0 and below `below`.
+    """
+    found = config.get(key)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < below:
+        needed = "above 0" if below == math.inf else f"above 0 and below {below:g}"
+        raise DeploymentError(
+            f"the node configuration says {key} = {found!r}, a number {needed} is needed"
+        )
+    return float(found)
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
@@ -83,6 +118,22 @@ class OwnLedger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def begin(self, reports: int) -> None:
+        """Create the account of a client that has given `reports` reports of the run so far.
+
+        Does nothing if the account exists. Raises `DeploymentError` if it does not exist, but the
+        client has given reports: their cost is unknown.
+        """
+        with locked(self._path):
+            if OwnFile(self._path).read() is not None:
+                return
+            if reports:
+                raise DeploymentError(
+                    f"this client has given {quantity(reports, 'report')} of this job without a "
+                    f"limit, and their cost is in no account: set {_MOST} before the job starts"
+                )
+            self._write(*self._read())
 
     def charge(
         self,

@@ -56,7 +56,8 @@ def conclusion(finding: Finding) -> str:
     """Return what an attack or an audit found, in a sentence or two."""
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
-    compared = [figure for figure in finding.figures if not math.isnan(figure.guess)]
+    measured = [figure for figure in finding.figures if figure.is_measured]
+    compared = [figure for figure in measured if not math.isnan(figure.guess)]
     better = [figure for figure in compared if figure.beats_guessing]
     if better:
         best = _best(better)
@@ -148,13 +149,14 @@ def figures(finding: Finding) -> Table:
     rows = []
     for figure in finding.figures:
         low, high = shown(figure, figure.low), shown(figure, figure.high)
+        interval = figure.is_measured and not math.isnan(figure.low)
         epsilon = "" if math.isnan(figure.epsilon) else format_epsilon(figure.epsilon)
         own = [epsilon] if claimed else []
         rows.append([
             figure.name,
-            shown(figure, figure.value),
+            shown(figure, figure.value) if figure.is_measured else figure.missing,
             *own,
-            "" if math.isnan(figure.low) else f"{low} to {high}",
+            f"{low} to {high}" if interval else "",
             "" if math.isnan(figure.guess) else shown(figure, figure.guess),
             f"{figure.cases:,}",
         ])  # fmt: skip

@@ -17,7 +17,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
-from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
+from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import read_started
@@ -76,13 +76,7 @@ class ReadRun:
     @property
     def ended(self) -> str | None:
         """The event that describes the run's end, or None if the run is active or was killed."""
-        for event in reversed(self.events):
-            _, _, text = event.partition(" ")
-            if text.startswith(_ENDS):
-                return text
-            if text.startswith(_BEGINS):
-                return None
-        return None
+        return _end(self.events)
 
     @property
     def stopped(self) -> str | None:
@@ -191,25 +185,54 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()
     vouched = Vouched.by_checkpoint(path)
-    metrics = _whole_lines(path / METRICS)
-    records = read_whole_lines(metrics, path / METRICS, resume, needed)
+    # Read before the metrics: all records of a run that has finished by now are whole.
+    over = (_end(_whole_lines(path / EVENTS).splitlines()) or "").startswith(_ENDED)
+    metrics = _whole_lines(path / METRICS, ended=over)
+    records = read_whole_lines(metrics, path / METRICS, None if over else resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
     started: Record = {}
     if federated:
-        started = read_started(path, records[-1]["round"] if records else 0)
+        # A deployment creates its file of started rounds before any record.
+        deployed = any(event.partition(" ")[2].startswith(DEPLOYED) for event in events)
+        started = read_started(
+            path, records[-1]["round"] if records else 0, is_kept=deployed and not over
+        )
     findings = read_findings(path)
     with intact(path / ACCOUNTS, path / BEFORE_AFTER):
         beside = read_accounts(path), read_before_after(path), started
     found = ReadRun(path, job, records, findings, events, *beside)
     if federated and not records and (found.ended or "").startswith(_ENDED):
-        raise RunFolderError(f"{path / METRICS} is damaged: it was cut off in its first record")
+        raise RunFolderError(f"{path / METRICS} is damaged: it has no record of a round")
     if vouched is not None:
         with intact(path / METRICS):
             vouched.check(metrics.encode(), growing=growing and found.ended is None)
     return found
 
 
-def _whole_lines(path: Path) -> str:
+def _end(events: Sequence[str]) -> str | None:
+    """Return the last event in `events` if it describes a run's end, or None.
+
+    Events of other kinds may follow it.
+    """
+    for event in reversed(events):
+        _, _, text = event.partition(" ")
+        if text.startswith(_ENDS):
+            return text
+        if text.startswith(_BEGINS):
+            return None
+    return None
+
+
+def _whole_lines(path: Path, *, ended: bool = False) -> str:
+    """Return the complete lines of a file. A run that is active or was killed may lack an end.
+
+    If `ended` is True, raises RunFolderError for an incomplete last line: the run wrote whole ones.
+    """
     with intact(path):
         data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
-        return data[: data.rfind(b"\n") + 1].decode()
+        whole = data[: data.rfind(b"\n") + 1]
+        text = whole.decode()
+    if ended and len(whole) < len(data):
+        line = text.count("\n") + 1
+        raise RunFolderError(f"{path}, line {line}: it has no end. {DAMAGED}")
+    return text

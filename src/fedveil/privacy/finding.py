@@ -40,6 +40,8 @@ class Measured:
     epsilon that this bound would probably not have detected. It is infinite if the bound could not
     have refuted any false claim, and NaN if it was not computed.
 
+    If there was nothing to measure, `value` is NaN, and `unmeasured` says why.
+
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)
         >>> print(metric)
@@ -57,6 +59,11 @@ class Measured:
     epsilon: float = math.nan
     delta: float = math.nan
     unseen: float = math.nan
+    unmeasured: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        return not math.isnan(self.value)
 
     @property
     def is_bound(self) -> bool:
@@ -86,6 +93,11 @@ class Measured:
             return False
         return self.high < self.guess if self.is_error else self.low > self.guess
 
+    @property
+    def missing(self) -> str:
+        """A phrase that says that there is no value, with the reason if it is known."""
+        return f"not measured: {self.unmeasured}" if self.unmeasured else "not measured"
+
     def claim(self, finding: float) -> float:
         """Return the claimed epsilon with which this bound is compared.
 
@@ -94,9 +106,10 @@ class Measured:
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
+        if not self.is_measured:
+            return f"{self.name} {self.missing}"
         shown = rounded_down(self.value) if self.is_bound else f"{self.value:.3g}"
         shown = format_epsilon(self.value) if self.is_claim or self.is_limit else shown
-        shown = "unknown" if math.isnan(self.value) else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
             text += f" of {format_epsilon(self.epsilon)} claimed"

@@ -142,13 +142,18 @@ class Metrics:
             return cls(size, found, records)
 
 
+#: The end of an error about a line that no interruption can have cut off.
+DAMAGED = "The file was edited or damaged: restore it"
+
+
 def read_whole_lines(
-    text: str, path: Path, resume: str, needed: Collection[str] = ()
+    text: str, path: Path, resume: str | None, needed: Collection[str] = ()
 ) -> list[Record]:
     """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
     Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. If it is
-    the last line, the error names `resume`, the command that resumes the run.
+    the last line, the error names `resume`, the command that resumes the run. `resume` is None for
+    a run that has ended: no line of its file was cut off.
     """
     records, lines = list[Record](), text[: text.rfind("\n") + 1].splitlines()
     for number, line in enumerate(lines, 1):
@@ -169,7 +174,7 @@ def _incomplete(path: Path, line: int, why: str, resume: str | None) -> str:
     """Return the error for an invalid record. Only the last one can have been cut off."""
     where = f"{path}, line {line}"
     if resume is None:
-        return f"{where}: invalid record ({why}). The file was edited or damaged: restore it"
+        return f"{where}: invalid record ({why}). {DAMAGED}"
     return (
         f"{where}: incomplete record ({why}). The run was probably cut off; resume it with: "
         f"{resume}"

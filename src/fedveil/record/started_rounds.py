@@ -20,8 +20,10 @@ from fedveil.record.run_folder import CHECKPOINT, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
 
 _FILE = f"{CHECKPOINT}/begun"
-#: What the record of the last started round would state about privacy if no report were lost.
-_STATED = f"{CHECKPOINT}/started.json"
+#: In this file: what the record of the last started round would state about privacy if no report
+#: were lost. Runs of earlier versions have it in a file of its own, which has no digest.
+_STATED = "stated"
+_EARLIER = f"{CHECKPOINT}/started.json"
 #: No run starts more rounds between two checkpoints.
 _MOST = 1 << 20
 
@@ -38,10 +40,11 @@ class Attempts:
         self._folder = folder
         self._done = done
         self.begun: list[tuple[int, Kind]] = []
+        self._stated: str | None = None
         path = folder.path / _FILE
         if path.exists():
             with intact(path):
-                since, begun = _read(unsealed(read_bytes(path, MOST_STATE_BYTES)))
+                since, begun, self._stated = _read(_fields(path))
                 if since == done:
                     self.begun = begun
         elif is_kept:
@@ -65,8 +68,7 @@ class Attempts:
         also has the run's privacy guarantees, computed as if clients send every report that was
         requested.
         """
-        line = json.dumps(strict(stated), allow_nan=False) + "\n"
-        self._folder.write_atomically(_STATED, line.encode())
+        self._stated = json.dumps(strict(stated), allow_nan=False)
         self.begun.append((round, cost))
         self._write()
 
@@ -75,7 +77,10 @@ class Attempts:
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
         rounds, of_kind = np.array(rows, np.int64).reshape(-1, 2).T
         fields: dict[str, Value] = {"since": self._done, "rounds": rounds, "kinds": of_kind}
+        if self._stated is not None:
+            fields[_STATED] = self._stated
         self._folder.write_atomically(_FILE, sealed(fields | kinds_to_state(kinds)))
+        (self._folder.path / _EARLIER).unlink(missing_ok=True)
 
     def without_record(self, recorded: int) -> bool:
         """Return True if the last started round has no record in the metrics.
@@ -89,25 +94,52 @@ class Attempts:
         self._done, self.begun = round, []
 
 
-def read_started(run: Path, recorded: int) -> Record:
+def read_started(run: Path, recorded: int, *, is_kept: bool = False) -> Record:
     """Read what `Attempts.begin` has saved about the last started round, if it has no record.
 
     Returns the round's number, and the privacy guarantees of everything that may have been sent so
     far. Returns an empty record if that round has a record, or if no round was started. `run` is
-    the run's folder, and `recorded` the number of the last round with a record, or 0.
+    the run's folder, and `recorded` the number of the last round with a record, or 0. Raises
+    `RunFolderError` if the file of started rounds was edited. If `is_kept` is True, raises it also
+    if the file is missing.
     """
-    path = run / _STATED
+    path, earlier = run / _FILE, run / _EARLIER
     if not path.exists():
+        if is_kept or earlier.exists():
+            raise RunFolderError(f"{path} is missing: it says which rounds were begun")
         return {}
     with intact(path):
-        found = read_line(read_text(path, MOST_LINES_BYTES))
+        _, begun, text = _read(_fields(path))
+    last = max((number for number, _ in begun), default=0)
+    if text is None and begun and earlier.exists():
+        path = earlier
+        with intact(path):
+            text = read_text(path, MOST_LINES_BYTES)
+    with intact(path):
+        if text is None:
+            if last > recorded:
+                raise MessageInvalid("it does not state the privacy of a started round")
+            return {}
+        found = read_line(text)
         if not isinstance(found, dict) or set(found) != {"round", *PRIVACY}:
             raise MessageInvalid("it does not state the privacy of a started round")
         started = integer("round", found["round"], 1)
+        if started < last:
+            raise MessageInvalid("it does not state the privacy of the last started round")
     return revived(found) if started > recorded else {}
 
 
-def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
+def _fields(path: Path) -> dict[str, Value]:
+    return unsealed(read_bytes(path, MOST_STATE_BYTES))
+
+
+def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]], str | None]:
+    """Return the fields of a file of started rounds: the checkpoint's round, the rounds, the text.
+
+    A round comes with the cost of a report. The text states the privacy of the last one, or is None
+    if no round was started.
+    """
+    stated = take(fields, _STATED, str) if _STATED in fields else None
     since = take(fields, "since", int)
     rounds = take_array(fields, "rounds", np.int64, (None,))
     kinds = take_array(fields, "kinds", np.int64, rounds.shape)
@@ -116,7 +148,9 @@ def _read(fields: dict[str, Value]) -> tuple[int, list[tuple[int, Kind]]]:
         raise MessageInvalid("field rounds does not name rounds after the checkpoint's")
     if len(rounds) > _MOST or (kinds < 0).any() or (kinds >= len(known)).any():
         raise MessageInvalid("field kinds does not say what each round cost")
-    written = {"since": since, "rounds": rounds, "kinds": kinds, **kinds_to_state(known)}
+    written: dict[str, Value] = {"since": since, "rounds": rounds, "kinds": kinds}
+    written |= kinds_to_state(known) | ({} if stated is None else {_STATED: stated})
     if encode(written) != encode(fields):
         raise MessageInvalid("it is not written as a run writes it")
-    return since, [(r, known[k]) for r, k in zip(rounds.tolist(), kinds.tolist(), strict=True)]
+    begun = [(r, known[k]) for r, k in zip(rounds.tolist(), kinds.tolist(), strict=True)]
+    return since, begun, stated

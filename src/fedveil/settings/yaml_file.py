@@ -7,7 +7,7 @@ A job file contains data, never objects. Duplicate keys and files with too many 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import lru_cache
@@ -233,9 +233,9 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 
 
 def refuse_other_kind(
-    path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
+    path: str | FilePath | None, mine: type[BaseModel], other: Collection[str], sentence: str
 ) -> None:
-    """Raise JobError with `sentence` if a file's keys fit the job class `other`, but not `mine`."""
+    """Raise JobError with `sentence` if a file's keys are all in `other`, and not all in `mine`."""
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -243,7 +243,7 @@ def refuse_other_kind(
         str(key) for key in held
         if key not in fields or (key in blocks and fields[key].annotation is str)
     ]  # fmt: skip
-    if strange and all(key in other.model_fields for key in strange):
+    if strange and all(key in other for key in strange):
         raise JobError([f"{path} {sentence}"])
 
 

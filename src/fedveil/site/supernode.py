@@ -36,6 +36,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedveil.base.files import write_new
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError
+from fedveil.flower.job.job_client import load_training
 from fedveil.site import ends_with_parent
 from fedveil.site.door import Door
 from fedveil.site.policy_blocks import ServerSettings
@@ -60,6 +61,7 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server, wait=False))
+        load_training()
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-site-")))
         secret = Secure().token(32)
         write_new(scratch / "secret", secret)

@@ -7,7 +7,6 @@ client's own log. The client's account is charged before its rows are read.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.job.app_folder import own_roster
 from fedveil.flower.job.member import NODE_KEYS, refuse_misspelt
 from fedveil.flower.job.signing_key_file import read_identity
-from fedveil.flower.own_account import OwnLedger, count_report
+from fedveil.flower.own_account import LIMIT_KEYS, OWN_DELTA, OwnLedger, count_report, own_limit
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
@@ -39,10 +38,7 @@ from fedveil.statistics.simulation import Contributions
 from fedveil.statistics.tables import as_table
 
 ERROR_CODE = 200
-_KEYS = (*NODE_KEYS, "question", "max-epsilon", "delta")
-#: The largest delta at which a client's own epsilon limit holds, if its node configuration states
-#: no delta.
-_MOST_DELTA = 1e-5
+_KEYS = (*NODE_KEYS, *LIMIT_KEYS, "question")
 _log = logging.getLogger("flwr")
 
 
@@ -78,12 +74,7 @@ class Member:
                 f"the node configuration says client = {number!r}, a whole number in [0, {most}) "
                 "is needed: flower-supernode --node-config 'client=0'"
             )
-        limit, delta = _number(config, "max-epsilon"), _number(config, "delta", below=1.0)
-        if delta is not None and limit is None:
-            raise DeploymentError(
-                f"the node configuration says delta = {delta!r} without max-epsilon, for which it "
-                "is: set max-epsilon too"
-            )
+        limit, delta = own_limit(config) or (None, OWN_DELTA)
         data = config.get("data")
         folder = config.get(STATE_FOLDER)
         return cls(
@@ -91,7 +82,7 @@ class Member:
             data=None if data is None else str(data),
             question=_path(config, "question"),
             max_epsilon=limit,
-            delta=_MOST_DELTA if delta is None else delta,
+            delta=delta,
             keys=StateFolder.for_keys(folder),
             accounts=StateFolder.for_accounts(folder),
             identity=_path(config, "identity"),
@@ -122,22 +113,6 @@ class Member:
         table, everything = clients.table, np.arange(len(clients.table))
         offsets = np.array([0, len(everything)])
         return Clients(as_table(table), everything, offsets, file.rows_of_a_client), 0
-
-
-def _number(config: Mapping[str, object], key: str, below: float = math.inf) -> float | None:
-    """Return the number at `key` of a node configuration, or None if it has no such key.
-
-    Raises `DeploymentError` unless the value is a number above 0 and below `below`.
-    """
-    found = config.get(key)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < below:
-        needed = "above 0" if below == math.inf else f"above 0 and below {below:g}"
-        raise DeploymentError(
-            f"the node configuration says {key} = {found!r}, a number {needed} is needed"
-        )
-    return float(found)
 
 
 def _path(config: Mapping[str, object], key: str) -> Path | None:

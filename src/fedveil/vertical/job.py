@@ -5,7 +5,7 @@ The file contains no secrets of a party, such as its data, so all parties may re
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path as FilePath
 from shlex import quote
 from typing import Any, ClassVar
@@ -29,6 +29,18 @@ class VerticalJob(VerticalFields):
 
     #: Keys that may differ between the parties' copies of a job.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("name", "device", "threads")
+
+    @classmethod
+    def load(cls, path: str | FilePath | None = None, overrides: Sequence[str] = ()) -> VerticalJob:
+        """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
+        try:
+            return super().load(path, overrides)
+        except JobError:
+            from fedveil.federated.job import Job
+
+            run = f"is a federated job. Run it with: fedveil run {quote(str(path))}"
+            refuse_other_kind(path, cls, Job.model_fields, run)
+            raise
 
     def _broken(self, wrong: Collection[Path]) -> list[str]:
         return RULES.broken(self, wrong)
@@ -56,5 +68,5 @@ def job_of_run(path: FilePath) -> VerticalJob:
         resume = (
             f"is a federated job. Resume its run with: fedveil run --resume {quote(str(folder))}"
         )
-        refuse_other_kind(path, VerticalJob, Job, resume)
+        refuse_other_kind(path, VerticalJob, Job.model_fields, resume)
         raise

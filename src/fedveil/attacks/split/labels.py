@@ -216,11 +216,11 @@ class _Follower:
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
         """Return the metric `name`: the share of right `guesses` among some examples.
 
-        `of` are the indices of these examples, and `true` the true classes. The share is NaN if
+        `of` are the indices of these examples, and `true` the true classes. Nothing is measured if
         `of` is empty.
         """
         if not len(of):
-            return Measured(name, math.nan, 0.0, 1.0)
+            return Measured(name, math.nan, cases=0, unmeasured="there are no such examples")
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 

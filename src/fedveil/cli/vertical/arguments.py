@@ -38,6 +38,13 @@ RunPath = Annotated[
         "`fedveil vertical leader` wrote."
     ),
 ]
+ServedRun = Annotated[
+    Path,
+    path_argument(
+        help="A run folder. If the parties are on several machines: its subfolder PARTY/bundle, "
+        "where PARTY is this party's name."
+    ),
+]
 ScoredRun = Annotated[
     Path,
     path_argument(

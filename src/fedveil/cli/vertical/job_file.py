@@ -40,7 +40,7 @@ def load(
         held = job_file(path)
         refuse_their_vertical(held)
         sentence = f"is a federated job. {other} {quote(str(held))}"
-        refuse_other_kind(held, VerticalJob, Job, sentence)
+        refuse_other_kind(held, VerticalJob, Job.model_fields, sentence)
         raise
 
 

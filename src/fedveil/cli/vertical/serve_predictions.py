@@ -16,7 +16,7 @@ from fedveil.errors import InvalidValue
 
 
 def serve_predictions(
-    run: arguments.ScoredRun,
+    run: arguments.ServedRun,
     data: Annotated[
         list[str],
         typer.Option(

@@ -44,6 +44,7 @@ from fedveil.flower.job.member import Member, RoundTraining, members_of
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
+from fedveil.flower.own_file import number_in
 from fedveil.flower.records import (
     Addressed,
     encoded_records,
@@ -259,6 +260,8 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
             mine.take_up(kept)
         return mine
 
+    if trains and member.training is None:
+        load_training()
     late = None if member.owner is None else member.owner.left_late
     with FixedTime(_answer_after_s(job, member) if trains else None, late) as time:
         if trains:
@@ -319,6 +322,15 @@ def _trained(
     return answered
 
 
+def load_training() -> None:
+    """Import torch and the training code, which takes seconds.
+
+    Call it before the time of an answer is measured. Otherwise the first round's training could
+    miss its deadline, and a report of an all-zero update would leave.
+    """
+    import fedveil.flower.job.client_training  # noqa: F401
+
+
 def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
     job = files.job
     if member.training is not None:
@@ -348,6 +360,9 @@ def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> N
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []
+    if own := member.own_limits(job):
+        limits += own
+        OwnLedger(file("account")).begin(number_in(file("reports")) or 0)
     spending = asked_spending(protection, {})
     count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
     if job.privacy.max_epsilon is not None:

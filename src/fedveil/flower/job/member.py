@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from fedveil.base.message import Message as Words
-from fedveil.errors import DeploymentError, did_you_mean
+from fedveil.errors import ClientWithheld, DeploymentError, did_you_mean
 from fedveil.federated.job import Job
+from fedveil.flower.own_account import LIMIT_KEYS, own_limit
 from fedveil.flower.sealed_state import STATE_FOLDER, StateFolder
 from fedveil.protections.base import Protection, Update
 from fedveil.rounds.outcomes import ClientId
@@ -21,7 +22,7 @@ _CLIENT = "{client}"
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 #: The keys of a node configuration that the client of any app reads, and those of a job's client.
 NODE_KEYS = ("client", "partition-id", "data", STATE_FOLDER, "identity", "roster")
-_JOB_KEYS = (*NODE_KEYS, "clients", "seeded", "job")
+_JOB_KEYS = (*NODE_KEYS, *LIMIT_KEYS, "clients", "seeded", "job")
 #: Keys that are less alike than this are not misspelt: they are of another app on the same node.
 _ALIKE = 0.8
 
@@ -75,7 +76,8 @@ class Member:
     If it is None, the client has its part of the job's data set. `seeded` is True if the client's
     reports use the job's seed. `keys` and `accounts` are the folders of the client's keys and of
     its accounts. `identity` is the file with its private key, and `roster` the file with every
-    client's public key. `job` is the operator's copy of the job. `owner` holds the demands of the
+    client's public key. `job` is the operator's copy of the job. `limit` is the operator's limit of
+    the client's epsilon, or None, and the delta of this limit. `owner` holds the demands of the
     site's owner, if any. `training`, if given, trains in another process.
     """
 
@@ -87,6 +89,7 @@ class Member:
     identity: Path | None
     roster: Path | None
     job: Path | None
+    limit: tuple[float, float] | None = None
     owner: Owner | None = None
     training: Callable[[Job, Words], RoundTraining] | None = None
 
@@ -99,6 +102,12 @@ class Member:
             raise DeploymentError(
                 f"the node configuration says seeded = {seeded!r}, true or false is needed"
             )
+        limit = own_limit(config)
+        if seeded and limit is not None:
+            raise DeploymentError(
+                "the node configuration says both seeded = True and max-epsilon, but reports that "
+                "draw from a job's seed have no epsilon: remove one"
+            )
         of_client = {key: _of_client(value, client) for key, value in config.items()}
         return cls(
             client=client,
@@ -109,7 +118,27 @@ class Member:
             identity=_path(of_client, "identity"),
             roster=_path(of_client, "roster"),
             job=_path(of_client, "job"),
+            limit=limit,
         )
+
+    def own_limits(self, job: Job) -> list[tuple[float, float]]:
+        """Return the operator's limit of this client's epsilon in `job`, with its delta, if any.
+
+        The server chooses the job's delta, and at a large delta almost any report has a small
+        epsilon. So the limit holds at the smaller of the job's delta and the operator's. Raises
+        `ClientWithheld` if the epsilon relies on noise that the server adds, and the operator has
+        no copy of the job that says so.
+        """
+        if self.limit is None:
+            return []
+        if self.job is None and job.protection.position.rests_on_server(job.protection.settings):
+            raise ClientWithheld(
+                "max-epsilon in the node configuration is a limit against the server, but the "
+                "job's epsilon relies on noise that the server adds: an operator who trusts the "
+                "server with this noise names an own copy of the job in the key job"
+            )
+        most, delta = self.limit
+        return [(most, min(delta, job.privacy.delta))]
 
 
 def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]:
