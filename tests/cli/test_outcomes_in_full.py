@@ -214,7 +214,7 @@ def test_an_experiment_is_told_with_each_verdict(
         for n, answer in enumerate(("agrees", "differs", "says nothing"))
     ]
     module = SimpleNamespace(
-        reproduce=lambda *asked: (Path("there"), SimpleNamespace(verdicts=verdicts)),
+        reproduce=lambda *asked, published: (Path("there"), SimpleNamespace(verdicts=verdicts)),
         verdicts=lambda outcome: Table(["claim"], [["shown"]]),
         tally=lambda outcome: "one of three agrees",
     )
