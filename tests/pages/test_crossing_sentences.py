@@ -36,6 +36,8 @@ def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> No
         "lead returns to bank, of each training example: the gradient of bank_wide's output and "
         "the gradient of bank_deep's output, unprotected.",
         "lead tells bank the mean loss of every step, which depends on labels.",
+        "The gradients and the losses that lead sends also depend on its own columns, which "
+        "nothing protects.",
         "No party sends its weights or its labels. Nothing protects the labels in the gradients.",
     ]
     head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
@@ -112,3 +114,29 @@ def test_each_receiver_of_an_output_has_a_sentence_of_its_own() -> None:
         f"lead returns to shop, {returns.format('right')}",
         "No party sends its weights or its labels. Nothing protects the labels in the gradients.",
     ]
+
+
+@pytest.mark.parametrize(("told", "silent", "what"), [
+    (True, False, "gradients and the losses"), (False, False, "gradients"), (True, True, "losses"),
+    (False, True, None),
+])  # fmt: skip
+def test_what_depends_on_the_leaders_columns_has_a_sentence(
+    told: bool, silent: bool, what: str | None
+) -> None:
+    """No account of the leader covers them, also if its labels are drawn under label_dp."""
+    private = EmbeddingPrivacy(0.7, gradient="none" if silent else "straight_through")
+    left = Part("left", "bank", ("data.x",), (4,), privacy=private)
+    own, top = Part("own", "lead", ("data.z",), (3,)), Part("top", "lead", ("left", "own"), (2,))
+    record, label = {"followers_see_loss": told}, {"label_dp": {"eps": 1.0}}
+    job = VerticalJob.model_validate(
+        {"task": "vertical_parts:b", "record": record, "privacy": label}
+    )
+
+    def stated(*parts: Part) -> list[str]:
+        split = SplitModel(parts, leader="lead")
+        found = sentences(job, split, Order(0, 50, 9), 20)
+        return [one for one in found if "columns" in one]
+
+    told_of = f"The {what} that lead sends also depend on its own columns, which nothing protects."
+    assert stated(left, own, top) == ([] if what is None else [told_of])
+    assert stated(left, Part("top", "lead", ("left",), (2,))) == []

@@ -245,3 +245,24 @@ def test_what_is_lost_before_the_first_saved_step_is_not_made_anew(tmp_path: Pat
             assert not (run / name).exists()
             (run / name).write_bytes(raw)
         assert sentence_of(run, resume) is None
+
+
+@pytest.mark.parametrize("lost", ["lead/labels", "lead/label-noise-key"])
+def test_what_is_lost_with_the_checkpoints_is_not_made_anew(lost: str, tmp_path: Path) -> None:
+    """A refused run would otherwise leave other labels behind for the restored checkpoints."""
+    privacy = {
+        "lead/labels": {"label_dp": {"eps": 1.0}},
+        "lead/label-noise-key": {"label_protection": {"name": "max_norm"}},
+    }[lost]
+    run = interrupted(tmp_path / "run", "bottoms", privacy=privacy | {"randomness": "secure"})
+    kept = {path: path.read_bytes() for path in (run / "lead/checkpoint").iterdir()}
+    shutil.rmtree(run / "lead/checkpoint")
+    (run / lost).unlink()
+    assert "checkpoint holds no step, but metrics.jsonl" in str(sentence_of(run, resume))
+    (run / "lead/metrics.jsonl").unlink()  # as if it had been killed before its first record
+    assert "checkpoint holds no step, but a step has begun" in str(sentence_of(run, resume))
+    assert not (run / lost).exists()
+    (run / "lead/checkpoint").mkdir()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    assert f"{lost} is missing" in str(sentence_of(run, resume))

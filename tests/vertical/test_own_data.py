@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedveil.vertical.own_data import sends_unprotected, trained_by_examples, unprotected_gradients
@@ -104,3 +105,22 @@ def test_a_part_that_gets_no_gradient_learns_through_statistics_of_its_batches()
     assert bits(normed) == ["part"]
     assert bits(normed, frozen=True) == []  # its statistics do not move
     assert bits(table) == []
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_that_mixes_the_examples_of_a_batch_does_so_at_rest_too(frozen: bool) -> None:
+    """One example then moves the bits of all others, which are charged for their own values."""
+
+    def stated(module: nn.Module) -> list[str]:
+        part = Part("part", "bank", ("data.x",), (4,), module, frozen=frozen, privacy=SILENT)
+        top = Part("top", "lead", ("part",), (2,))
+        return trained_by_examples(SplitModel([part, top], leader="lead"), "bank")
+
+    torch.manual_seed(3)
+    mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    rows = torch.randn(9, 3)
+    other = rows.clone()
+    other[8] = 1000.0
+    assert ((mixing(rows) > 0) != (mixing(other) > 0))[:8].any()
+    assert stated(mixing) == ["part"]
+    assert stated(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.InstanceNorm1d(4))) == []

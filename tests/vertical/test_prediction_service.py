@@ -265,10 +265,10 @@ def test_an_id_is_rewritten_as_the_ids_of_the_file_are(source: Together) -> None
 
 
 def test_health_says_that_a_party_is_away(source: Together) -> None:
-    service = PredictionService(source, None)
-    assert service._health().status == 200
+    service, asked = PredictionService(source, None), Request("GET", "/health", b"", None)
+    assert service._health(asked).status == 200
     source.is_connected = False
-    assert service._health().status == 503
+    assert service._health(asked).status == 503
 
 
 def test_a_complete_header_has_a_limit_too(source: Together) -> None:
@@ -296,6 +296,38 @@ def test_the_limits_of_a_request_are_allowed_and_what_is_refused_is_counted(
     told = asked("/metrics").data.splitlines()
     assert {"fedveil_queue_waiting 5", "fedveil_queue_limit 7"} <= set(told)
     assert "fedveil_unknown_ids_total 1004" in told
+
+
+def test_the_metrics_do_not_say_which_id_of_a_refused_request_is_unknown(source: Together) -> None:
+    """A refused client would go on guessing: the metrics would answer in place of the service."""
+    known = source.leader.ids[source.common].tolist()
+    service = PredictionService(source, None, guesses=2)
+
+    def metrics_after(*ids: str) -> tuple[int, set[str]]:
+        request = Request("POST", "/predict", json.dumps({"ids": ids}).encode(), None)
+        status = asyncio.run(service.handle(request)).status
+        text: str = service.metrics.text(0)
+        timeless = (line for line in text.splitlines() if "seconds" not in line)
+        return status, {line for line in timeless if "requests_total" not in line}
+
+    assert metrics_after(known[0], "n1")[0] == 200
+    status, before = metrics_after("n2", "n3", "n4")
+    assert (status, "fedveil_unknown_ids_total 4" in before) == (429, True)
+    assert metrics_after(known[1]) == metrics_after("n5", "n6") == (429, before)
+
+
+def test_a_web_page_cannot_ask_a_service_without_tls(source: Together) -> None:
+    """A browser sends what a page asks of this machine: it would spend epsilon and guesses."""
+    ids = source.leader.ids[source.common].tolist()
+    body = json.dumps({"ids": [ids[0], "nobody"]}).encode()
+    journal = source._all["bank"].state.path / "scored"
+    with Served(source) as served:
+        for origin, status in ((b"Origin: https://shop.example\r\n", b"403"), (b"", b"200")):
+            head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + origin
+            length = b"Content-Length: %d\r\nContent-Type: text/plain\r\n\r\n" % len(body)
+            assert served.raw(head + length + body).split(b" ")[1] == status
+            spent = len(journal.read_bytes()) // 16, served.service.metrics.unknown
+            assert spent == ((0, 0) if origin else (1, 1))
 
 
 def asked_again(source: Together, guesses: int, *requests: list[str]) -> list[int]:
@@ -488,7 +520,7 @@ def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
             who: (
                 served.ask("/predict", {"id": one}, tls=client(who)),
                 served.ask("/metrics", tls=client(who))[0],
-                served.ask("/health", tls=client(who))[0],
+                served.ask("/health", tls=client(who)),
             )
             for who in ("desk", "ops", "bank", "lead")
         }
@@ -501,7 +533,9 @@ def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
     assert "probability of yes" in asked["bank"][0][1]
     assert [asked[who][0][0] for who in ("ops", "lead")] == [403, 403]
     assert [asked[who][1] for who in ("desk", "ops", "bank", "lead")] == [403, 200, 403, 403]
-    assert {asked[who][2] for who in asked} == {200}
+    assert {asked[who][2][0] for who in asked} == {200}
+    # How many rows the parties have in common is a figure too.
+    assert [set(asked[who][2][1]) - {"status"} for who in asked] == [set(), {"rows"}, set(), set()]
 
 
 def test_a_silent_client_neither_delays_nor_disturbs_the_end(
@@ -697,4 +731,5 @@ def test_a_service_without_an_address_or_a_party_says_so(source: Together) -> No
         with pytest.raises(InvalidValue, match=f"^nobody can listen on {here}: "):
             asyncio.run(service.run(here, print))
     service.failure = ExchangeError("bank lies")
-    assert (service._health().status, service._health().data) == (503, {"status": "failed"})
+    failed = service._health(Request("GET", "/health", b"", None))
+    assert (failed.status, failed.data) == (503, {"status": "failed"})

@@ -224,6 +224,28 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
     assert source._all["lead"].keep_account() == []
 
 
+def test_a_bundle_that_has_lost_its_counts_neither_scores_nor_lets_a_run_evaluate(
+    tmp_path: Path,
+) -> None:
+    """Its account shows that it has scored: each row would be allowed as often once more."""
+    folder = trained(tmp_path, eps=0.5, limit=13.0)
+    with ExitStack() as stack:
+        source = together(folder, stack)
+        source.scores(source.common[:3])
+        assert len(source._all["bank"].keep_account()) == 1
+    path = folder / "run" / "bank" / "bundle" / "state" / SCORED
+    raw = path.read_bytes()
+    path.unlink()
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="scored is missing"):
+        together(folder, stack)
+    with pytest.raises(RunFolderError, match="scored is missing"):
+        evaluate(folder / "run")
+    assert not path.exists()
+    path.write_bytes(raw)
+    with ExitStack() as stack:
+        together(folder, stack)
+
+
 def test_that_a_part_failed_on_a_row_has_no_finite_epsilon(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

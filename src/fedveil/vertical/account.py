@@ -236,6 +236,15 @@ def looks_begun(run: Path) -> int:
         return _begun(path)[1]
 
 
+def has_begun(run: Path) -> bool:
+    """Return True if a file in the folder `run` says that a step or an evaluation has begun."""
+    path = run / _BEGUN
+    if not path.exists():
+        return False
+    with intact(path):
+        return max(_begun(path)) > 0
+
+
 def _begun(path: Path) -> tuple[int, int]:
     """Read from the file `path` the last begun step, and the number of begun evaluations.
 

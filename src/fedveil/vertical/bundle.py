@@ -34,7 +34,8 @@ from fedveil.base.untrusted import (
     opened,
     read_bytes,
 )
-from fedveil.errors import BundleInvalid, MessageInvalid
+from fedveil.errors import BundleInvalid, MessageInvalid, RunFolderError
+from fedveil.record.account_lines import ACCOUNTS
 from fedveil.record.model_file import write_model
 from fedveil.record.run_folder import IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
 from fedveil.record.saved_job import keep_imports
@@ -237,9 +238,12 @@ def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int
     """Read how often the bundle at `path` has scored each id.
 
     Returns the digests of the scored ids in ascending order, and each id's number of times. Ignores
-    an incomplete digest at the end of the file.
+    an incomplete digest at the end of the file. Raises RunFolderError if there is no such file, but
+    an account of scored examples: the limit on their cost would otherwise begin anew.
     """
     file, raw = path / STATE / SCORED, b""
+    if not file.exists() and (file.parent / ACCOUNTS).exists():
+        raise RunFolderError(f"{file} is missing: it records what was sent")
     if file.exists():
         with intact(file):
             raw = read_bytes(file, MOST_STATE_BYTES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fedveil.privacy.loss import exactly
 from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.own_data import gradients_of_columns, of_own_data
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.task import AlignBy
@@ -43,12 +44,24 @@ def sentences(
     others = _listed(list(split.followers))
     if job.tells_loss:
         yield f"{split.leader} tells {others} the mean loss of every step, which depends on labels."
+    if of_columns := _of_columns(job, split):
+        yield (
+            f"The {' and the '.join(of_columns)} that {split.leader} sends also depend on its own "
+            f"columns, which nothing protects."
+        )
     labels = "Nothing protects the labels in the gradients."
     if job.privacy.label_dp is not None:
         labels = "The labels in training are drawn under label_dp."
     elif job.privacy.label_protection is not None:
         labels = "The noise in the gradients hinders the reading of labels."
     yield f"No party sends its weights or its labels. {labels}"
+
+
+def _of_columns(job: VerticalJob, split: SplitModel) -> list[str]:
+    """Return the kinds of numbers by which the leader reveals something about its own columns."""
+    is_joined = split.last.name in of_own_data(split.parts)
+    gradients = ["gradients"] if gradients_of_columns(split, split.leader) else []
+    return gradients + (["losses"] if job.tells_loss and is_joined else [])
 
 
 def _of_ids(leader: str, follower: str, by: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
 
@@ -50,12 +52,14 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
     A part is behind EmbeddingDP if its output is sent as bits, or is read by a later part whose
     output is. If the part learns, its weights depend on every example of earlier steps, and so do
     the bits that are later sent for other examples. A part that is not frozen learns from the
-    party's examples in one of three ways:
+    party's examples in one of three ways. The fourth way is open to a frozen part too:
 
     - Its weights are trained. The party's own columns enter it, or enter a later part of the party
       that returns a gradient to it.
     - Another part of the party, which is trained, has some of the same weights.
     - It has a layer that keeps statistics of its batches, such as BatchNorm.
+    - It has a BatchNorm without running statistics, which scales every example of a batch by the
+      mean and variance of this batch, whether the part is trained or not.
     """
     learns = set(of_own_data(split.parts))
     behind = {part.name for part, _ in private_parts(split, party)}
@@ -64,29 +68,37 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
             behind.update(part.sources)
         if part.name in learns:
             learns.update(part.sources)
-    return [
-        part.name
-        for part in split.owned_by(party)
-        if part.name in behind
-        and not part.frozen
-        and (
+
+    def learning(part: Part) -> bool:
+        return (
             (part.name in learns and split.runs_backward(part.name))
             or _shares_trained_weights(split, part)
             or _keeps_statistics(part)
         )
+
+    return [
+        part.name
+        for part in split.owned_by(party)
+        if part.name in behind and (_mixes_batches(part) or (not part.frozen and learning(part)))
     ]
 
 
 def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
     """Return the parts of others to which `party` sends gradients that depend on its own columns.
 
-    A follower that receives a part's output returns the gradient of this output. The gradient
-    depends on the follower's columns if the output and such columns enter the same part of the
-    follower, directly or through its other parts. Returns [] for the leader, whose gradients depend
-    on the labels (see the job's `privacy.label_protection`).
+    Returns [] for the leader, whose gradients depend on the labels (see the job's
+    `privacy.label_protection`), and whose columns no account covers (`gradients_of_columns`).
     """
-    if party == split.leader:
-        return []
+    return [] if party == split.leader else gradients_of_columns(split, party)
+
+
+def gradients_of_columns(split: SplitModel, party: str) -> list[str]:
+    """Return the parts of others to which `party` sends gradients that depend on its own columns.
+
+    A party that receives a part's output returns the gradient of this output. The gradient depends
+    on the party's columns if the output and such columns enter the same part of the party, directly
+    or through its other parts.
+    """
     own, found = of_own_data(split.parts), []
     for crossing in split.crossings:
         if crossing.receiver == party and crossing.gradient:
@@ -114,3 +126,9 @@ def _keeps_statistics(part: Part) -> bool:
     """Return True if a layer of `part` keeps a running mean of its batches, such as BatchNorm."""
     names = () if part.module is None else (name for name, _ in part.module.named_buffers())
     return any(name.endswith("running_mean") for name in names)
+
+
+def _mixes_batches(part: Part) -> bool:
+    """Return True if a layer of `part` always scales examples by their own batch's statistics."""
+    layers = () if part.module is None else part.module.modules()
+    return any(isinstance(one, _BatchNorm) and one.running_mean is None for one in layers)

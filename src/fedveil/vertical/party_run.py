@@ -51,6 +51,8 @@ def begin(
 
     `progress` is called with each of the party's records, `say` with each sentence for its user.
     """
+    if not saved_steps(setting.folder):
+        check_begins(setting.folder)
     log = PartyLog(setting.party, setting.folder, progress, say)
     return PartyRun(setting, assemble(setting, log), log)
 
@@ -77,7 +79,6 @@ class PartyRun:
         self._window = StepWindow(self.party)
         self._metrics = Metrics()
         if not saved_steps(setting.folder):
-            check_begins(setting.folder)
             parts.releases.begin()
             self._checkpoint()
 

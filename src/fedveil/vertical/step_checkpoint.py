@@ -19,6 +19,7 @@ from fedveil.errors import MessageInvalid, RunFolderError
 from fedveil.record.run_folder import CHECKPOINT, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
 from fedveil.vertical import tensor_fields
+from fedveil.vertical.account import has_begun
 from fedveil.vertical.party import Party
 
 _KEPT = 2
@@ -82,11 +83,17 @@ def saved_steps(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint."""
+    """Raise `RunFolderError` if a party's folder has no checkpoint, but signs of earlier steps.
+
+    These are records, or the note that a step has begun. Call it before anything is drawn: labels
+    or noise that were lost with the checkpoints would otherwise be drawn and sent a second time.
+    """
     metrics = folder.path / METRICS
-    if metrics.exists() and metrics.stat().st_size:
+    has_records = metrics.exists() and metrics.stat().st_size
+    if has_records or has_begun(folder.path):
+        sign = f"{METRICS} holds records of some" if has_records else "a step has begun"
         raise RunFolderError(
-            f"{folder.path / CHECKPOINT} holds no step, but {METRICS} holds records of some. "
+            f"{folder.path / CHECKPOINT} holds no step, but {sign}. "
             f"Restore the checkpoints from a copy, or start a new run in another folder"
         )
 

@@ -28,6 +28,8 @@ MOST_BODY_BYTES: Final = 1 << 20
 REQUEST_S, IDLE_S = 10.0, 60.0
 _READ_BYTES = 1 << 16
 _END_S = 0.5
+#: A browser adds an Origin to what a page of any website sends to this machine.
+_NO_PAGES = "without TLS, no request may come from a web page (it has the header Origin)"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -172,6 +174,8 @@ class HttpServer:
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
                     head = event
+                    if self._own is None and any(n == b"origin" for n, _ in event.headers):
+                        return Answer(403, {"error": _NO_PAGES})
                     if _head_bytes(event) > MOST_HEADER_BYTES:  # h11 checks only incomplete ones
                         return Answer(
                             431, {"error": f"a header has at most {MOST_HEADER_BYTES:,} B"}

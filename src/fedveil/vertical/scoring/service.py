@@ -111,17 +111,18 @@ class PredictionService:
         if right is not None and not self._may(request, right):
             return Answer(403, {"error": f"this certificate has no right to {right}"})
         if request.path == "/health":
-            return self._health()
+            return self._health(request)
         if request.path == "/metrics":
             return Answer(200, self.metrics.text(self._waiting))
         return await self._predict(request)
 
-    def _health(self) -> Answer:
+    def _health(self, request: Request) -> Answer:
         if self.failure is not None:
             return Answer(503, {"status": "failed"})
         if not self._source.is_connected:
             return Answer(503, {"status": "a party is not connected"})
-        return Answer(200, {"status": "ok", "rows": len(self._row)})
+        rows = {"rows": len(self._row)} if self._may(request, METRICS) else {}
+        return Answer(200, {"status": "ok", **rows})
 
     async def _predict(self, request: Request) -> Answer:
         try:
@@ -131,7 +132,6 @@ class PredictionService:
         who = "loopback" if request.client is None else ",".join(sorted(request.client))
         own = dict(zip(ids, self._source.leader.new.normalised(ids), strict=True))
         missing = sum(own[one] not in self._row for one in ids)
-        self.metrics.unknown += missing
         if not self._count_guesses(who, missing):
             return Answer(429, {"error": "too many ids that are not there"}, 3600)
         if self._waiting >= self._queue:
@@ -196,13 +196,16 @@ class PredictionService:
     def _count_guesses(self, who: str, missing: int) -> bool:
         """Add `missing` to the unknown ids that the client `who` has asked for so far.
 
-        Returns False if the sum is too large. It is saved before the client gets an answer.
+        Returns False if the sum is too large. It is saved before the client gets an answer. Once
+        the sum is too large, neither it nor the service's metrics count further ids: otherwise the
+        client could read in the metrics whether an id of a refused request is unknown.
         """
         who = hashlib.sha256(who.encode()).hexdigest()  # a certificate may have long names
         if not self._guesses.of(who) and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         if missing and self._guesses.of(who) <= self._most_guesses:
             self._guesses.add(who, missing)
+            self.metrics.unknown += missing
         return self._guesses.of(who) <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
