@@ -222,7 +222,9 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 
     def half(examples: int) -> ClientRound:
         mine = protection.client_round(
-            ClientContext(member.client, step.round, model, examples, entropy, answered)
+            ClientContext(
+                member.client, step.round, model, examples, entropy, answered, step.origin
+            )
         )
         if kept is not None and not opening:
             mine.take_up(kept)
