@@ -275,6 +275,27 @@ def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
         serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
 
 
+@pytest.mark.parametrize("protection", ["central_gaussian", "pw_encrypt"])
+def test_a_client_with_a_limit_sends_its_vector_without_noise_only_if_its_own_copy_says_so(
+    protection: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lying server could name such a protection, and read the sum or every vector."""
+    app, own = tmp_path / "app", tmp_path / "own.yaml"
+    file = file_of(protection, epsilon=2.0, answer_s=0.1)
+    own.write_text(file.to_yaml())
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+    for held in grid.contexts.values():
+        held.node_config["max-epsilon"] = 2.5
+    with pytest.raises(RunStopped, match="0 of 5 clients were connected"):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert f"under {protection} the server itself adds the noise" in caplog.text
+    for held in grid.contexts.values():
+        held.node_config["question"] = str(own)
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "other")}, {}))
+    assert answers.reports == SITES
+
+
 def test_a_server_cannot_lie_about_the_number_of_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

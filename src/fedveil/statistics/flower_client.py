@@ -179,8 +179,18 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question file differs from the operator's copy in `member`."""
+    """Raise an error if the app's question file differs from the operator's copy in `member`.
+
+    A client's own limit is held against the server. So without a copy, a client with such a limit
+    accepts no question whose noise the server adds.
+    """
     if member.question is None:
+        if member.max_epsilon is not None and file.rests_on_server:
+            raise DeploymentError(
+                f"max-epsilon of the node configuration is held against the server, and under "
+                f"{file.protection.name} the server itself adds the noise. A client that trusts it "
+                "names its own copy of the question file: question="
+            )
         return
     own = QuestionFile.load(member.question)
     if own.clients is None:
