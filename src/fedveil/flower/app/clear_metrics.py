@@ -1,4 +1,4 @@
-"""What is sent in clear, such as metrics: only those that the setting `reveal` names."""
+"""Values that are sent in clear: metrics that the setting `reveal` names, and late answers."""
 
 from __future__ import annotations
 
