@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedveil.cli.ask import _print
-from fedveil.errors import DeploymentError, RunFolderError, RunStopped
+from fedveil.errors import DeploymentError, RunFailed, RunFolderError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.flower.records import COMMON, common_record, from_addressed_records
 from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
 from fedveil.statistics.flower_app import client_app, deployable, run_app, write_app
 from fedveil.statistics.flower_server import serve
@@ -88,14 +90,17 @@ def test_noise_and_account_are_those_of_a_simulation(
     assert "the time that a client takes" in answers.in_clear[0]
 
 
-def signed_grid(folder: Path, protection: str, *, false: bool = False) -> tuple[Path, SiteGrid]:
+def signed_grid(
+    folder: Path, protection: str, *, false: bool = False, **more: Any
+) -> tuple[Path, SiteGrid]:
     """Return an app with active security whose clients have keys, and its grid.
 
     With `false`, client 0's own roster names another key for client 1.
     """
     active = {"name": protection, protection: {"active_security": True}}
     app = folder / "app"
-    write_app(app, deployable(file_of(active, epsilon=4.0)))  # type: ignore[arg-type]
+    keys = {"epsilon": 4.0, **more}
+    write_app(app, deployable(file_of(active, **keys)))  # type: ignore[arg-type]
     publics = [make_identity(folder / f"client-{n}.pem") for n in range(SITES)]
     roster = "".join(f'client-{n}: "{public}"\n' for n, public in enumerate(publics))
     assert "fedveil identity" in (app / "roster.yaml").read_text()
@@ -186,6 +191,37 @@ def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:
     assert answers.reports == SITES - 1
 
 
+#: Nobody's word begins with c or d.
+WORDS = ["aa", "b", "ab", "b", "a"]
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_server_cannot_ask_one_client_for_its_own_words(lies: bool, tmp_path: Path) -> None:
+    """It asks the others for words that nobody has, so the sum would be this client's vector."""
+    words = {"ask": "heavy_hitters", "column": "word", "alphabet": "abcd", "length": 2, "most": 1}
+    more: dict[str, Any] = {"epsilon": None, "rows": 1, "questions": {"words": words}}
+    app, grid = signed_grid(tmp_path, "pw_encrypt", **more)
+    for n, word in enumerate(WORDS):
+        (tmp_path / f"site-{n}.csv").write_text(f"word\n{word}\n")
+
+    def lied(message: Any) -> Any:
+        asks = message.has_content() and COMMON in message.content
+        if asks and lies and message.metadata.dst_node_id != 102:
+            _, _, fields = from_addressed_records(message.content)
+            if fields["step"] == 2:
+                prefixes = json.dumps({"words": [["c", "d"]]})
+                message.content[COMMON] = common_record({**fields, "prefixes": prefixes})
+        return message
+
+    grid.tamper = lied
+    folder = context(0, {"folder": str(tmp_path / "answer")}, {})
+    if lies:
+        with pytest.raises(RunFailed, match="the round is void"):
+            serve(app, grid, folder)
+    else:
+        assert serve(app, grid, folder)["words"].value == pytest.approx(2, abs=0.01)
+
+
 def test_a_client_gives_no_more_reports_than_the_question_has_rounds(tmp_path: Path) -> None:
     file = file_of("dp_encrypt", epsilon=2.0)
     over_flower(file, tmp_path)
@@ -237,6 +273,27 @@ def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
         held.node_config["max-epsilon"] = 1.0
     with pytest.raises(Exception, match="own log says why"):
         serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+
+
+@pytest.mark.parametrize("protection", ["central_gaussian", "pw_encrypt"])
+def test_a_client_with_a_limit_sends_its_vector_without_noise_only_if_its_own_copy_says_so(
+    protection: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lying server could name such a protection, and read the sum or every vector."""
+    app, own = tmp_path / "app", tmp_path / "own.yaml"
+    file = file_of(protection, epsilon=2.0, answer_s=0.1)
+    own.write_text(file.to_yaml())
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+    for held in grid.contexts.values():
+        held.node_config["max-epsilon"] = 2.5
+    with pytest.raises(RunStopped, match="0 of 5 clients were connected"):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert f"under {protection} the server itself adds the noise" in caplog.text
+    for held in grid.contexts.values():
+        held.node_config["question"] = str(own)
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "other")}, {}))
+    assert answers.reports == SITES
 
 
 def test_a_server_cannot_lie_about_the_number_of_clients(

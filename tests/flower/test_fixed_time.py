@@ -23,6 +23,7 @@ from test_every_client_reports import asked, form, raising, stay
 from fedveil.base.message import decode
 from fedveil.errors import ClientWithheld
 from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
+from fedveil.flower.app.clear_metrics import LATE
 from fedveil.flower.app.field_names import TIME, WITHHELD
 from fedveil.flower.app.mod import _lasting
 from fedveil.flower.app.offer import Offer
@@ -257,6 +258,29 @@ def test_every_client_of_an_app_evaluates_in_its_time(asks: str, slept: list[flo
 def accounts_of(grid: FakeGrid) -> list[Ledger]:
     found = [_lasting(node.context, "account") for node in grid.nodes.values()]
     return [OwnLedger(path)._read()[1][0] for path in found]
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_an_answer_that_left_late_is_in_the_clients_own_account(
+    kind: str, slept: list[float]
+) -> None:
+    """A server can ask for a time that is too short, to learn how long the client takes."""
+
+    def slow(message: Any, context: Any, call_next: Any) -> Any:
+        if message.metadata.message_type == kind:
+            slept.append(61.0)
+        return call_next(message, context)
+
+    own = {"reveal": "loss"} if kind == "evaluate" else {}
+    nodes = [
+        Node(n, client_app(stay, [ProtectMod(**own), *mods])) for n, mods in ((1, [slow]), (2, []))
+    ]
+    grid = FakeGrid(nodes)
+    strategy = ProtectedStrategy(FedAvg(), protection="rr", answer_after_s=60.0, **own)
+    strategy.start(grid, record_of({"w": np.zeros(9, np.float32)}), num_rounds=1)
+    late, in_time = ({*account.in_clear} for account in accounts_of(grid))
+    assert late - in_time == {LATE}
+    assert TIMING not in late
 
 
 def test_an_evaluation_that_is_too_slow_reveals_nothing(never: threading.Event) -> None:

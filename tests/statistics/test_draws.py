@@ -32,7 +32,7 @@ class Noting(Simulated):
 class Listening(Simulator):
     def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
         made: Any = super().carrier(step, layout, carriage)
-        noting: Any = Noting(made._protection, made._made, made._round, made._entropy)
+        noting: Any = Noting(made._protection, made._made, made._step, made._entropy)
         self.reports: list[bytes] = []
         noting.reports = self.reports
         return noting

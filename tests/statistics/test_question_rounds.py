@@ -129,7 +129,7 @@ class Lossy(Simulated):
 class Losing(Simulator):
     def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
         made = super().carrier(step, layout, carriage)
-        return Lossy(made._protection, made._made, made._round, made._entropy)  # type: ignore[attr-defined]
+        return Lossy(made._protection, made._made, made._step, made._entropy)  # type: ignore[attr-defined]
 
 
 class Failing(Simulated):
@@ -144,7 +144,7 @@ class Failing(Simulated):
 class Broken(Simulator):
     def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
         made: Any = super().carrier(step, layout, carriage)
-        return Failing(made._protection, made._made, made._round, made._entropy)
+        return Failing(made._protection, made._made, made._step, made._entropy)
 
 
 def test_a_client_that_fails_reports_nothing_within_the_masks_of_all() -> None:

@@ -79,7 +79,7 @@ class Simulator(Engine):
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
         entropy = self._entropy.stream(step.round)
         made = Contributions(layout, self._clients, carriage, entropy)
-        return Simulated(carriage.protection, made, step.round, entropy)
+        return Simulated(carriage.protection, made, step, entropy)
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
@@ -182,7 +182,8 @@ class Asking:
     ) -> tuple[Float64s, int]:
         protection = carriage.protection
         state, model = protection.initial_state(), np.zeros(protection.dimension, np.float32)
-        server = protection.server_round(RoundContext(cohort, step.round, model, state))
+        context = RoundContext(cohort, step.round, model, state, step.origin)
+        server = protection.server_round(context)
         carrier = self._engine.carrier(step, layout, carriage)
         charge = partial(self._charge, spending, step)
         opening = dict.fromkeys(cohort, server.opening())

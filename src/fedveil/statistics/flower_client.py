@@ -154,8 +154,18 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question file differs from the operator's copy in `member`."""
+    """Raise an error if the app's question file differs from the operator's copy in `member`.
+
+    A client's own limit is held against the server. So without a copy, a client with such a limit
+    accepts no question whose noise the server adds.
+    """
     if member.question is None:
+        if member.max_epsilon is not None and file.rests_on_server:
+            raise DeploymentError(
+                f"max-epsilon of the node configuration is held against the server, and under "
+                f"{file.protection.name} the server itself adds the noise. A client that trusts it "
+                "names its own copy of the question file: question="
+            )
         return
     own = QuestionFile.load(member.question)
     if own.clients is None:
@@ -197,7 +207,9 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 
     def half(examples: int) -> ClientRound:
         mine = protection.client_round(
-            ClientContext(member.client, step.round, model, examples, entropy, answered)
+            ClientContext(
+                member.client, step.round, model, examples, entropy, answered, step.origin
+            )
         )
         if kept is not None and not opening:
             mine.take_up(kept)

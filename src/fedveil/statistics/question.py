@@ -115,6 +115,13 @@ class QuestionFile(CheckedJob):
         return POSITIONS[self.protection.name]
 
     @property
+    def rests_on_server(self) -> bool:
+        """True if the server adds the noise: the epsilon then holds against everyone else."""
+        if self.protection.name == "pw_encrypt":  # with an epsilon, it has central noise
+            return self.epsilon is not None
+        return self.position.rests_on_server(self.protection.settings)
+
+    @property
     def codes(self) -> int:
         """The number of codes in a report under rr and oue: `rows` under `unit: row`, else 1."""
         return self.rows or 1 if self.unit == "row" else 1

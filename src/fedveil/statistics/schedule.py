@@ -7,6 +7,7 @@ client takes part in one round. The clients are divided at random, with a public
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.base.array_types import Int64s
-from fedveil.base.message import Message, take
+from fedveil.base.message import Message, encode, take
 from fedveil.entropy import Seeded
 from fedveil.errors import MessageInvalid
 from fedveil.statistics.plan import (
@@ -50,6 +51,15 @@ class Step:
     def message(self) -> Message:
         """Return the step as fields of a message to clients."""
         return {"step": self.round, "prefixes": json.dumps(self.prefixes), "edge": self.edge}
+
+    @property
+    def origin(self) -> bytes:
+        """A digest of the step, from which clients compute their vectors.
+
+        Secure aggregation unmasks a sum only if its clients have the same digest. Otherwise a lying
+        server could ask one client for real words, and all others for words that nobody has.
+        """
+        return hashlib.sha256(b"fedveil statistics step" + encode(self.message())).digest()
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:

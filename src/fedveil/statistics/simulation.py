@@ -22,6 +22,7 @@ from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import Rows
 from fedveil.statistics.one_hot import Frequencies
 from fedveil.statistics.plan import Layout
+from fedveil.statistics.schedule import Step
 from fedveil.statistics.tables import log
 
 
@@ -89,15 +90,16 @@ def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
 
 
 class Simulated(Carrier):
-    """Carries the messages of one round to simulated clients in this process.
+    """Carries the messages of one round, `step`, to simulated clients in this process.
 
     `made` computes the clients' updates.
     """
 
     def __init__(
-        self, protection: Protection, made: Contributions, round: int, entropy: Entropy
+        self, protection: Protection, made: Contributions, step: Step, entropy: Entropy
     ) -> None:
-        self._protection, self._made, self._round = protection, made, round
+        self._protection, self._made, self._step = protection, made, step
+        self._round, self._origin = step.round, step.origin
         self._entropy = entropy
         self._model = np.zeros(protection.dimension, np.float32)
         self._halves: dict[ClientId, ClientRound] = {}
@@ -149,7 +151,7 @@ class Simulated(Carrier):
 
     def _half(self, client: ClientId) -> ClientRound:
         entropy = self._entropy.stream("report", self._round, client)
-        context = ClientContext(client, self._round, self._model, 1, entropy)
+        context = ClientContext(client, self._round, self._model, 1, entropy, origin=self._origin)
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:

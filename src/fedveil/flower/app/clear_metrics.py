@@ -1,4 +1,4 @@
-"""Metrics that are sent in clear: only those that the setting `reveal` names."""
+"""Values that are sent in clear: metrics that the setting `reveal` names, and late answers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ Metric = int | float | list[int] | list[float]
 
 #: The record of revealed metrics, beside a report.
 METRICS = "metrics"
+#: The account's entry for an answer that left after its fixed time.
+LATE = "the time that a client takes to answer where it is longer than answer_after_s"
 #: The largest weight that a client may reveal, equal to that of secure aggregation.
 MOST_WEIGHT = 1 << 20
 

@@ -27,7 +27,7 @@ from fedveil.errors import (
 )
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, matches, read
-from fedveil.flower.app.clear_metrics import METRICS, completed, in_clear, sent_metrics
+from fedveil.flower.app.clear_metrics import LATE, METRICS, completed, in_clear, sent_metrics
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
 from fedveil.flower.app.offer import Offer
@@ -179,7 +179,7 @@ class _Answer:
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
-        with FixedTime(self._answer_after_s if training else None) as time:
+        with FixedTime(self._answer_after_s if training else None, self._left_late) as time:
             if training:
                 half, report, metrics = self._train(kept, time)
             else:
@@ -251,6 +251,9 @@ class _Answer:
     @property
     def _answer_after_s(self) -> float | None:
         return answer_after_s(self.offer.options, self._pins)
+
+    def _left_late(self) -> None:
+        OwnLedger(_lasting(self._context, "account")).note([LATE])
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
         """Charge the report to this client's own account, before the client's data is read.
@@ -356,8 +359,9 @@ def _evaluated(
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])
-    OwnLedger(_lasting(context, "account")).note(told)
-    with FixedTime(seconds) as time:
+    account = OwnLedger(_lasting(context, "account"))
+    account.note(told)
+    with FixedTime(seconds, lambda: account.note([LATE])) as time:
         try:
             shown = sent_metrics(ask_in_time(time, message, context, call_next), names)
         except (AppFailed, ClientWithheld):
