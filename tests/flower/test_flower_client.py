@@ -39,7 +39,7 @@ from fedveil.flower.job.flower_engine import run_path
 from fedveil.flower.job.member import Member, members_of
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.own_file import OwnFile
-from fedveil.flower.records import MESSAGE, from_records, to_records
+from fedveil.flower.records import COMMON, MESSAGE, common_record, from_records, to_records
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from fedveil.secagg.keys import Identity
 from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
@@ -463,6 +463,47 @@ def test_a_signed_round_covers_all_that_an_algorithm_sends(tmp_path: Path, algor
         grid.contexts[100 + n].node_config.update(named)
     records = serve(app, grid, tmp_path / "run").metrics
     assert [(each["reports"], each["void"]) for each in records] == [(CLIENTS, None)] * 2
+
+
+@pytest.mark.parametrize("field", ["classes", "fingerprint", "example_shape"])
+def test_a_sum_of_clients_that_were_told_different_things_stays_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+):
+    """A server could make all trainings but one fail: a site's client then reports zeros."""
+    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
+    keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
+    lines = [f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys)]
+    for roster in (app / "roster.yaml", tmp_path / "own.yaml"):
+        roster.write_text("".join(lines))
+    grid = LocalGrid(app, tmp_path / "state")
+    for n, key in enumerate(keys):
+        named = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
+        grid.contexts[100 + n].node_config.update(named)
+
+    class Lenient(client_training.Training):
+        """Trains as it was told to in truth, so that only the digest can tell the clients apart."""
+
+        def __init__(self, job: Any, common: Any, *rest: Any) -> None:
+            super().__init__(job, {**common, field: truth[field]}, *rest)
+
+    truth: dict[str, Any] = {}
+    wrong: dict[str, Any] = {"classes": 77, "fingerprint": "another", "example_shape": "[7]"}
+
+    def tamper(message: Message) -> Message:
+        if message.metadata.dst_node_id >= 100 and COMMON in message.content:
+            common = decode(message.content[COMMON]["encoded"])
+            if "weights" in common:
+                truth.update(common)
+                if message.metadata.dst_node_id != 100:
+                    told = {**common, field: wrong[field]}
+                    message.content[COMMON] = common_record(told)
+        return message
+
+    monkeypatch.setattr("fedveil.flower.job.client_training.Training", Lenient)
+    grid.tamper = tamper
+    with pytest.raises(RunFailed, match="the list of survivors is not signed by this client"):
+        serve(app, grid, tmp_path / "run")
 
 
 def test_a_client_without_a_roster_of_its_own_does_not_take_the_servers(

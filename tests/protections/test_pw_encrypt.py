@@ -28,8 +28,9 @@ from fedveil.errors import (
     RunFailed,
 )
 from fedveil.federated.job import Job
-from fedveil.protections.base import ClientContext, JobContext, RoundContext, origin_of
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.last_answered import Answered
+from fedveil.protections.origin import origin_of
 from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from fedveil.secagg import masking_graph
 from fedveil.secagg.fixed_point import FixedPoint
@@ -319,21 +320,27 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
 
 
 def test_the_digest_covers_what_is_sent_beside_the_model() -> None:
-    """A client that was sent other control variates must not share a sum with the others."""
+    """A client that was sent other control variates must not share a sum with the others.
+
+    Nor must one that was told another shape of its examples, with which its training fails.
+    """
     made, last = protection(), np.zeros(0, np.int64)
     sent = np.arange(DIMENSION + 3, dtype=np.float32)
     other = sent.copy()
     other[-1] += 1
     contexts = [
-        RoundContext.of_sent(s, DIMENSION, [4, 1], 2, {}, last)
+        RoundContext.of_sent(s, DIMENSION, [4, 1], 2, {}, last, told)
+        for told in ({}, {"classes": 10, "fingerprint": "a"}, {"classes": 11, "fingerprint": "a"})
         for s in (sent, other, sent[:DIMENSION])
     ]
-    assert len({made.origin(context, {}) for context in contexts}) == 3
-    assert [context.sent.tolist() for context in contexts] == [
+    assert len({made.origin(context, {}) for context in contexts}) == 9
+    assert [context.sent.tolist() for context in contexts[:3]] == [
         sent.tolist(), other.tolist(), sent[:DIMENSION].tolist(),
     ]  # fmt: skip
-    mine = ClientContext(1, 2, sent[:DIMENSION], 5, Seeded(0), origin=origin_of(sent, DIMENSION))
-    assert made.origin(mine, {}) == made.origin(contexts[0], {})
+    for context, told in ((contexts[0], {}), (contexts[3], {"fingerprint": "a", "classes": 10})):
+        origin = origin_of(sent, DIMENSION, told)
+        mine = ClientContext(1, 2, sent[:DIMENSION], 5, Seeded(0), origin=origin)
+        assert made.origin(mine, {}) == made.origin(context, {})
 
 
 def test_another_model_for_one_client_leaves_noise() -> None:

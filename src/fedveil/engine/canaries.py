@@ -128,10 +128,14 @@ class Canaries(Executor):
         self.carrier = carrier
         return self if self.clients else carrier
 
+    @property
+    def told(self) -> Message:
+        return self.carrier.told
+
     def open(self, context: RoundContext) -> None:
         self._context = context
         self._side.model[:] = context.model
-        self._side.open(context.round)
+        self._side.open(context.round, context.told)
         others = [client for client in context.cohort if client not in self.clients]
         self.carrier.open(replace(context, cohort=others))
 

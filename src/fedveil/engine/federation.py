@@ -189,8 +189,9 @@ class Federation:
         spending = parts.protection.spending(before)
         cohort = [*drawn, *parts.canaries.clients]
         context = RoundContext.of_sent(
-            state.weights, parts.protection.dimension, cohort, number, before, state.summed.last
-        )
+            state.weights, parts.protection.dimension, cohort, number, before,
+            state.summed.last, self.executor.told,
+        )  # fmt: skip
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)  # may refuse the round by its own limit
         admit(parts.job, state.ledger, spending, drawn, number, begun=self._has_begun)

@@ -15,7 +15,6 @@ or a Flower app) carries messages between them.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.description import Description, Whose
 from fedveil.protections.last_answered import Answered
+from fedveil.protections.origin import origin_of
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_combining import CombiningRule
 from fedveil.rounds.loop import ServerHalf
@@ -104,26 +104,16 @@ class JobContext:
     combining: CombiningRule = field(default_factory=CombiningRule)
 
 
-def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return a SHA-256 digest of `sent`, the vector that the server sends to clients for training.
-
-    `dimension` is the number of entries of an update. If `sent` has exactly this number of entries,
-    it is only the model, and the digest is empty.
-    """
-    return (
-        b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
-    )
-
-
 @dataclass(frozen=True)
 class RoundContext:
     """The data about a round that the server's half of a protection needs.
 
     `model` has the entries that an update changes, read-only: the global weights and, under
-    SCAFFOLD, the mean control variate. `whole` is the vector that the server sends for training,
-    and `origin` its digest. If the server sends only `model`, `whole` is None and `origin` is
-    empty. `summed[i]` is the last round in which client i's report was in the sum, or 0 if there is
-    none. The array is empty if clients keep no state.
+    SCAFFOLD, the mean control variate. `whole` is the vector that the server sends for training.
+    If it sends only `model`, `whole` is None. `told` has further fields that it sends to all
+    clients for training, and `origin` is the digest of both (`origin_of`). `summed[i]` is the last
+    round in which client i's report was in the sum, or 0 if there is none. The array is empty if
+    clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -133,6 +123,7 @@ class RoundContext:
     origin: bytes = b""
     summed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     whole: Update | None = None
+    told: Message = field(default_factory=dict)
 
     @classmethod
     def of_sent(
@@ -143,16 +134,17 @@ class RoundContext:
         round: int,
         state: State,
         summed: npt.NDArray[np.int64],
+        told: Message,
     ) -> RoundContext:
-        """Return the context of a round in which the server sends the vector `sent` for training.
+        """Return the context of a round in which the server sends `sent` and `told` for training.
 
         An update changes the first `dimension` entries of `sent`, which become the context's
         `model`. Further entries, such as FedCM's last aggregate, are only for training. `cohort`
-        has the round's clients, and `state` is the protection's state. `summed` is as in
-        `RoundContext`.
+        has the round's clients, and `state` is the protection's state. `summed` and `told` are
+        as in `RoundContext`.
         """
-        origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
-        return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
+        origin, whole = origin_of(sent, dimension, told), None if len(sent) == dimension else sent
+        return cls(cohort, round, sent[:dimension], state, origin, summed, whole, told)
 
     @property
     def sent(self) -> Update:
@@ -165,8 +157,8 @@ class ClientContext:
     """The data about a round that a client's half of a protection needs.
 
     `model` is the client's copy of `RoundContext.model`, and `examples` is its number of examples.
-    `origin` is a digest of the vector that this client received, or empty if it received only
-    `model`. `answered` remembers the last round that the client answered.
+    `origin` is the digest of what this client received for training (`origin_of`). `answered`
+    remembers the last round that the client answered.
     """
 
     client: ClientId

@@ -110,7 +110,7 @@ def read_started(run: Path, recorded: int, *, is_kept: bool = False) -> Record:
         return {}
     with intact(path):
         _, begun, text = _read(_fields(path))
-    last = max((number for number, _ in begun), default=0)
+    last = begun[-1][0] if begun else 0  # a resumed run may begin earlier rounds again
     if text is None and begun and earlier.exists():
         path = earlier
         with intact(path):

@@ -25,14 +25,8 @@ from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
-from fedveil.protections.base import (
-    ClientContext,
-    ClientRound,
-    Protection,
-    State,
-    Update,
-    origin_of,
-)
+from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
+from fedveil.protections.origin import origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
@@ -250,10 +244,10 @@ class ClientSide:
         """
         return self.model[: self.protection.dimension]
 
-    def open(self, round: int) -> None:
-        """Start a round with the weights in `self.model`."""
+    def open(self, round: int, told: Message | None = None) -> None:
+        """Start a round with the weights in `self.model`. `told` is as in `RoundContext`."""
         self._round, self._start = round, self.weights
-        self._origin = origin_of(self.model, len(self._start))
+        self._origin = origin_of(self.model, len(self._start), told or {})
         self._halves.clear()
         self._training.open(round, self.model)
 

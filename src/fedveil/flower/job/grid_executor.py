@@ -177,12 +177,14 @@ class GridExecutor(Executor):
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:
-        context, shape = self._context, self._shape
+        context = self._context
         common = {"opening": self._opening, "round": context.round, "dimension": len(context.sent)}
-        if not trains:
-            return common
-        return common | {
-            "weights": context.sent,
+        return common | ({"weights": context.sent, **context.told} if trains else {})
+
+    @property
+    def told(self) -> Message:
+        shape = self._shape
+        return {
             "example_shape": shape_field(shape.example_shape),
             "classes": shape.classes,
             "fingerprint": shape.fingerprint,

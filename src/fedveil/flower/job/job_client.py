@@ -54,8 +54,9 @@ from fedveil.flower.records import (
 )
 from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
-from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
+from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.catalog import find
+from fedveil.protections.origin import origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
@@ -242,6 +243,8 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
+    of_all = [name for name in more if name not in ("weights", SUMMED_FIELD) and name in common]
+    told = {name: common[name] for name in of_all}
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
     def half(examples: int, sent: Update) -> ClientRound:
@@ -253,7 +256,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
                 answered=AnsweredFile(answered_file),
-                origin=origin_of(sent, protection.dimension),
+                origin=origin_of(sent, protection.dimension, told),
             )
         )
         if kept is not None and not opening:
