@@ -445,14 +445,10 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("algorithm", ["fedcm", "scaffold"])
-def test_a_signed_round_covers_all_that_an_algorithm_sends(tmp_path: Path, algorithm: str):
-    """Clients sign a digest of the weights and of the vector that FedCM or SCAFFOLD adds."""
+def signed(tmp_path: Path, **settings: Any) -> tuple[Path, LocalGrid]:
+    """Return an app of signed rounds, and nodes with an identity and the roster of everybody."""
     active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
-    own: dict[str, Any] = {"own_direction": 0.3} if algorithm == "fedcm" else {}
-    training = {"algorithm": algorithm, "batch_size": 10, **own}
-    settings = job(rounds=2, model="parts:linear", training=training, protection=active)
-    app, _ = app_of(tmp_path / "app", settings)
+    app, _ = app_of(tmp_path / "app", job(protection=active, **settings))
     keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
     lines = [f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys)]
     for roster in (app / "roster.yaml", tmp_path / "own.yaml"):
@@ -461,6 +457,15 @@ def test_a_signed_round_covers_all_that_an_algorithm_sends(tmp_path: Path, algor
     for n, key in enumerate(keys):
         named = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
         grid.contexts[100 + n].node_config.update(named)
+    return app, grid
+
+
+@pytest.mark.parametrize("algorithm", ["fedcm", "scaffold"])
+def test_a_signed_round_covers_all_that_an_algorithm_sends(tmp_path: Path, algorithm: str):
+    """Clients sign a digest of the weights and of the vector that FedCM or SCAFFOLD adds."""
+    own: dict[str, Any] = {"own_direction": 0.3} if algorithm == "fedcm" else {}
+    training = {"algorithm": algorithm, "batch_size": 10, **own}
+    app, grid = signed(tmp_path, rounds=2, model="parts:linear", training=training)
     records = serve(app, grid, tmp_path / "run").metrics
     assert [(each["reports"], each["void"]) for each in records] == [(CLIENTS, None)] * 2
 
@@ -470,16 +475,7 @@ def test_a_sum_of_clients_that_were_told_different_things_stays_masked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ):
     """A server could make all trainings but one fail: a site's client then reports zeros."""
-    active = {**PW, "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
-    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=active))
-    keys = [tmp_path / f"client-{n}.pem" for n in range(CLIENTS)]
-    lines = [f'client-{n}: "{make_identity(key)}"\n' for n, key in enumerate(keys)]
-    for roster in (app / "roster.yaml", tmp_path / "own.yaml"):
-        roster.write_text("".join(lines))
-    grid = LocalGrid(app, tmp_path / "state")
-    for n, key in enumerate(keys):
-        named = {"identity": str(key), "roster": str(tmp_path / "own.yaml")}
-        grid.contexts[100 + n].node_config.update(named)
+    app, grid = signed(tmp_path, rounds=1)
 
     class Lenient(client_training.Training):
         """Trains as it was told to in truth, so that only the digest can tell the clients apart."""
