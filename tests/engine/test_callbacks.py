@@ -220,7 +220,8 @@ def test_a_resumed_run_tells_what_it_prepares_and_warns_of_all_its_rounds(tmp_pa
     warned: list[str] = []
     said: list[str] = []
     fedveil.resume(tmp_path / "run", rounds=3, warn=warned.append, starting=said.append)
-    (sentence,) = warned
+    added, sentence = warned
+    assert added.startswith("rounds was raised from 1 to 3 when the results of 1 round were known")
     assert sentence.startswith("a client that takes part in all 3 rounds is promised epsilon ")
     assert sentence in (tmp_path / "run" / "events.log").read_text("utf-8")
     assert said[0] == "distributing the examples among the clients"
