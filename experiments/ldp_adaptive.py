@@ -10,7 +10,7 @@ from experiments.arms import Runs, accuracy, curve, mean_accuracy, trained
 from experiments.evidence import SEEDS, of_seeds, seeded, with_interval
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import adapting_helps
-from experiments.ldp_jobs import EPSILONS, LDPFigure, Settings, Task, estimate_s, title
+from experiments.ldp_jobs import EPSILONS, ArmArguments, LDPFigure, Task, estimate_s, title
 from experiments.saved_results import last_checkpoint
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
@@ -34,9 +34,9 @@ class Adaptive(LDPFigure):
         "plain": "without protection",
     }
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return each task's runs: without protection, at a fixed, and at an adaptive epsilon."""
-        kinds: Settings = {
+        kinds: ArmArguments = {
             "plain": {"protection": "not_encrypt"},
             "fixed": {"protection": "rr"},
             "adaptive": {"protection": "rr", "adaptive": True},

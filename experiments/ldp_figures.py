@@ -25,8 +25,8 @@ from experiments.ldp_jobs import (
     LARGE,
     MECHANISMS,
     SPLITS,
+    ArmArguments,
     LDPFigure,
-    Settings,
     Task,
     labels,
     title,
@@ -70,7 +70,7 @@ class Convergence(LDPFigure):
     #: Epsilons that have several seeds at scale full. At the smaller ones, one seed learnt nothing.
     repeated = EPSILONS[6:]
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return a run without protection, and the runs of each mechanism at each epsilon."""
         return {
             "plain": {},
@@ -123,7 +123,7 @@ class Cells(LDPFigure):
     #: Series of the figure: the split of examples, and epsilon.
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return a run without protection for each split, and the runs of all series."""
         plain = {split: {"split": split} for split in SPLITS}
         return plain | {
@@ -168,7 +168,7 @@ class Epsilons(LDPFigure):
         "full": EPSILONS,
     }
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return each task's runs: without protection, and of each mechanism at each epsilon."""
         tasks = self.tasks(scale)
         return {
@@ -243,7 +243,7 @@ class Clients(LDPFigure):
     seeds: Mapping[Scale, Sequence[int]] = {"small": SEEDS[:1], "full": SEEDS}
     eps = EPSILONS[6]
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return, for each number of clients, runs without protection and under both mechanisms."""
         return {
             seeded(f"{kind}-{number}", seed): {
@@ -289,7 +289,7 @@ class NonIID(LDPFigure):
     source = "002, figures 2 to 4"
     by_curves = True
 
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return each split's runs: without protection, and under RR at each epsilon."""
         plain = {
             seeded(split, seed): {"split": split, "seed": seed}

@@ -21,7 +21,7 @@ from fedveil.federated.job import Job
 Task = Literal["lenet-mnist", "dnn-purchase100", "dnn-purchase100-synthetic", "dnn-location30"]
 Split = Literal["iid", "shards"]
 #: Arguments of `LDPFigure.arm`, by the name of the run.
-Settings = Mapping[str, Mapping[str, Any]]
+ArmArguments = Mapping[str, Mapping[str, Any]]
 SPLITS: tuple[Split, ...] = ("iid", "shards")
 #: The source's tasks.
 TASKS: tuple[Task, ...] = ("lenet-mnist", "dnn-purchase100")
@@ -236,7 +236,7 @@ class LDPFigure(Experiment):
         return tasks_of(scale) if self.dense else TASKS[:1]
 
     @abstractmethod
-    def table(self, scale: Scale) -> Settings:
+    def table(self, scale: Scale) -> ArmArguments:
         """Return the settings of every run."""
 
     @abstractmethod

@@ -15,6 +15,7 @@ from typing import Any
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
+from fedveil.record.recorder import Record
 from fedveil.record.sealed_message import intact
 
 #: The end of the name of a page's file of curves.
@@ -25,10 +26,10 @@ ALL = "published.jsonl"
 
 def lines(runs: Mapping[str, ReadRun]) -> bytes:
     """Return a line for each run."""
-    return "".join(f"{json.dumps(_entry(run))}\n" for run in runs.values()).encode()
+    return "".join(f"{json.dumps(_published(run))}\n" for run in runs.values()).encode()
 
 
-def _entry(run: ReadRun) -> dict[str, Any]:
+def _published(run: ReadRun) -> dict[str, Any]:
     rounds, accuracies = run.figures("accuracy")
     return {"job": run.job, "rounds": rounds, "accuracy": accuracies}
 
@@ -43,23 +44,23 @@ class PublishedRuns:
     """The published runs that an experiment's `folder` may use in place of training."""
 
     folder: Path
-    _entries: tuple[tuple[Job, list[dict[str, Any]]], ...]
+    _published: tuple[tuple[Job, list[Record]], ...]
 
     @classmethod
     def of(cls, folder: Path) -> PublishedRuns:
         """Read the file `ALL` in `folder`. Without this file, there are no published runs."""
         file = folder / ALL
-        return cls(folder, tuple(_entries(file)) if file.exists() else ())
+        return cls(folder, tuple(_read(file)) if file.exists() else ())
 
     def find(self, name: str, job: Job) -> ReadRun | None:
         """Return the published run of an equal job as a run called `name`, or None."""
-        for other, records in self._entries:
+        for other, records in self._published:
             if not job.changes(other):
                 return ReadRun(self.folder / name, job.model_dump(), records, (), ())
         return None
 
 
-def _entries(file: Path) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+def _read(file: Path) -> Iterator[tuple[Job, list[Record]]]:
     with intact(file):
         for line in read_text(file, MOST_LINES_BYTES).splitlines():
             entry = json.loads(line)

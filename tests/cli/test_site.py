@@ -145,16 +145,22 @@ def one():
 """
 
 
-def test_a_policy_is_checked_by_reading_its_data(command: Command) -> None:
+@pytest.fixture
+def north(command: Command) -> Path:
+    """The folder of a new site with the readers above."""
     command("site", "init", "north")
     Path("north", "north_readers.py").write_text(READERS)
+    return Path("north")
+
+
+def test_a_policy_is_checked_by_reading_its_data(command: Command, north: Path) -> None:
     heart, lungs, digits = (
         {"named": "own:heart", "reader": "north_readers:heart"},
         {"named": "own:lungs", "reader": "north_readers:lungs"},
         {"named": "digits"},
     )
     data = {"lungs": lungs, "digits": digits, "heart": heart}
-    write_policy(Path("north"), policy_of(data=data))
+    write_policy(north, policy_of(data=data))
     code, out, err = command("site", "check", "north")
     assert (code, out.splitlines()) == (
         0,
@@ -167,9 +173,9 @@ def test_a_policy_is_checked_by_reading_its_data(command: Command) -> None:
     assert "data." not in err
     answered = json.loads(command("site", "check", "north", "--json")[1])
     assert answered["records"] == {"lungs": 2, "heart": 7}
-    assert not Path("north", "accounts").exists()
-    assert not Path("north", "logs").exists()
-    assert str(Path("north").resolve()) not in sys.path
+    assert not (north / "accounts").exists()
+    assert not (north / "logs").exists()
+    assert str(north.resolve()) not in sys.path
 
 
 @pytest.mark.parametrize(
@@ -188,33 +194,29 @@ def test_a_policy_is_checked_by_reading_its_data(command: Command) -> None:
     ],
 )
 def test_a_reader_that_fails_is_one_sentence_before_any_job_comes(
-    command: Command, reader: str, unit: str, told: str
+    command: Command, north: Path, reader: str, unit: str, told: str
 ) -> None:
-    command("site", "init", "north")
-    Path("north", "north_readers.py").write_text(READERS)
     named = reader if ":" in reader else f"north_readers:{reader}"
     data = {"heart": {"named": "digits", "reader": named}}
-    write_policy(Path("north"), policy_of(data=data, strength={"unit": unit}))
+    write_policy(north, policy_of(data=data, strength={"unit": unit}))
     code, out, err = command("site", "check", "north")
     (said,) = [line for line in err.splitlines() if not line.startswith("note:")]
     assert (code, out) == (1, "the policy is valid\n")
     assert said.startswith(f"error: data.heart.reader = {named}: {told}")
 
 
-def test_records_that_no_training_can_use_are_counted(command: Command) -> None:
-    command("site", "init", "north")
-    Path("north", "north_readers.py").write_text(READERS)
+def test_records_that_no_training_can_use_are_counted(command: Command, north: Path) -> None:
     data = {"heart": {"named": "digits", "reader": "north_readers:holes"}}
-    write_policy(Path("north"), policy_of(data=data))
+    write_policy(north, policy_of(data=data))
     code, out, err = command("site", "check", "north")
     told = "data.heart: north_readers:holes returns 7 records"
     assert (code, out.splitlines()[1:]) == (0, [told])
     assert "data.heart: 2 records of 7 cannot be used, starting with record 2" in err
 
 
-def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(command: Command) -> None:
-    command("site", "init", "north")
-    Path("north", "north_readers.py").write_text(READERS)
+def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(
+    command: Command, north: Path
+) -> None:
     Path("study.yaml").write_text(study().to_yaml())
 
     def checked(reader: str, **jobs: Any) -> tuple[int, str, str]:
@@ -222,7 +224,7 @@ def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(command: Comm
             "lungs": {"named": "own:lungs", "reader": "north_readers:raising"},
             "heart": {"named": "digits", "reader": f"north_readers:{reader}"},
         }
-        write_policy(Path("north"), policy_of(Path("study.yaml"), data=data, **jobs))
+        write_policy(north, policy_of(Path("study.yaml"), data=data, **jobs))
         return command("site", "check", "north", "study.yaml")
 
     code, out, _ = checked("heart")
@@ -237,11 +239,11 @@ def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(command: Comm
     assert "4711" not in err
 
 
-def test_examples_without_targets_are_records_for_the_next_token(command: Command) -> None:
-    command("site", "init", "north")
-    Path("north", "north_readers.py").write_text(READERS)
+def test_examples_without_targets_are_records_for_the_next_token(
+    command: Command, north: Path
+) -> None:
     data = {"texts": {"named": "own:texts", "reader": "north_readers:sentences"}}
-    write_policy(Path("north"), policy_of(data=data))
+    write_policy(north, policy_of(data=data))
     code, out, _ = command("site", "check", "north")
     told = "data.texts: north_readers:sentences returns 4 records"
     assert (code, out.splitlines()[1:]) == (0, [told])

@@ -243,8 +243,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
-    of_all = [name for name in more if name not in ("weights", SUMMED_FIELD) and name in common]
-    told = {name: common[name] for name in of_all}
+    told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
     def half(examples: int, sent: Update) -> ClientRound:
