@@ -23,6 +23,10 @@ from fedveil.mechanisms.unary.rounding import States
 
 _Counts = npt.NDArray[np.unsignedinteger[Any]]
 
+#: Clients that are counted together. The counts do not fit into a processor's cache, so every pass
+#: over them waits for memory.
+_TOGETHER = 8
+
 
 class CohortSum:
     """Counts the clients in each state, for each parameter, and draws the sum of their reports.
@@ -36,6 +40,8 @@ class CohortSum:
         self._capacity = capacity
         self._cells = cells
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
+        self._waiting: States = np.empty((_TOGETHER, dimension), np.int16)
+        self._uncounted = 0
 
     def add(self, states: States) -> None:
         """Count one more client.
@@ -44,11 +50,19 @@ class CohortSum:
         whole number from -cells to cells. `cells` is the number given to the constructor.
         """
         self._claim(1)
-        _count(self._counts, states, self._cells)
+        self._waiting[self._uncounted] = states
+        self._uncounted += 1
+        if self._uncounted == _TOGETHER:
+            self._count_waiting()
 
     def merge(self, other: CohortSum) -> None:
         self._claim(other.clients)
+        other._count_waiting()
         self._counts += other._counts
+
+    def _count_waiting(self) -> None:
+        _count(self._counts, self._waiting[: self._uncounted], self._cells)
+        self._uncounted = 0
 
     def _claim(self, clients: int) -> None:
         if self.clients + clients > self._capacity:
@@ -62,6 +76,7 @@ class CohortSum:
         1 in its perturbed one-hot code. The bit of the client's own state is 1 with probability p,
         any other bit with probability q.
         """
+        self._count_waiting()
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)
         for column in range(2 * self._cells + 1):
@@ -75,11 +90,15 @@ class CohortSum:
         return total
 
 
-def _count_numpy(counts: _Counts, states: States, cells: int) -> None:
-    counts[np.arange(len(states)), states.astype(np.int64) + cells] += 1
+def _count_numpy(counts: _Counts, clients: States, cells: int) -> None:
+    parameters = np.arange(len(counts))
+    for states in clients:
+        counts[parameters, states.astype(np.int64) + cells] += 1
 
 
 @compiled(_count_numpy)
-def _count(counts: _Counts, states: States, cells: int) -> None:
-    for i in range(len(states)):
-        counts[i, states[i] + cells] += 1
+def _count(counts: _Counts, clients: States, cells: int) -> None:
+    """Count the states of each of the `clients`, a row of states for each of them."""
+    for i in range(len(counts)):
+        for client in range(len(clients)):
+            counts[i, clients[client, i] + cells] += 1
