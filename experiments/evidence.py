@@ -47,49 +47,48 @@ def idle(accuracies: Mapping[str, float], labels: int) -> str:
 class Lost:
     """Accuracies of noisy runs, ordered from most to least noise, and the accuracies without noise.
 
-    `plain` has one accuracy for each noisy run.
+    `noisy` has a list for each setting, with the accuracy at each seed. `plain` has a list for each
+    of these lists: the accuracies without noise, at the same seeds.
     """
 
-    plain: Sequence[float]
-    noisy: Sequence[float]
+    plain: Sequence[Sequence[float]]
+    noisy: Sequence[Sequence[float]]
     labels: int
 
     @property
+    def by_seed(self) -> list[list[float]]:
+        """For each setting, the relative loss of accuracy at each seed. Source: 002, eq. (8)."""
+        return [
+            [(p - n) / p if p else 0.0 for p, n in zip(*pair, strict=True)]
+            for pair in zip(self.plain, self.noisy, strict=True)
+        ]
+
+    @property
     def rates(self) -> list[float]:
-        """The relative loss of accuracy of each run. Source: 002, equation (8)."""
-        pairs = zip(self.plain, self.noisy, strict=True)
-        return [(p - n) / p if p else 0.0 for p, n in pairs]
+        """For each setting, the mean of all seeds' relative losses."""
+        return [mean(each) for each in self.by_seed]
 
     @property
     def learnt(self) -> list[bool]:
-        """For each run, True if it learnt something."""
-        return [learnt(accuracy, self.labels) for accuracy in self.noisy]
+        """For each setting, True if its runs learnt something: their mean accuracy decides."""
+        return [learnt(mean(accuracies), self.labels) for accuracies in self.noisy]
 
     @property
     def without(self) -> str:
         """A sentence which says that a run without protection learnt nothing, or ""."""
-        return idle({"without protection": min(self.plain)}, self.labels)
+        return idle({"without protection": min(map(min, self.plain))}, self.labels)
 
     @property
-    def trend(self) -> list[float]:
-        """The rates from the first run that learnt something on. Later idle runs are included."""
+    def trend(self) -> list[list[float]]:
+        """`by_seed` from the first setting that learnt something on. Idle ones may follow."""
         first = next((i for i, each in enumerate(self.learnt) if each), len(self.noisy))
-        return self.rates[first:]
+        return self.by_seed[first:]
 
     @property
     def nothing(self) -> str:
         """A sentence that says why these runs show no trend, or "" if they can."""
         few = sum(self.learnt) < 2
         return self.without or ("fewer than two runs end above chance level" if few else "")
-
-
-def of_all(losts: Sequence[Lost]) -> Lost:
-    """Return the mean accuracies of several seeds' runs."""
-    plain, noisy = (
-        [mean(column) for column in zip(*each, strict=True)]
-        for each in ([lost.plain for lost in losts], [lost.noisy for lost in losts])
-    )
-    return Lost(plain, noisy, losts[0].labels)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -140,21 +139,16 @@ def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
     return inside, "" if inside else f"the seeds differ too much to decide: [{low:.4f}, {high:.4f}]"
 
 
-def falls(values: Sequence[float], rise: float) -> tuple[bool, str]:
-    """Decide whether the values of one seed's runs fall. Returns a pair like `decided`."""
-    return seeds_fall([values], rise)
+def falls(values: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:
+    """Decide whether values fall from setting to setting. Returns a pair like `decided`.
 
-
-def seeds_fall(seeds: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:
-    """Decide whether the values of each seed's runs fall. Returns a pair like `decided`.
-
-    They do not fall if a single step of their mean rises by more than `rise`. Otherwise the
-    differences of each seed's first value and last decide.
+    `values` has a list for each setting, with the value at each seed. They do not fall if a single
+    step of their mean rises by more than `rise`. Otherwise the differences of each seed's first
+    value and last decide.
     """
-    means = [mean(column) for column in zip(*seeds, strict=True)]
-    if any(after > before + rise for before, after in pairwise(means)):
+    if any(after > before + rise for before, after in pairwise(map(mean, values))):
         return False, ""
-    return decided([values[0] - values[-1] for values in seeds])
+    return decided([first - last for first, last in zip(values[0], values[-1], strict=False)])
 
 
 def seeded(name: str, seed: int) -> str:

@@ -14,9 +14,7 @@ from experiments.evidence import (
     decided,
     falls,
     idle,
-    of_all,
     of_seeds,
-    seeds_fall,
     with_interval,
 )
 from experiments.experiment import Scale, Verdict
@@ -55,28 +53,33 @@ def _more(difference: str, seeds: int, slack: float = SLACK) -> str:
 def _falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Verdict:
     """Judge whether accuracy-loss rates fall steadily from the first run that learnt something."""
     agrees, nothing = (False, lost.nothing) if lost.nothing else falls(lost.trend, rise)
+    fall = _more("the fall from the first to the last", _seeds(lost.trend))
     return Verdict.of(
-        agrees, what, "falls", listed(lost.rates),
-        held_to=f"from the first run above chance level on: no step rises by more than {rise:g}, "
-        f"and the last is more than {SLACK:g} below the first; {_unsure()}",
+        agrees, what, "falls", ", ".join(map(with_interval, lost.by_seed)),
+        held_to=f"from the first run above chance level on: no step of the mean rises by more than "
+        f"{rise:g}, and {fall}",
         same=same, other=other, nothing=nothing,
     )  # fmt: skip
+
+
+def _seeds(trend: Sequence[Sequence[float]]) -> int:
+    """Return the number of seeds that the first setting of a trend shares with the last."""
+    return min(len(trend[0]), len(trend[-1])) if trend else 1
 
 
 def converges(runs: Runs, kind: str) -> Verdict:
     """Judge whether runs under the mechanism `kind` converge faster with a larger epsilon."""
     noisy = [of_seeds(runs, f"{kind}-{eps:g}") for eps in LARGE]
-    plain = [accuracy(runs["plain"])] * len(LARGE)
-    lost = Lost(plain, [mean(map(accuracy, each)) for each in noisy], 10)
+    reached = [[*map(accuracy, each)] for each in noisy]
+    lost = Lost([[accuracy(runs["plain"])] * len(each) for each in noisy], reached, 10)
     speeds = [[mean_accuracy(run) for run in each] for each in noisy]
-    learning = speeds[len(speeds) - len(lost.trend) :]
-    seeds = [[-speed for speed in each] for each in zip(*learning, strict=False)]
-    agrees, nothing = (False, lost.nothing) if lost.nothing else seeds_fall(seeds, SLACK)
+    slow = [[-speed for speed in each] for each in speeds[len(speeds) - len(lost.trend) :]]
+    agrees, nothing = (False, lost.nothing) if lost.nothing else falls(slow, SLACK)
     return Verdict.of(
         agrees, f"{kind}: mean accuracy over all rounds, by epsilon {listed(LARGE, 1)}",
         "rises with epsilon", ", ".join(map(with_interval, speeds)),
         held_to=f"from the first run above chance level on: no step of the mean falls by more than "
-        f"{SLACK:g}, and {_more('the rise from the first to the last', len(seeds))}",
+        f"{SLACK:g}, and {_more('the rise from the first to the last', _seeds(slow))}",
         same="with less noise, the model converges sooner",
         other="it does not rise from each epsilon to the next",
         nothing=nothing,
@@ -119,7 +122,7 @@ def epsilon_decides(rates: Rates) -> Iterator[Verdict]:
         yield _falling(
             lost, 0.05, f"{task}, {kind}: accuracy-loss rate by epsilon",
             same="with less noise, less accuracy is lost",
-            other="it rises somewhere by more than one seed explains",
+            other="it rises somewhere by more than chance explains",
         )  # fmt: skip
     plain = next((lost.without for lost in rates.values() if lost.without), "")
     collapsed = [f"{task}, {kind}" for (task, kind), lost in rates.items() if not lost.learnt[-1]]
@@ -188,26 +191,13 @@ def leakage_within(
         )  # fmt: skip
 
 
-def clients_help(kind: str, numbers: Sequence[int], seeds: Sequence[Lost]) -> Verdict:
-    """Judge whether the accuracy loss falls with the number of clients.
-
-    `seeds` has the runs under the mechanism `kind` for each seed.
-    """
-    together = of_all(seeds)
-    first = len(numbers) - len(together.trend)
-    agrees, nothing = False, together.nothing
-    if not nothing:
-        agrees, nothing = seeds_fall([lost.rates[first:] for lost in seeds], 0.05)
-    lost_by_number = zip(*(lost.rates for lost in seeds), strict=True)
-    return Verdict.of(
-        agrees, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients", "falls",
-        ", ".join(with_interval(rates) for rates in lost_by_number),
-        held_to="from the first run above chance level on: no step of the mean rises by more than "
-        f"0.05, and {_more('the fall from the first to the last', len(seeds))}",
+def clients_help(kind: str, numbers: Sequence[int], lost: Lost) -> Verdict:
+    """Judge whether the accuracy loss under the mechanism `kind` falls with the clients."""
+    return _falling(
+        lost, 0.05, f"{kind}: accuracy-loss rate of {', '.join(map(str, numbers))} clients",
         same="with more reports, the variance of their sum rises, as the source says, but that of "
         "their mean falls",
         other="it rises somewhere by more than chance explains",
-        nothing=nothing,
     )  # fmt: skip
 
 
@@ -240,20 +230,31 @@ def few_labels_cost_without(runs: Runs) -> Iterator[Verdict]:
 
 def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
     """Judge whether non-IID loses more accuracy than IID at every epsilon at which both learn."""
-    pairs = [*zip(iid.rates, shards.rates, strict=True)]
+    pairs = [*zip(iid.by_seed, shards.by_seed, strict=True)]
     both = [a and b for a, b in zip(iid.learnt, shards.learnt, strict=True)]
-    compared = [pair for pair, ok in zip(pairs, both, strict=True) if ok]
-    silent = "at no epsilon do both end above chance level"
-    agrees, nothing = decided([min(b - a for a, b in compared)]) if compared else (False, silent)
+    compared = [[b - a for a, b in zip(*pair, strict=True)]
+                for pair, ok in zip(pairs, both, strict=True) if ok]  # fmt: skip
+    agrees, nothing = _all_decided(compared)
     return Verdict.of(
         agrees, f"accuracy-loss rate IID / non-IID at epsilon {listed(LARGE, 1)}",
-        "non-IID loses more", ", ".join(f"{a:.3f} / {b:.3f}" for a, b in pairs),
-        held_to=f"more by more than {SLACK:g} at every epsilon where both end above chance level; "
-        f"if the smallest difference is at most {SLACK:g} from 0, it says nothing",
+        "non-IID loses more",
+        ", ".join(f"{with_interval(a)} / {with_interval(b)}" for a, b in pairs),
+        held_to="at every epsilon where both end above chance level: "
+        + _more("non-IID minus IID", _seeds(compared)),
         same="updates of clients with few labels differ more, and the noise adds to that",
         other="not at every epsilon, because twice the rounds compensate for some of the loss",
         nothing=iid.without or shards.without or nothing,
     )  # fmt: skip
+
+
+def _all_decided(differences: Sequence[Sequence[float]]) -> tuple[bool, str]:
+    """Decide whether each difference is above 0. Returns a pair like `decided`."""
+    if not differences:
+        return False, "at no epsilon do both end above chance level"
+    found = [decided(each) for each in differences]
+    if any(pair == (False, "") for pair in found):
+        return False, ""
+    return all(agrees for agrees, _ in found), next((why for _, why in found if why), "")
 
 
 @dataclass(frozen=True)

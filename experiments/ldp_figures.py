@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 from experiments.arms import Runs, accuracy, curve, listed
-from experiments.evidence import SEEDS, Lost, of_all, of_seeds, seeded
+from experiments.evidence import SEEDS, Lost, of_seeds, seeded
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     baselines_reached,
@@ -24,11 +24,13 @@ from experiments.ldp_jobs import (
     EPSILONS,
     LARGE,
     MECHANISMS,
+    REPEATED,
     SPLITS,
     ArmArguments,
     LDPFigure,
     Task,
     labels,
+    seeds_at,
     title,
 )
 from experiments.leakage import leakage
@@ -38,10 +40,17 @@ from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.studies.several_runs import first_round
 
 
-def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
-    """Return the accuracies of the runs `names` and of the run `plain`. There are `of` labels."""
-    noisy = [accuracy(runs[name]) for name in names]
-    return Lost([accuracy(runs[plain])] * len(noisy), noisy, of)
+def _lost(runs: Runs, names: Mapping[str, str], of: int = 10) -> Lost:
+    """Return the accuracies of noisy runs, and of runs without protection at the same seeds.
+
+    `names` has the name of the run without protection for each noisy run. There are `of` labels.
+    """
+    plain, noisy = (
+        [[accuracy(run) for run in of_seeds(runs, name)] for name in each]
+        for each in (names.values(), names)
+    )
+    shared = [every[: len(each)] for every, each in zip(plain, noisy, strict=True)]
+    return Lost(shared, noisy, of)
 
 
 def _rates(
@@ -67,19 +76,14 @@ class Convergence(LDPFigure):
     by_curves = True
     #: The accuracy at which rounds are compared, as a share of the accuracy without protection.
     share = 0.8
-    #: Epsilons that have several seeds at scale full. At the smaller ones, one seed learnt nothing.
-    repeated = EPSILONS[6:]
 
     def table(self, scale: Scale) -> ArmArguments:
         """Return a run without protection, and the runs of each mechanism at each epsilon."""
         return {
             "plain": {},
             **{seeded(f"{kind}-{eps:g}", seed): {"protection": kind, "eps": eps, "seed": seed}
-               for kind in MECHANISMS for eps in LARGE for seed in self._seeds(scale, eps)},
+               for kind in MECHANISMS for eps in LARGE for seed in seeds_at(scale, eps)},
         }  # fmt: skip
-
-    def _seeds(self, scale: Scale, eps: float) -> Sequence[int]:
-        return SEEDS if scale == "full" and eps in self.repeated else SEEDS[:1]
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compare both mechanisms with the run without protection."""
@@ -98,7 +102,7 @@ class Convergence(LDPFigure):
         )
         if scale == "full":
             ran += (
-                f" At {listed(self.repeated, 1)}, a figure is the mean of {len(SEEDS)} seeds, with "
+                f" At {listed(REPEATED, 1)}, a figure is the mean of {len(SEEDS)} seeds, with "
                 f"its {CONFIDENCE:.0%} confidence interval. The other runs have one seed, and the "
                 f"plots show one."
             )
@@ -142,7 +146,7 @@ class Cells(LDPFigure):
             f"nearest state, as in the source. Under `shards`, each client holds few labels."
         )
         rates = {
-            (split, eps): _lost(runs, split, (f"{split}-{eps:g}-{cells}" for cells in CELLS))
+            (split, eps): _lost(runs, {f"{split}-{eps:g}-{cells}": split for cells in CELLS})
             for split, eps in self.series
         }
         plot = _rates(
@@ -187,7 +191,7 @@ class Epsilons(LDPFigure):
             for task in tasks
         }  # fmt: skip
         rates = {
-            (task, kind): _lost(runs, task, (f"{task}-{kind}-{eps:g}" for eps in shown),
+            (task, kind): _lost(runs, {f"{task}-{kind}-{eps:g}": task for eps in shown},
                                 labels(scale, task))
             for task in tasks
             for kind in MECHANISMS
@@ -257,16 +261,10 @@ class Clients(LDPFigure):
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compute the loss rates of both mechanisms, against as many clients without protection."""
         numbers = self.numbers[scale]
-        reached = {
-            kind: [[accuracy(run) for run in of_seeds(runs, f"{kind}-{n}")] for n in numbers]
-            for kind in ("not_encrypt", *MECHANISMS)
-        }
-        by_seed = {kind: list(zip(*found, strict=True)) for kind, found in reached.items()}
         rates = {
-            kind: [Lost(plain, noisy, 10) for plain, noisy in
-                   zip(by_seed["not_encrypt"], by_seed[kind], strict=True)]
+            kind: _lost(runs, {f"{kind}-{n}": f"not_encrypt-{n}" for n in numbers})
             for kind in MECHANISMS
-        }  # fmt: skip
+        }
         ran = (
             f"There are {', '.join(map(str, numbers))} clients, half of them in each round, and "
             f"epsilon is {self.eps:g}. All numbers of clients share the same set of examples. The "
@@ -275,7 +273,7 @@ class Clients(LDPFigure):
         )
         plot = _rates(
             "clients", f"Accuracy lost by the number of clients, epsilon {self.eps:g}",
-            Axis("clients"), numbers, {kind: of_all(lost) for kind, lost in rates.items()},
+            Axis("clients"), numbers, rates,
         )  # fmt: skip
         verdicts = [clients_help(kind, numbers, rates[kind]) for kind in MECHANISMS]
         return Outcome(ran, verdicts, (), [plot], seeds=len(self.seeds[scale]))
@@ -297,20 +295,23 @@ class NonIID(LDPFigure):
             for seed in SEEDS
         }
         return plain | {
-            f"{split}-{eps:g}": {"split": split, "protection": "rr", "eps": eps}
+            seeded(f"{split}-{eps:g}", seed): {
+                "split": split, "protection": "rr", "eps": eps, "seed": seed
+            }
             for split in SPLITS
             for eps in LARGE
-        }
+            for seed in seeds_at(scale, eps)
+        }  # fmt: skip
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compare both splits with their own runs without protection."""
-        iid, shards = (_lost(runs, s, (f"{s}-{eps:g}" for eps in LARGE)) for s in SPLITS)
+        iid, shards = (_lost(runs, {f"{s}-{eps:g}": s for eps in LARGE}) for s in SPLITS)
+        several = f", and under RR at epsilon {listed(REPEATED, 1)}," if scale == "full" else ""
         ran = (
             "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
-            "the examples sorted by label. These runs have twice the rounds. An accuracy without "
-            f"protection is the mean of {len(SEEDS)} seeds, with its {CONFIDENCE:.0%} confidence "
-            "interval. The "
-            "runs under RR have one seed."
+            "the examples sorted by label. These runs have twice the rounds. Without protection"
+            f"{several} a figure is the mean of {len(SEEDS)} seeds, with its {CONFIDENCE:.0%} "
+            "confidence interval. The other runs have one seed."
         )
         plot = _rates(
             "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from experiments import small_stand_ins
 from experiments.arms import Arm, Runs, trained
-from experiments.evidence import seeded
+from experiments.evidence import SEEDS, seeded
 from experiments.experiment import Experiment, Outcome, Scale, Tell
 from fedveil.data import location30, purchase100
 from fedveil.data.data_folders import find
@@ -32,6 +32,8 @@ MECHANISMS = ("rr", "oue")
 EPSILONS: tuple[float, ...] = tuple(0.075 * 2**x for x in range(8))
 #: Epsilons at which something is learnt, as figures 1 and 2 to 4 show them.
 LARGE = EPSILONS[4:]
+#: Epsilons whose runs have several seeds at scale full. At smaller ones, LeNet learns nothing.
+REPEATED = EPSILONS[6:]
 #: Numbers of cells.
 CELLS = (1, 3, 10, 30, 100)
 #: Accuracy of the source's models without protection.
@@ -194,6 +196,11 @@ def _full(task: Task, *, perturbed: bool) -> dict[str, Any]:
         task, purchase100.SYNTHETIC
     )
     return {"data": {"name": name}, "model": "purchase_dnn", "training": training}
+
+
+def seeds_at(scale: Scale, eps: float) -> Sequence[int]:
+    """Return the seeds of a LeNet's runs at the epsilon `eps`."""
+    return SEEDS if scale == "full" and eps in REPEATED else SEEDS[:1]
 
 
 def title(scale: Scale, task: Task) -> str:

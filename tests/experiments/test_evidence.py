@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from scipy import stats
 
@@ -22,21 +24,34 @@ def test_an_idle_run_is_named_with_its_accuracy() -> None:
     assert said == "less than 0.1 above chance level (0.050) at the end: flat (0.051), low (0.070)"
 
 
+def lost(plain: Sequence[float], noisy: Sequence[float]) -> Lost:
+    """Runs of one seed, with ten labels."""
+    return Lost([[each] for each in plain], [[each] for each in noisy], 10)
+
+
 def test_a_trend_begins_with_the_first_run_that_learnt() -> None:
-    lost = Lost([0.8] * 5, [0.1, 0.12, 0.4, 0.1, 0.8], 10)
-    assert lost.rates == pytest.approx([0.875, 0.85, 0.5, 0.875, 0.0])
-    assert lost.trend == pytest.approx([0.5, 0.875, 0.0])  # an idle run in between counts
-    assert not lost.nothing
-    assert (
-        Lost([0.8] * 3, [0.1, 0.1, 0.7], 10).nothing == "fewer than two runs end above chance level"
-    )
-    assert "without protection (0.110)" in Lost([0.8, 0.11], [0.7, 0.7], 10).nothing
+    runs = lost([0.8] * 5, [0.1, 0.12, 0.4, 0.1, 0.8])
+    assert runs.rates == pytest.approx([0.875, 0.85, 0.5, 0.875, 0.0])
+    # an idle run in between counts
+    assert [rate for (rate,) in runs.trend] == pytest.approx([0.5, 0.875, 0.0])
+    assert not runs.nothing
+    few = lost([0.8] * 3, [0.1, 0.1, 0.7])
+    assert few.nothing == "fewer than two runs end above chance level"
+    assert "without protection (0.110)" in lost([0.8, 0.11], [0.7, 0.7]).nothing
 
 
 def test_each_run_is_compared_with_its_own_run_without_protection() -> None:
-    lost = Lost([0.8, 0.5, 0.0], [0.4, 0.4, 0.3], 10)
-    assert lost.rates == pytest.approx([0.5, 0.2, 0.0])
-    assert Lost([0.8, 0.5], [0.4, 0.1], 10).trend == pytest.approx([0.5, 0.8])
+    runs = lost([0.8, 0.5, 0.0], [0.4, 0.4, 0.3])
+    assert runs.rates == pytest.approx([0.5, 0.2, 0.0])
+    assert [rate for (rate,) in lost([0.8, 0.5], [0.4, 0.1]).trend] == pytest.approx([0.5, 0.8])
+
+
+def test_the_mean_of_all_seeds_decides_if_a_setting_learnt() -> None:
+    runs = Lost([[0.8], [0.8, 0.5]], [[0.1], [0.1, 0.6]], 10)
+    assert runs.learnt == [False, True]
+    assert runs.by_seed[1] == pytest.approx([0.875, -0.2])
+    assert runs.rates == pytest.approx([0.875, 0.3375])
+    assert "without protection (0.150)" in Lost([[0.8, 0.15]], [[0.7, 0.7]], 10).nothing
 
 
 def test_three_seeds_have_students_interval() -> None:
@@ -86,7 +101,23 @@ def test_a_difference_may_have_another_slack() -> None:
     ],
 )
 def test_what_falls(values: list[float], answer: bool | None) -> None:
-    falling, nothing = falls(values, 0.03)
+    falling, nothing = falls([[value] for value in values], 0.03)
+    assert (falling, bool(nothing)) == (answer is True, answer is None)
+
+
+@pytest.mark.parametrize(
+    ("last", "answer"),
+    [
+        ([0.3, 0.31, 0.29], True),
+        ([0.3], True),  # the first seed alone, far enough
+        ([0.39], None),
+        ([0.39, 0.3, 0.1], None),  # the mean alone would fall
+        ([0.4, 0.411, 0.39], False),
+        ([0.4, 0.5, 0.46], False),  # their mean rises
+    ],
+)
+def test_what_falls_seed_by_seed(last: list[float], answer: bool | None) -> None:
+    falling, nothing = falls([[0.4, 0.41, 0.39], last], 0.03)
     assert (falling, bool(nothing)) == (answer is True, answer is None)
 
 

@@ -53,7 +53,7 @@ def swept(sweeps: Mapping[str, Sweep], **more: float) -> Mapping[str, Swept]:
 
 def collapsed(name: str) -> Iterator[Verdict]:
     """Yield every verdict of an experiment about runs that all ended at chance level."""
-    idle = Lost([CHANCE] * 5, [CHANCE] * 5, 10)
+    idle = Lost([[CHANCE]] * 5, [[CHANCE]] * 5, 10)
     if name == "signds-lenet":
         up = {"bytes_up_per_client": 300.0, "auc": 0.5}
         yield from signds_lenet.judged(
@@ -87,13 +87,13 @@ def collapsed(name: str) -> Iterator[Verdict]:
         rates = {(task, kind): idle for task in TASKS for kind in ldp_jobs.MECHANISMS}
         yield from ldp_claims.epsilon_decides(rates)
         # Without protection, the model learnt, and the attack finds members.
-        noisy = Lost([0.9] * 5, [CHANCE] * 5, 10)
+        noisy = Lost([[0.9]] * 5, [[CHANCE]] * 5, 10)
         leaks = [share("leakage", hits, 10_000) for hits in (5600, *[5003] * 5)]
         yield from ldp_claims.leakage_within(
             dict.fromkeys(TASKS, leaks), dict.fromkeys(TASKS, noisy)
         )
     elif name == "ldp-clients":
-        yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), [idle] * 3)
+        yield ldp_claims.clients_help("rr", (1, 2, 3, 4, 5), idle)
     elif name == "ldp-noniid":
         yield from ldp_claims.few_labels_cost_without({"iid": flat(), "shards": flat()})
         yield ldp_claims.few_labels_cost(idle, idle)
@@ -150,7 +150,7 @@ def test_one_idle_run_of_two_is_enough() -> None:
 
 def test_the_smallest_epsilon_may_end_at_chance_level() -> None:
     """The source says that it does not converge: that is the claim, and the only one."""
-    lost = Lost([0.9] * 3, [CHANCE, 0.5, 0.88], 10)
+    lost = Lost([[0.9]] * 3, [[CHANCE], [0.5], [0.88]], 10)
     rates = {(task, kind): lost for task in TASKS for kind in ldp_jobs.MECHANISMS}
     answers = {v.what: v.answer for v in ldp_claims.epsilon_decides(rates)}
     assert answers["the smallest epsilon"] == "agrees"
@@ -160,7 +160,7 @@ def test_the_smallest_epsilon_may_end_at_chance_level() -> None:
 def test_an_attack_that_guesses_without_protection_measures_nothing() -> None:
     def verdict(*right: int, noisy: Sequence[float] = (0.5, 0.8)) -> Verdict:
         leaks = [share("leakage", hits, 1_000) for hits in right]
-        lost = Lost([0.9] * len(noisy), noisy, 10)
+        lost = Lost([[0.9]] * len(noisy), [[each] for each in noisy], 10)
         (found,) = ldp_claims.leakage_within({TASKS[0]: leaks}, {TASKS[0]: lost})
         return found
 

@@ -221,9 +221,14 @@ def test_cells_are_judged_by_the_figures() -> None:
     assert level.answer == "says nothing"
 
 
-def lost(*rates: float, plain: float = 0.98) -> Lost:
-    """Runs of digits that lose these shares of the accuracy without protection."""
-    return Lost([plain] * len(rates), [plain * (1 - rate) for rate in rates], 10)
+def lost(*rates: float | Sequence[float], plain: float = 0.98) -> Lost:
+    """Runs of digits, each with one rate or with that of each seed.
+
+    They lose these shares of the accuracy without protection.
+    """
+    seeds = [[rate] if isinstance(rate, float) else rate for rate in rates]
+    noisy = [[plain * (1 - rate) for rate in each] for each in seeds]
+    return Lost([[plain] * len(each) for each in seeds], noisy, 10)
 
 
 def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
@@ -244,7 +249,7 @@ def test_epsilons_are_judged_by_the_figures() -> None:
 
 def test_several_seeds_of_clients_are_judged_by_their_interval() -> None:
     def answer(*falls: float) -> str:
-        seeds = [lost(0.9, 0.4, 0.4 - fall) for fall in falls]
+        seeds = lost([0.9] * len(falls), [0.4] * len(falls), [0.4 - fall for fall in falls])
         return ldp_claims.clients_help("rr", (1, 2, 3), seeds).answer
 
     assert answer(0.1) == "agrees"
@@ -252,9 +257,8 @@ def test_several_seeds_of_clients_are_judged_by_their_interval() -> None:
     assert answer(0.25, 0.01, 0.04) == "says nothing"  # the mean alone would agree
     assert answer(0.0, 0.005, -0.005) == "differs"
     assert answer(-0.1, -0.12, 0.0) == "differs"  # the mean rises by more than 0.05
-    shown = ldp_claims.clients_help(
-        "rr", (1, 2, 3), [lost(0.9, 0.4, 0.3 + k / 50) for k in range(3)]
-    )
+    last = [0.3 + k / 50 for k in range(3)]
+    shown = ldp_claims.clients_help("rr", (1, 2, 3), lost(0.9, [0.4] * 3, last))
     assert "0.320 [0.270, 0.370]" in str(shown)
 
 
@@ -277,9 +281,9 @@ def test_each_run_of_the_clients_is_compared_with_that_of_its_seed(tmp_path: Pat
 
 
 def test_clients_and_splits_are_judged_by_the_figures() -> None:
-    assert ldp_claims.clients_help("rr", (1, 2, 3), [lost(0.9, 0.5, 0.1)]).agrees
+    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.9, 0.5, 0.1)).agrees
     # an idle run after one that learnt is no start of the curve
-    assert ldp_claims.clients_help("rr", (1, 2, 3), [lost(0.5, 0.9, 0.1)]).answer == "differs"
+    assert ldp_claims.clients_help("rr", (1, 2, 3), lost(0.5, 0.9, 0.1)).answer == "differs"
     iid, both = lost(0.9, 0.5, 0.1, 0.0), ldp_claims.few_labels_cost
     assert both(iid, lost(0.95, 0.6, 0.2, 0.1)).agrees
     assert both(iid, lost(0.85, 0.6, 0.2, 0.1)).agrees  # neither learnt at the first
@@ -288,6 +292,29 @@ def test_clients_and_splits_are_judged_by_the_figures() -> None:
     for near in (0.01, -0.01):
         assert both(iid, lost(0.95, 0.6, 0.1 + near, 0.1)).answer == "says nothing"
     assert both(iid, lost(0.9, 0.9, 0.9, 0.9)).answer == "says nothing"
+
+
+def test_few_labels_are_judged_by_each_epsilon_s_interval() -> None:
+    iid = lost(0.9, 0.9, [0.1, 0.11, 0.09], [0.01, 0.02, 0.03])
+
+    def verdict(third: Sequence[float], fourth: Sequence[float]) -> Verdict:
+        return ldp_claims.few_labels_cost(iid, lost(0.9, 0.9, third, fourth))
+
+    more = verdict([0.14, 0.15, 0.16], [0.02, 0.03, 0.04])
+    assert more.agrees  # by little, at every seed
+    assert more.ours.startswith("0.900 / 0.900, 0.900 / 0.900, 0.100 [0.075, 0.125] / 0.150 [")
+    assert "non-IID minus IID, seed by seed: the interval lies above 0" in more.held_to
+    assert verdict([0.14, 0.15, 0.16], [0.0, 0.02, 0.02]).answer == "differs"
+    assert verdict([0.2, 0.15, 0.05], [0.02, 0.03, 0.04]).answer == "says nothing"
+    assert verdict([0.2, 0.15, 0.05], [0.0, 0.02, 0.02]).answer == "differs"
+
+
+def test_full_runs_have_several_seeds_where_lenet_learns() -> None:
+    names = {*ldp_figures.NonIID().table("full")}
+    assert {"shards-1.2", "shards-4.8", "shards-4.8-seed-2", "iid-9.6-seed-1"} <= names
+    assert not names & {"shards-2.4-seed-1", "iid-1.2-seed-2"}
+    assert len(names) == 6 + 2 * (2 + 2 * 3)
+    assert len(ldp_figures.NonIID().table("small")) == 6 + 2 * 4
 
 
 @pytest.mark.parametrize(
