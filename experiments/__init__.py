@@ -7,7 +7,7 @@ EXPERIMENTS = {
     "signds-keys": "signds_keys:SignDSKeys",
     "ldp-convergence": "ldp_figures:Convergence",
     "ldp-cells": "ldp_figures:Cells",
-    "ldp-epsilon": "ldp_figures:Epsilons",
+    "ldp-epsilon": "ldp_epsilon:Epsilons",
     "ldp-clients": "ldp_figures:Clients",
     "ldp-noniid": "ldp_figures:NonIID",
     "ldp-adaptive": "ldp_adaptive:Adaptive",

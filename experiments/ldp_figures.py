@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
 from experiments.arms import Runs, accuracy, curve, listed
 from experiments.evidence import SEEDS, Lost, of_seeds, seeded
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
-    baselines_reached,
     cells_help,
     clients_help,
     converges,
-    epsilon_decides,
     few_labels_cost,
     few_labels_cost_without,
-    leakage_within,
 )
 from experiments.ldp_jobs import (
     CELLS,
@@ -28,19 +24,15 @@ from experiments.ldp_jobs import (
     SPLITS,
     ArmArguments,
     LDPFigure,
-    Task,
-    labels,
     seeds_at,
-    title,
 )
-from experiments.leakage import leakage
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.privacy.finding import CONFIDENCE, Measured
+from fedveil.privacy.finding import CONFIDENCE
 from fedveil.studies.several_runs import first_round
 
 
-def _lost(runs: Runs, names: Mapping[str, str], of: int = 10) -> Lost:
+def lost_accuracy(runs: Runs, names: Mapping[str, str], of: int = 10) -> Lost:
     """Return the accuracies of noisy runs, and of runs without protection at the same seeds.
 
     `names` has the name of the run without protection for each noisy run. There are `of` labels.
@@ -53,7 +45,7 @@ def _lost(runs: Runs, names: Mapping[str, str], of: int = 10) -> Lost:
     return Lost(shared, noisy, of)
 
 
-def _rates(
+def rates_by(
     name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Lost]
 ) -> Plot:
     """Plot loss rates, a curve for each series. Series without a mechanism's name belong to RR."""
@@ -146,90 +138,16 @@ class Cells(LDPFigure):
             f"nearest state, as in the source. Under `shards`, each client holds few labels."
         )
         rates = {
-            (split, eps): _lost(runs, {f"{split}-{eps:g}-{cells}": split for cells in CELLS})
+            (split, eps): lost_accuracy(
+                runs, {f"{split}-{eps:g}-{cells}": split for cells in CELLS}
+            )
             for split, eps in self.series
         }
-        plot = _rates(
+        plot = rates_by(
             "cells", "RR: accuracy lost by the number of cells", Axis("cells", log=True),
             CELLS, {f"{split}, epsilon {eps:g}": rates[split, eps] for split, eps in rates},
         )  # fmt: skip
         return Outcome(ran, [cells_help(*series) for series in rates.items()], (), [plot])
-
-
-class Epsilons(LDPFigure):
-    """Accuracy-loss rate and leakage rate by epsilon, for both tasks and both mechanisms."""
-
-    name = "ldp-epsilon"
-    what = "What epsilon costs in accuracy, and what a membership attack still finds."
-    source = "002, figure 3"
-    scales = get_args(Scale)
-    dense = True
-    medium_rounds = 50
-    #: At scale small, two of the four epsilons that are too small to learn anything are omitted.
-    shown: Mapping[Scale, Sequence[float]] = {
-        "small": (EPSILONS[0], EPSILONS[2], *LARGE),
-        "medium": EPSILONS,
-        "full": EPSILONS,
-    }
-
-    def table(self, scale: Scale) -> ArmArguments:
-        """Return each task's runs: without protection, and of each mechanism at each epsilon."""
-        tasks = self.tasks(scale)
-        return {
-            **{task: {"task": task} for task in tasks},
-            **{f"{task}-{kind}-{eps:g}": {"task": task, "protection": kind, "eps": eps}
-               for task in tasks for kind in MECHANISMS for eps in self.shown[scale]},
-        }  # fmt: skip
-
-    def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
-        """Judge all runs, and the attack on the models of RR."""
-        tell("membership attacks")
-        shown, tasks = self.shown[scale], self.tasks(scale)
-        leaks: dict[Task, Sequence[Measured]] = {
-            task: [leakage(folder / name) for name in
-                   [task, *(f"{task}-rr-{eps:g}" for eps in shown)]]
-            for task in tasks
-        }  # fmt: skip
-        rates = {
-            (task, kind): _lost(runs, {f"{task}-{kind}-{eps:g}": task for eps in shown},
-                                labels(scale, task))
-            for task in tasks
-            for kind in MECHANISMS
-        }  # fmt: skip
-        ran = (
-            f"Epsilons: {', '.join(f'{eps:g}' for eps in shown)}. The leakage rate is the balanced "
-            f"accuracy of a membership attack that compares the final model's loss on an example "
-            f"with a threshold. The attacker chooses the threshold on one half of the examples, of "
-            f"which it knows the members."
-        )
-        plots = [
-            _rates(
-                task, f"{title(scale, task)}: accuracy lost by epsilon of a bit",
-                Axis("epsilon", log=True), shown, {kind: rates[task, kind] for kind in MECHANISMS},
-            )
-            for task in tasks
-        ]  # fmt: skip
-        baselines = baselines_reached(scale, runs, tasks)
-        of_rr = {task: rates[task, "rr"] for task in tasks}
-        verdicts = [*baselines, *epsilon_decides(rates), *leakage_within(leaks, of_rr)]
-        return Outcome(ran, verdicts, (), [*plots, _leak_plot(scale, shown, leaks)])
-
-
-def _leak_plot(
-    scale: Scale, shown: Sequence[float], leaks: Mapping[Task, Sequence[Measured]]
-) -> Plot:
-    curves = []
-    for task, (plain, *noisy) in leaks.items():
-        values, low, high = ([getattr(leak, part) for leak in noisy]
-                             for part in ("value", "low", "high"))  # fmt: skip
-        curves.append(Curve(title(scale, task), shown, values, low, high, marks=True,
-                            protection="rr"))  # fmt: skip
-        level = [plain.value] * len(shown)
-        curves.append(Curve(f"{title(scale, task)}, plain", shown, level, dashed=True,
-                            protection="not_encrypt"))  # fmt: skip
-    return Plot("leakage", "What a membership attack finds, under RR", Axis("epsilon", log=True),
-                Axis("leakage rate"), curves,
-                "Shaded: 95% intervals. Guessing is right half the time.")  # fmt: skip
 
 
 class Clients(LDPFigure):
@@ -262,7 +180,7 @@ class Clients(LDPFigure):
         """Compute the loss rates of both mechanisms, against as many clients without protection."""
         numbers = self.numbers[scale]
         rates = {
-            kind: _lost(runs, {f"{kind}-{n}": f"not_encrypt-{n}" for n in numbers})
+            kind: lost_accuracy(runs, {f"{kind}-{n}": f"not_encrypt-{n}" for n in numbers})
             for kind in MECHANISMS
         }
         ran = (
@@ -271,7 +189,7 @@ class Clients(LDPFigure):
             f"loss is measured against a run with equally many clients and no protection. The "
             f"source states neither its numbers of clients nor its epsilon."
         )
-        plot = _rates(
+        plot = rates_by(
             "clients", f"Accuracy lost by the number of clients, epsilon {self.eps:g}",
             Axis("clients"), numbers, rates,
         )  # fmt: skip
@@ -305,7 +223,7 @@ class NonIID(LDPFigure):
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
         """Compare both splits with their own runs without protection."""
-        iid, shards = (_lost(runs, {f"{s}-{eps:g}": s for eps in LARGE}) for s in SPLITS)
+        iid, shards = (lost_accuracy(runs, {f"{s}-{eps:g}": s for eps in LARGE}) for s in SPLITS)
         several = f", and under RR at epsilon {listed(REPEATED, 1)}," if scale == "full" else ""
         ran = (
             "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
@@ -313,7 +231,7 @@ class NonIID(LDPFigure):
             f"{several} a figure is the mean of {len(SEEDS)} seeds, with its {CONFIDENCE:.0%} "
             "confidence interval. The other runs have one seed."
         )
-        plot = _rates(
+        plot = rates_by(
             "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),
             LARGE, {"dealt at random": iid, "two labels a client": shards},
         )  # fmt: skip

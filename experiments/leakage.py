@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
+from experiments.evidence import LEAST_SEEDS, interval
 from fedveil.attacks.membership.model_answers import answers
 from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
@@ -27,3 +31,15 @@ def leakage(folder: Path) -> Measured:
     )
     threshold = best_threshold(members[::2], others[::2])
     return balanced_accuracy("leakage", members[1::2], others[1::2], threshold)
+
+
+def over_seeds(rates: Sequence[Measured]) -> Measured:
+    """Return the mean of the leakage rates of several seeds' models, with Student's interval.
+
+    The rate of a single model keeps its own interval, that over the attacked examples.
+    """
+    if len(rates) < LEAST_SEEDS:
+        return rates[0]
+    values = [rate.value for rate in rates]
+    low, high = interval(values)
+    return replace(rates[0], value=mean(values), low=low, high=high)

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from experiments import evidence, ldp_adaptive, ldp_claims, ldp_figures, ldp_jobs
+from experiments import evidence, ldp_adaptive, ldp_claims, ldp_epsilon, ldp_figures, ldp_jobs
 from experiments.arms import Arm
 from experiments.catalog import find
 from experiments.evidence import Lost, seeded
 from experiments.experiment import Verdict
+from experiments.leakage import over_seeds
 from experiments.reproduction import reproduce
 from fedveil.data import purchase100
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
+from fedveil.privacy.finding import Measured
+from fedveil.privacy.intervals import share
 from folders import DOCS
 
 LDP = ("convergence", "cells", "epsilon", "clients", "noniid", "adaptive")
@@ -159,7 +162,7 @@ def test_what_each_figure_varies() -> None:
 
     assert shown("convergence", "protection.name") == {"rr", "oue"}
     assert shown("epsilon", "protection.unary.eps") == {*ldp_jobs.EPSILONS}
-    assert len(arms("epsilon")) == 2 * (1 + 2 * 8)
+    assert len(arms("epsilon")) == 2 * (3 + 2 * 8) + 2 * 2 * (2 + 3)
     assert shown("cells", "protection.unary.cells") == {1, 3, 10, 30, 100}
     assert shown("cells", "data.split") == {"iid", "shards"}
     assert max(shown("clients", "clients.number")) == 1000
@@ -235,7 +238,7 @@ def epsilons_agree(rr: Sequence[float], oue: Sequence[float]) -> list[bool]:
     """Both tasks with these loss rates."""
     rates = {(task, kind): lost(*values) for task in ldp_jobs.TASKS
              for kind, values in (("rr", rr), ("oue", oue))}  # fmt: skip
-    return [verdict.agrees for verdict in ldp_claims.epsilon_decides(rates)]
+    return [verdict.agrees for verdict in ldp_epsilon.epsilon_decides(rates)]
 
 
 def test_epsilons_are_judged_by_the_figures() -> None:
@@ -245,6 +248,74 @@ def test_epsilons_are_judged_by_the_figures() -> None:
     assert epsilons_agree(good, later) == [True] * 6 + [False] * 2
     bad = (0.2, 0.9, 0.9, 0.8, 0.5, 0.2, 0.4, 0.1)
     assert epsilons_agree(bad, bad) == [False] * 6 + [True] * 2
+
+
+def epsilon_verdicts(rr: Sequence[Sequence[float]], oue: Sequence[Sequence[float]]) -> list[str]:
+    """The answers about one task: the largest epsilon, the smallest, and RR beside OUE."""
+    losses = {(ldp_jobs.TASKS[0], kind): lost(*each) for kind, each in (("rr", rr), ("oue", oue))}
+    verdicts = [*ldp_epsilon.epsilon_decides(losses)]
+    return [verdict.answer for verdict in verdicts[2:]]
+
+
+@pytest.mark.parametrize(
+    ("last", "answers"),
+    [
+        ([0.01, 0.02, 0.03], ["agrees", "agrees", "agrees"]),
+        ([0.065, 0.07, 0.075], ["differs", "agrees", "agrees"]),
+        ([0.02, 0.04, 0.06], ["says nothing", "agrees", "agrees"]),  # its interval ends at 0.09
+        ([0.13, 0.14, 0.15], ["differs", "agrees", "differs"]),
+        ([0.05, 0.1, 0.15], ["says nothing", "agrees", "says nothing"]),
+    ],
+)
+def test_several_seeds_of_an_epsilon_are_judged_by_their_interval(
+    last: list[float], answers: list[str]
+) -> None:
+    rr = [[0.9], [0.5, 0.5, 0.5], [0.01, 0.02, 0.03]]
+    assert epsilon_verdicts(rr, [[0.9], [0.5, 0.51, 0.52], last]) == answers
+
+
+def test_only_epsilons_that_learn_have_several_seeds() -> None:
+    names = {arm.name for arm in ldp_epsilon.Epsilons().arms("medium")}
+    assert {"lenet-mnist-seed-2", "lenet-mnist-rr-4.8-seed-1", "lenet-mnist-oue-0.6"} <= names
+    assert "dnn-purchase100-synthetic-rr-2.4-seed-2" in names
+    few = {"lenet-mnist-oue-2.4-seed-1", "dnn-purchase100-synthetic-rr-1.2-seed-1"}
+    assert not few & names
+    assert {arm.job.seed for arm in ldp_epsilon.Epsilons().arms("small")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("reached", "answer"),
+    [
+        ([0.9875, 0.988, 0.987], "agrees"),
+        ([0.9, 0.91, 0.92], "differs"),
+        ([0.988, 0.97, 0.985], "says nothing"),  # the mean is near enough
+        ([0.988, 0.988, 0.1], "says nothing"),  # one seed learnt nothing
+    ],
+)
+def test_the_baseline_is_judged_by_all_its_seeds(reached: list[float], answer: str) -> None:
+    task = ldp_jobs.TASKS[0]
+    runs = {seeded(task, seed): run(each) for seed, each in enumerate(reached)}
+    (verdict,) = ldp_epsilon.baselines_reached("medium", runs, [task])
+    assert verdict.answer == answer
+
+
+def test_the_leakage_of_several_seeds_is_their_mean_with_its_interval() -> None:
+    found = [share("leakage", hits, 1_000) for hits in (620, 640, 660)]
+    both = over_seeds(found)
+    assert both.value == pytest.approx(0.64)
+    assert (both.low, both.high) == pytest.approx((0.5903, 0.6897), abs=1e-4)
+    assert over_seeds(found[:1]) == found[0]
+
+
+def test_the_models_of_all_seeds_are_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attack(folder: Path) -> Measured:
+        return share("leakage", {"a": 620, "a-seed-1": 640, "a-seed-2": 660}[folder.name], 1_000)
+
+    monkeypatch.setattr(ldp_epsilon, "leakage", attack)
+    runs = {name: run(0.9) for name in ("a", "a-seed-1", "a-seed-2", "b-seed-1")}
+    assert ldp_epsilon.Epsilons()._leakage(tmp_path, runs, "a").value == pytest.approx(0.64)
 
 
 def test_several_seeds_of_clients_are_judged_by_their_interval() -> None:
@@ -448,7 +519,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
 def test_a_miniature_of_the_epsilons(
     miniature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ldp_figures.Epsilons, "shown", {"small": (0.6, 9.6)})
+    monkeypatch.setattr(ldp_epsilon.Epsilons, "shown", {"small": (0.6, 9.6)})
     _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
     assert [plot.name for plot in outcome.plots] == [
         "lenet-mnist",
