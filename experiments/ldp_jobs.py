@@ -130,8 +130,8 @@ SHARED = """
   train all of it in a round. A round took 10.7 s of one core under RR and 4.5 s without
   protection. If OUE takes as long as RR, the 17 runs of `ldp-epsilon` take 24 hours of one core,
   and the ten of `ldp-adaptive` take 14 hours.
-- **One seed**, unless a page says otherwise. The pages of 002 together took nine hours with one.
-  Where one seed cannot decide a claim, the runs have three.
+- **Seeds.** At scale small, a run has one seed. At larger scales, runs have three seeds where the
+  model learns something, and one where it does not. A page says so, and which runs are exceptions.
 
 These are the settings of the jobs at scale small:
 """
