@@ -139,6 +139,11 @@ def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
     return inside, "" if inside else f"the seeds differ too much to decide: [{low:.4f}, {high:.4f}]"
 
 
+def near(apart: Sequence[float], bound: float) -> tuple[bool, str]:
+    """Decide as `within` does. Too few seeds for an interval decide by their mean."""
+    return within(apart, bound) if len(apart) >= LEAST_SEEDS else (abs(mean(apart)) <= bound, "")
+
+
 def falls(values: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:
     """Decide whether values fall from setting to setting. Returns a pair like `decided`.
 

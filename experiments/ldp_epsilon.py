@@ -8,19 +8,9 @@ from statistics import mean
 from typing import TypeAlias, get_args
 
 from experiments.arms import Runs, accuracy
-from experiments.evidence import (
-    LEAST_SEEDS,
-    SEEDS,
-    Lost,
-    decided,
-    idle,
-    of_seeds,
-    seeded,
-    with_interval,
-    within,
-)
+from experiments.evidence import SEEDS, Lost, decided, idle, near, of_seeds, seeded, with_interval
 from experiments.experiment import Outcome, Scale, Tell, Verdict
-from experiments.ldp_claims import all_hold, falling
+from experiments.ldp_claims import all_hold, falling, whole_interval
 from experiments.ldp_figures import lost_accuracy, rates_by
 from experiments.ldp_jobs import (
     BASELINES,
@@ -158,25 +148,14 @@ def baselines_reached(scale: Scale, runs: Runs, tasks: Sequence[Task]) -> Iterat
             continue
         reached = [accuracy(run) for run in of_seeds(runs, task)]
         theirs = BASELINES[source_task(task), "iid"]
-        near, nothing = _near([each - theirs for each in reached], 0.01)
+        agrees, nothing = near([each - theirs for each in reached], 0.01)
         yield Verdict.of(
-            near, f"{task}: accuracy without protection",
-            f"{theirs:.4f}", with_interval(reached, 4), held_to=_at_most_apart(0.01, len(reached)),
+            agrees, f"{task}: accuracy without protection", f"{theirs:.4f}",
+            with_interval(reached, 4), held_to=f"at most 0.01 apart{whole_interval(len(reached))}",
             same="less than a percentage point apart",
             other="the data, the model or the rounds are not the source's",
             nothing=idle({task: min(reached)}, labels(scale, task)) or nothing,
         )  # fmt: skip
-
-
-def _near(apart: Sequence[float], bound: float) -> tuple[bool, str]:
-    """Decide whether a difference is at most `bound`. A single seed's value decides by itself."""
-    return within(apart, bound) if len(apart) >= LEAST_SEEDS else (abs(mean(apart)) <= bound, "")
-
-
-def _at_most_apart(bound: float, seeds: int) -> str:
-    """Return the criterion of `_near` in words."""
-    whole = "" if seeds < LEAST_SEEDS else ", the whole interval"
-    return f"at most {bound:g} apart{whole}"
 
 
 def epsilon_decides(losses: Losses) -> Iterator[Verdict]:
@@ -238,13 +217,13 @@ def _alike(task: Task, rr: Lost, oue: Lost) -> Verdict:
              for pair in zip(rr.by_seed, oue.by_seed, strict=True)]  # fmt: skip
     both = [a and b for a, b in zip(rr.learnt, oue.learnt, strict=True)]
     compared = [each for each, ok in zip(apart, both, strict=True) if ok]
-    agrees, unsure = all_hold(_near(each, bound) for each in compared)
+    agrees, unsure = all_hold(near(each, bound) for each in compared)
     silent = "" if compared else "at no epsilon do both end above chance level"
-    criterion = _at_most_apart(bound, max(map(len, compared), default=1))
+    whole = whole_interval(max(map(len, compared), default=1))
     return Verdict.of(
         agrees, f"{task}: OUE's loss rate minus RR's", "nearly 0",
         ", ".join(map(with_interval, apart)),
-        held_to=f"{criterion} where both end above chance level",
+        held_to=f"at most {bound:g} apart{whole}, where both end above chance level",
         same=f"they are at most {bound:g} apart",
         other="at equal epsilon, OUE's estimate has at least about four times RR's variance, "
         "but a report of RR costs twice as much",

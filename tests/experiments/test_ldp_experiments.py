@@ -424,6 +424,24 @@ def test_seeds_tell_baselines_apart_that_one_cannot(shards: Sequence[float], ans
     assert ends.ours.startswith("0.9889 [0.9872, 0.9905], ")
 
 
+@pytest.mark.parametrize(
+    ("iid", "answer"),
+    [
+        ((0.9883, 0.9887, 0.9896), "agrees"),
+        ((0.9883, 0.9887, 0.975), "says nothing"),  # the mean is near enough
+        ((0.953, 0.954, 0.955), "differs"),
+    ],
+)
+def test_baselines_are_held_to_the_interval_of_their_seeds(
+    iid: Sequence[float], answer: str
+) -> None:
+    runs = {seeded("iid", seed): run(end) for seed, end in enumerate(iid)}
+    runs |= {seeded("shards", seed): run(0.9866 + seed / 10_000) for seed in range(3)}
+    ends, _ = ldp_claims.few_labels_cost_without(runs)
+    assert ends.answer == answer
+    assert ends.held_to == "each at most 0.01 from the source's, with the whole interval"
+
+
 def test_the_arms_of_one_name_differ_in_their_seeds_alone() -> None:
     for name, of in (("noniid", "shards"), ("adaptive", "lenet-mnist-adaptive")):
         jobs = {arm.name: arm.job for arm in arms(name)}
