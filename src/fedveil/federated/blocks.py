@@ -74,8 +74,8 @@ class ClientsSettings(Block):
     number: int | None = Field(
         100,
         ge=1,
-        description="number of clients. null, or no value under `data.split: by_client` or "
-        "`writers`: as many as the data has owners",
+        description="number of clients. null (or, under `data.split: by_client` or `writers`, no "
+        "value): the number of the data's owners",
     )
     fraction: float = Field(
         0.5, gt=0, le=1, description="share of the clients that take part in a round"
