@@ -114,7 +114,7 @@ def test_what_is_not_run_is_there_with_its_reason() -> None:
 def test_doctests_are_run_beside_the_ledger() -> None:
     """`tests/privacy/test_ledger.py` runs those of two pages, and there are no others."""
     pages = {b.page for b in of("python") if ">>> " in b.text}
-    assert pages == {"docs/privacy.md", "docs/audits.md"}
+    assert pages == {"docs/privacy.md", "docs/audits/mechanism.md"}
 
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)

@@ -578,7 +578,9 @@ def test_a_projection_is_a_run_in_which_a_client_is_always_drawn():
 # The documented page
 
 
-@pytest.mark.parametrize(("name", "pieces", "lines"), [("privacy", 5, 14), ("audits", 1, 6)])
+@pytest.mark.parametrize(
+    ("name", "pieces", "lines"), [("privacy", 5, 14), ("audits/mechanism", 1, 6)]
+)
 def test_the_page_runs(name: str, pieces: int, lines: int) -> None:
     """Every example of the page, one after the other, with the output that it shows."""
     page = DOCS / f"{name}.md"

@@ -124,8 +124,8 @@ def _unsolvable(job: Job, protection: Protection) -> str:
     name = job.protection.name
     if not protection.noised(protection.settings):
         return (
-            f"protection.name = {name} promises no epsilon, so there is nothing to solve "
-            f"for. Use one that perturbs reports, such as dp_encrypt"
+            f"protection.name = {name} promises no epsilon under any settings. Choose another "
+            f"protection, for example with `--set protection=distributed_dp`"
         )
     return (
         f"protection.name = {name} does not declare which parameter decides the cost of a "

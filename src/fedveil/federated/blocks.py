@@ -74,8 +74,8 @@ class ClientsSettings(Block):
     number: int | None = Field(
         100,
         ge=1,
-        description="number of clients. null, or no value under `data.split: by_client` or "
-        "`writers`: as many as the data has owners",
+        description="number of clients. null (or, under `data.split: by_client` or `writers`, no "
+        "value): the number of the data's owners",
     )
     fraction: float = Field(
         0.5, gt=0, le=1, description="share of the clients that take part in a round"
@@ -84,7 +84,7 @@ class ClientsSettings(Block):
         "fixed",
         description="fixed: every round has the same number of clients. poisson: each client takes "
         "part independently and secretly with probability `clients.fraction`, so the numbers of "
-        "clients differ. Under distributed_dp every client is asked, and itself draws if it adds "
+        "clients differ. Under distributed_dp every client is asked, and draws whether it adds "
         "its update",
     )
     own_layers: list[str] = Field(
@@ -159,10 +159,11 @@ class EvaluationSettings(Block):
     metrics: list[str] | None = Field(
         None,
         min_length=1,
-        description="metrics of a bundled task; the first one decides. null: classification "
-        "accuracy, auc (also ks, balanced_accuracy, f1, f1_per_class, "
-        "confusion), also of sequence_classification; regression rmse, mae, r2; multilabel f1, "
-        "accuracy, auc (also exact_match); next_token and instruction perplexity, accuracy",
+        description="metrics of a built-in task. The first one decides which model is best. null: "
+        "accuracy, auc under classification and sequence_classification (also available: ks, "
+        "balanced_accuracy, f1, f1_per_class, confusion); rmse, mae, r2 under regression; f1, "
+        "accuracy, auc under multilabel (also available: exact_match); perplexity, accuracy under "
+        "next_token and instruction",
     )
 
 
@@ -205,8 +206,9 @@ class AuditSettings(Block):
     norm: float | None = Field(
         None,
         gt=0,
-        description="L2 norm of a canary's update. null: the largest norm that the protection lets "
-        "through, or 1 if it does not clip",
+        description="L2 norm of a canary's update. null: 1.5, 8 and 64 times the clipping norm, "
+        "each for a third of the canaries. Without a clipping norm: 1, 1/64 and 64 if the "
+        "protection perturbs updates, otherwise 1",
     )
 
 

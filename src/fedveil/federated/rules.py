@@ -323,7 +323,7 @@ def _canaries_few(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "audit.canaries")
 def _reports_auditable(job: JobFields) -> str | None:
-    """`audit.canaries` needs a protection under which each single report is private.
+    """`audit.canaries` needs reports of single clients: under rr and oue, `fidelity: per_client`.
 
     Returns an error message, or None if the job follows this rule.
     """

@@ -148,7 +148,7 @@ def _unsure(taken: Line, lines: Sequence[Line]) -> str:
     alike = [str(replace(o.setting, epsilon=None)) for o in others if _overlap(o, taken)]
     if not alike:
         return ""
-    return f" The seeds do not tell it from {listed(alike)}: what they reach overlaps."
+    return f" Its lead over {listed(alike)} may be chance: the results of the seeds overlap."
 
 
 def _overlap(a: Line, b: Line) -> bool:
