@@ -192,7 +192,7 @@ def test_a_parameter_ends_where_the_job_ends_it() -> None:
     ("settings", "sentence"),
     [
         ([], "protection.name = not_encrypt promises no epsilon, so there is nothing to solve for. "
-             "Use one that perturbs reports, such as dp_encrypt"),
+             "Use one that adds noise, such as `protection: distributed_dp`"),
         (["protection={name: signds, signds: {sign_mag_eps: 9.0}}"],
          "no protection.signds.sign_eps brings the run to epsilon 5: at 1e-09 it is epsilon "),
         (["protection={name: dp_encrypt, dp_encrypt: {noise: continuous}}"],

@@ -68,6 +68,7 @@ def test_a_job_is_shown_as_the_code_that_makes_it() -> None:
     assert repr(Job()) == "Job()"
     job = Job.load(None, ["rounds=3", "training.lr=0.3", "protection=rr", "name=a'b"])
     shown = repr(job)
+    assert str(job) == shown
     assert shown == (
         """Job(name="a'b", rounds=3, training={'lr': 0.3}, server={'weighting': 'equal'}, """
         """protection={'name': 'rr'})"""

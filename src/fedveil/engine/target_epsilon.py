@@ -125,7 +125,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
     if not protection.noised(protection.settings):
         return (
             f"protection.name = {name} promises no epsilon, so there is nothing to solve "
-            f"for. Use one that perturbs reports, such as dp_encrypt"
+            "for. Use one that adds noise, such as `protection: distributed_dp`"
         )
     return (
         f"protection.name = {name} does not declare which parameter decides the cost of a "

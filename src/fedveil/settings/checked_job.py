@@ -45,6 +45,9 @@ class CheckedJob(Settings):
         given = ", ".join(f"{key}={value!r}" for key, value in keys.items())
         return f"{type(self).__name__}({given})"
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def _fill_in(self) -> None: ...
 
     @abstractmethod
