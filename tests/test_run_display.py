@@ -219,3 +219,13 @@ def test_a_diverged_model_s_loss_is_undefined() -> None:
     line = describe({**RECORD, "round": 1, "loss": float("nan")})
     assert "loss undefined" in line
     assert "nan" not in line
+
+
+def test_a_round_s_epsilon_is_that_of_the_run_s_conclusions() -> None:
+    """A client that was drawn less often has spent less, but this is not the run's guarantee."""
+    spent = {"epsilon_run_every_round": 2.771, "epsilon_run_most_drawn": 2.0473}
+    line = describe({**RECORD, "round": 9, **spent})
+    assert "epsilon 2.78 (meaningful), most drawn 2.05" in line
+    line = describe({**RECORD, "round": 9, **spent, "epsilon_run_most_drawn": 2.771})
+    assert "epsilon 2.78 (meaningful)" in line
+    assert "most drawn" not in line

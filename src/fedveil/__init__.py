@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedveil.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedveil import secagg
+    from fedveil import secagg, vertical
     from fedveil.entry.simulation import Run, resume, simulate
     from fedveil.errors import FedveilError
     from fedveil.federated.job import Job
@@ -31,6 +31,7 @@ __all__ = [
     "resume",
     "secagg",
     "simulate",
+    "vertical",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -42,5 +43,6 @@ __getattr__, __dir__ = lazy(
         "fedveil.learning.learning_task": ["Task"],
         "fedveil.secagg": ["secagg"],
         "fedveil.statistics.asking": ["ask"],
+        "fedveil.vertical": ["vertical"],
     },
 )

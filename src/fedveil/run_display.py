@@ -22,7 +22,7 @@ from fedveil.base.quiet import QUIET_S, Quiet
 from fedveil.base.untrusted import escaped
 from fedveil.engine.canary_bounds import BY_NOISE
 from fedveil.engine.run_records import CANARIES, RETRAINED, without_report
-from fedveil.pages.guarantee_text import figure_lines, figure_of
+from fedveil.pages.guarantee_text import RUN, figure_lines, figure_of
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_folder_page import where
@@ -170,14 +170,24 @@ def fitted(line: str, room: int) -> str:
     return _BETWEEN.join(parts)[: max(room, 0)]
 
 
+def _spent(record: Record) -> str:
+    """Return the run's epsilon for a client in every round, as in the run's conclusions.
+
+    The epsilon of the most-drawn client, which `privacy.max_epsilon` limits, follows if it differs.
+    """
+    every, drawn = figure_of(record, RUN), figure_of(record, "run_most_drawn")
+    text = f"epsilon {epsilon_text(*every)}"
+    most = format_epsilon(drawn.epsilon)
+    return text if most == format_epsilon(every.epsilon) else f"{text}, most drawn {most}"
+
+
 def describe(record: Record) -> str:
     """Return a round's metrics as one line."""
     parts = list[str]()
     names = dict.fromkeys((deciding(record)[0], LOSS))
     parts += [f"{word(name)} {digits(name, record[name])}" for name in names if name in record]
     parts += [f"up {shown_bytes(record['bytes_up_per_client'])}/client"]
-    spent = figure_of(record, "run_most_drawn")
-    parts += [f"epsilon {epsilon_text(*spent)}"]
+    parts += [_spent(record)]
     machines = machine_totals([record])
     if machines:
         idle = sum(of.idle for of in machines.values()) / len(machines)

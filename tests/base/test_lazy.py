@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pprint
+import subprocess
 import sys
 from types import ModuleType
 
@@ -40,3 +41,12 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it() -> None:
         find("e")
     find, _ = lazy("os", {"math": ["pi"]}, needs=("json", "some_extra"))
     assert find("pi") == math.pi
+
+
+def test_a_listed_package_needs_no_import_of_its_own() -> None:
+    code = (
+        "import sys, fedveil; assert {'secagg', 'vertical'} <= {*dir(fedveil)}; "
+        "print(fedveil.secagg.__name__, fedveil.vertical.__name__, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "fedveil.secagg fedveil.vertical False\n"

@@ -60,6 +60,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "key: importing own_wrong raised SyntaxError: invalid syntax (own_wrong.py, line 2)",
         ),
         ("own_works:g", "key: the module own_works has no g"),
+        ("own_works:ff", "key: the module own_works has no ff (did you mean f?)"),
+        ("own_works:thre", "key: the module own_works has no thre"),  # three is no function
         ("own_works:three", "key: three is not a function"),
     ],
 )

@@ -138,8 +138,11 @@ def test_a_guess_about_the_file_is_said(command: Any, question: Path) -> None:
     assert err == "note: people.csv: UTF-16, separated by semicolon\n"
 
 
-def test_run_names_the_command_for_questions(command: Any, question: Path) -> None:
-    code, _, err = command("run", question)
+@pytest.mark.parametrize("words", [("run",), ("vertical", "run"), ("vertical", "show")])
+def test_run_names_the_command_for_questions(
+    command: Any, question: Path, words: tuple[str, ...]
+) -> None:
+    code, _, err = command(*words, question)
     assert (code, err.count("\n")) == (2, 1)
     assert "asks questions. Run it with: fedveil ask" in err
 

@@ -74,3 +74,18 @@ def test_the_current_folder_is_named_for_a_path_that_depends_on_it(tmp_path, mon
             path.read_text()
         assert str(told.value).startswith(f"{path} cannot be read: No such file or directory")
         assert str(told.value).endswith(f"from the current folder, {tmp_path}") == hint
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "femnist", "location30", "purchase100"])
+def test_a_missing_data_set_names_a_folder_that_exists_without_the_variable(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    with pytest.raises(DataUnavailable) as missing:
+        datasets.load(name)
+    assert f" in {tmp_path}/fedveil/" in str(missing.value)
+    assert "FEDVEIL_DATA" not in str(missing.value)
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    with pytest.raises(DataUnavailable, match=r" in \$FEDVEIL_DATA/"):
+        datasets.load(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -48,6 +49,32 @@ def test_labels_that_count_from_one_are_noted(own):
         warnings.simplefilter("error")
         assert own(f"return {labels}, classes=4)").classes == 4  # stated, and so not noted
         assert own(f"return {labels.replace('y_test=[1', 'y_test=[0')})").classes == 4
+
+
+def test_labels_with_many_gaps_are_noted(own):
+    labels = "dict(x_train=x, y_train=[0, 9, 5, 9], x_test=x2, y_test=[4, 5]"
+    said = r"the labels reach 9, but only 4 different ones occur\. `numpy\.unique\(labels, "
+    with pytest.warns(FedveilWarning, match=said):
+        assert own(f"return {labels})").classes == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own(f"return {labels}, classes=10)").classes == 10  # stated, and so not noted
+        assert own(f"return {labels.replace('9', '7')})").classes == 8  # half of them occur
+
+
+@pytest.mark.parametrize(
+    ("labels", "hint"),
+    [
+        ("y[:, None]", ": return y[:, 0]. For another shape"),
+        ("np.eye(3)[y]", ": return y.argmax(axis=1) in place of a one-hot code. For another"),
+        ("np.eye(3)[y] * 2", "but [examples] is needed. For another shape"),
+        ("1 - np.eye(3)[y]", "but [examples] is needed. For another shape"),
+        ("np.array(['red', 'b', 'c'])[y]", "; `numpy.unique(labels, return_inverse=True)` numbers"),
+    ],
+)
+def test_labels_of_a_common_wrong_form_have_a_hint(own, labels, hint):
+    with pytest.raises(DataInvalid, match=re.escape(hint)):
+        own(f"return x, {labels}, x2, y2")
 
 
 def test_clients_may_be_a_tuple_and_an_item_a_list(own):
@@ -258,7 +285,11 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
             "the function raised RuntimeError: no disk \\(own_data_",
         ),
         ("raise ValueError", "the function raised ValueError \\(own_data_"),
-        ("return x * float('nan'), y, x2, y2", "x_train holds NaN or infinity .* at example 0"),
+        (
+            "return x * float('nan'), y, x2, y2",
+            "x_train holds NaN or infinity .* at example 0 and 3 more, but finite",
+        ),
+        ("return x, y - 2 * (y > 0), x2, y2", "y_train holds -1 at example 1, but a label"),
         ("x2[1, 1] = 1e39; return x, y, x2, y2", "x_test holds NaN or infinity .* at example 1"),
         ("return x[:3], y, x2, y2", "x_train has 3 examples and y_train has 4 labels"),
         ("return x, y, x2, y2[:1]", "x_test has 2 examples and y_test has 1 labels"),
@@ -286,10 +317,10 @@ def test_the_current_folder_comes_first(tmp_path, monkeypatch):
             "return dict(clients=[(x, y), (x2[:, :2], y2)], test=(x2, y2))",
             "clients' parts do not fit together: ",
         ),
-        ("return x, y - 1, x2, y2", "y_train holds -1 at example 0, but a label is a whole number"),
+        ("return x, y - 1, x2, y2", "y_train holds -1 at example 0 and 1 more, but a label is a"),
         (
             "return x, y + 0.5, x2, y2",
-            "y_train holds 0.5 at example 0, but a label is a whole number",
+            "y_train holds 0.5 at example 0 and 3 more, but a label is a whole number",
         ),
         ("return x, y * float('nan'), x2, y2", "y_train holds nan at example 0"),
         ("return x, y + float('inf'), x2, y2", "y_train holds inf at example 0"),

@@ -22,6 +22,7 @@ from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
 from fedveil.pages.notebook_view import LiveView, in_notebook, of_run
 from fedveil.pages.read_run import read_run
+from fedveil.privacy import format_epsilon
 from folders import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -101,6 +102,16 @@ def test_a_run_shows_itself(run: fedveil.Run) -> None:
     assert "Model quality" in html
     assert f"accuracy {run.metrics[-1]['accuracy']:.1%}" in html
     assert html.count("data:image/svg+xml") == 2
+
+
+def test_a_run_is_one_short_line_in_a_terminal(run: fedveil.Run) -> None:
+    accuracy = run.metrics[-1]["accuracy"]
+    assert repr(run) == (
+        f"Run(folder={str(run.folder)!r}, protection={run.job.protection.name!r}, "
+        f"rounds={len(run.metrics)}, accuracy={accuracy:.4g}, epsilon="
+        f"{format_epsilon(run.metrics[-1]['epsilon_run_every_round'])})"
+    )
+    assert "accuracy" not in repr(replace(run, metrics=[]))
 
 
 def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:

@@ -155,6 +155,18 @@ def test_damaged_folders_are_on_the_page_without_runs_beside_them(tmp_path: Path
     assert page.sections[0].parts == ["There are no runs here."]
 
 
+def test_a_run_is_one_line_in_a_pipe(
+    made: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, out, _ = command("runs", made)
+    (line,) = [line for line in out.splitlines() if line.startswith("compared/runs/b-third ")]
+    for cell in ("not_encrypt", "68.8%", "1.25 (", "2026-03-03 10:20"):
+        assert cell in line
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "compared/runs/b-third " not in command("runs", made)[1]
+
+
 def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Command) -> None:
     code, out, err = command("runs", made)
     assert code == Exit.DONE, err

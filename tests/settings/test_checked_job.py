@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,27 @@ def test_a_job_is_also_named_by_its_file_or_its_keys(tmp_path: Path) -> None:
     file.write_text("rounds: 7\nseed: 3\n")
     assert Job.of(job) is job
     assert Job.of(file) == Job.of(str(file)) == Job.of({"rounds": 7, "seed": 3}) == job
+
+
+@pytest.mark.parametrize("overrides", ["rounds=5", {"rounds": 5}, [{"rounds": 5}], [3]])
+def test_overrides_of_a_wrong_kind_are_one_sentence(overrides: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("rounds: 7\n")
+    with pytest.raises(JobError) as refused:
+        Job.load(file, overrides)
+    (said,) = refused.value.problems
+    assert said.startswith("overrides = ")
+    assert said.endswith(' is not a list of texts such as ["rounds=5", "seed=3"]')
+
+
+def test_a_job_is_shown_as_the_code_that_makes_it() -> None:
+    assert repr(Job()) == "Job()"
+    job = Job.load(None, ["rounds=3", "training.lr=0.3", "protection=rr", "name=a'b"])
+    shown = repr(job)
+    assert str(job) == shown
+    assert shown == (
+        """Job(name="a'b", rounds=3, training={'lr': 0.3}, server={'weighting': 'equal'}, """
+        """protection={'name': 'rr'})"""
+    )
+    assert eval(shown, {"Job": Job}) == job
+    assert repr(Job(**job.model_dump())) == shown  # also if every key was written

@@ -154,6 +154,7 @@ def test_a_wrong_key_is_looked_for_where_it_can_be(
 
 class Titled(Block):
     name: str = "none"
+    number: int = 7
     step: Step = Field(default_factory=Step)
 
 
@@ -168,7 +169,12 @@ class Titles(Settings):
     [
         ({"step": "lr:3"}, "a space is missing after the colon"),
         ({"titled": "name:few"}, "a space is missing after the colon"),
-        ({"titled": "few"}, "its name is titled.name"),
+        ({"titled": "few"}, "its name is titled.name: write `titled: {name: few}`"),
+        ({"titled": "own:few"}, "its name is titled.name: write `titled: {name: own:few}`"),
+        ({"titled": "step.lr:3"}, "a space is missing after the colon"),
+        ({"titled": 11}, "its number is titled.number: write `titled: {number: 11}`"),
+        ({"titled": True}, "the keys of titled are name, number, step"),
+        ({"of": {"x": 11}}, "its number is of.x.number: write `x: {number: 11}`"),
         ({"step": "few"}, "the keys of step are lr"),
     ],
 )
@@ -181,8 +187,8 @@ def test_a_text_in_place_of_a_block_has_one_hint(given: dict[str, Any], hint: st
 
 def test_the_path_of_a_key_begins_with_every_block_around_it() -> None:
     assert [".".join(path) for path in keys(Titles, ("own",))] == [
-        "own.step.lr", "own.titled.name", "own.titled.step.lr", "own.of.NAME.name",
-        "own.of.NAME.step.lr",
+        "own.step.lr", "own.titled.name", "own.titled.number", "own.titled.step.lr",
+        "own.of.NAME.name", "own.of.NAME.number", "own.of.NAME.step.lr",
     ]  # fmt: skip
 
 

@@ -75,8 +75,8 @@ def test_a_setting_mends_what_the_file_has_wrong():
     assert load("training: {lr: fast}", "training.lr=0.1") == Job()
     assert load("protection: sgnds", "protection=not_encrypt") == Job()
     assert problems("clients: 3", "clients.number=4") == [
-        "clients = 3 is not a block of keys; the keys of clients are number, fraction, sampling, "
-        "own_layers"
+        "clients = 3 is not a block of keys; its number is clients.number: write `clients: "
+        "{number: 3}`"
     ]
 
 

@@ -94,6 +94,12 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
             "9007199254740992 is too large to be compared as a number, which has 53 bits. Compare "
             "it as a text: '9007199254740992'",
         ),
+        (
+            {"where": "sex == 'f' and not '65' <= age < 96"},
+            "where = \"sex == 'f' and not '65' <= age < 96\" orders texts, and as texts '100' "
+            "comes before '65'. To compare numbers, write 65 without quotation marks",
+        ),
+        ({"questions": {"a": {**COUNT, "where": "who > '-2.5'"}}}, "questions.a.where = "),
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
         (
@@ -406,6 +412,20 @@ def test_backticks_within_a_text_are_a_part_of_it() -> None:
 def test_a_condition_that_python_cannot_compute_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(JobError, match=said):
         Filter(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("code > '02000'", [False, True, True]),  # a postcode, with leading zeros
+        ("code <= '2020-01-31'", [True, True, False]),
+        ("code >= '9007199254740992'", [False, False, False]),  # 2^53: no exact number
+        ("code == '7'", [False, False, True]),
+    ],
+)
+def test_texts_that_are_no_numbers_may_be_ordered(text: str, expected: list[bool]) -> None:
+    table = ArrayTable("t", {"code": ["01000", "02001", "7"]})
+    assert Filter(text).mask(table).tolist() == expected
 
 
 def test_tables_of_every_kind_have_the_same_answer(tmp_path: Path) -> None:

@@ -56,8 +56,20 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"privacy": {"embedding_dp": 5}}, "privacy.embedding_dp = 5 is not a block of keys"),
     ({"privacy": {"embedding_dp": {"eps": -1}}}, "privacy.embedding_dp.eps = -1 is outside [0, "),
     (
+        {"privacy": {"embedding_dp": {"eps": 1401}}},
+        "privacy.embedding_dp.eps = 1401 is outside [0, 1400]",
+    ),
+    (
+        {"parts": {"left": {"privacy": {"embedding_dp": {"eps": 1e9}}}}},
+        "parts.left.privacy.embedding_dp.eps = 1000000000.0 is outside [0, 1400]",
+    ),
+    (
+        {"privacy": {"label_dp": {"eps": 10_001}}},
+        "privacy.label_dp.eps = 10001 is outside [0, 10000]",
+    ),
+    (
         {"privacy": {"embedding_dp": {"eps": float("nan")}}},
-        "privacy.embedding_dp.eps = nan is outside [0, inf)",
+        "privacy.embedding_dp.eps = nan is outside [0, 1400]",
     ),
     (
         {"privacy": {"embedding_dp": {"gradient": "copy"}}},

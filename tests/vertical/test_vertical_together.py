@@ -970,8 +970,8 @@ def test_an_epoch_goes_through_all_examples_in_its_own_order(count: int, batch: 
 def test_what_is_no_job_is_refused_before_anything_is_written(
     wrong: Any, kind: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(JobError, match=f"a {kind} is no Job, no path of a job's file"):
+    with pytest.raises(JobError, match=f"the job has the type {kind}: use a Job, the path"):
         simulate(wrong, tmp_path / "run")
-    with pytest.raises(JobError, match="a Job is no VerticalJob"):
+    with pytest.raises(JobError, match="the job has the type Job: use a VerticalJob, the"):
         train(Job(), tmp_path / "run")  # type: ignore[arg-type]
     assert not [*tmp_path.iterdir()]

@@ -65,7 +65,8 @@ def load(
             ) from None
     found: object = getattr(module, attribute, None)
     if found is None:
-        raise error(f"{key}: the module {module_name} has no {attribute}")
+        hint = nearest(attribute, [n for n in vars(module) if callable(getattr(module, n, None))])
+        raise error(f"{key}: the module {module_name} has no {attribute}{hint}")
     if not callable(found):
         raise error(f"{key}: {attribute} is not a function")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -15,6 +16,10 @@ from fedveil.errors import OutputLost
 
 #: True if standard output is redirected to standard error (`json_answer`).
 to_stderr = False
+
+
+#: The width of a table in a file or pipe, in characters.
+_WIDE = 300
 
 
 class _EscapingConsole(Console):
@@ -38,6 +43,18 @@ def console(**settings: Any) -> Console:
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
+
+
+def wide_console() -> Console:
+    """Create a console for tables whose rows should stay whole.
+
+    It is as wide as the terminal. A file or a pipe has no width, so rows are not wrapped there,
+    unless the variable COLUMNS sets a width.
+    """
+    shown = console()
+    if shown.is_terminal or "COLUMNS" in os.environ:
+        return shown
+    return console(width=_WIDE)
 
 
 def say(text: str) -> None:

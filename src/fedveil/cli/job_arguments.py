@@ -83,9 +83,8 @@ def load(
         refuse_their_vertical(held)
         sentence = f"is a vertical job. {other} {quote(str(held))}"
         refuse_other_kind(held, Job, VerticalJob.model_fields, sentence)
-        if path is not None and is_question(path):
-            question = f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"
-            raise JobError([question]) from None
+        if path is not None:
+            refuse_question(path)
         raise
     asked = any("not_encrypt" in text for text in overrides or ())
     if runs and job.protection.name == "not_encrypt" and not asked:
@@ -105,6 +104,12 @@ def job_file(path: Path | None) -> Path | None:
 def is_question(path: Path) -> bool:
     """Return True if a file is a question file (for `fedveil ask`) and not a job."""
     return "questions" in read(path)
+
+
+def refuse_question(path: Path) -> None:
+    """Raise `JobError` with the right command if `path` is a question file and not a job."""
+    if is_question(path):
+        raise JobError([f"{path} asks questions. Run it with: fedveil ask {quote(str(path))}"])
 
 
 def _unprotected(job: Job, path: Path | None) -> str:

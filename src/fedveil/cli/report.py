@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from fedveil.base.plain_text import console, say
+from fedveil.base.plain_text import console, say, wide_console
 from fedveil.cli.path_argument import path_argument, path_option
 
 Sort: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
@@ -59,7 +59,7 @@ def runs(
 
     found = run_list(folder, sort)
     if found.runs:
-        console().print(runs_table(found).terminal())
+        wide_console().print(runs_table(found).terminal())
     else:
         say(f"{folder} holds no runs that can be read")
     for damaged in found.damaged:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
-from fedveil.data.data_folders import find, reading
+from fedveil.data.data_folders import find, located, reading
 from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -52,7 +52,7 @@ def _joined(names: tuple[str, ...]) -> tuple[Array, Array]:
 def _batch(name: str) -> tuple[Array, Array]:
     path = path_of(name)
     if path is None:
-        raise DataUnavailable(f"data cifar10: {name} is not on this machine: {HOW}")
+        raise DataUnavailable(f"data cifar10: {name} is not on this machine: {located(HOW)}")
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)
     size = IMAGES * (1 + math.prod(SHAPE))

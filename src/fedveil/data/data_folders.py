@@ -43,6 +43,13 @@ def folders(subfolder: str) -> Iterator[Path]:
     yield cache_folder() / subfolder
 
 
+def located(how: str) -> str:
+    """Return `how` with the cache folder in place of $FEDVEIL_DATA, if that variable is not set."""
+    if os.environ.get(VARIABLE):
+        return how
+    return how.replace(f"${VARIABLE}/", f"{cache_folder()}/")
+
+
 def find(subfolder: str, *names: str) -> Path | None:
     """Return the path of the first file or folder that exists, or None if none does.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, read_text
-from fedveil.data.data_folders import find, reading
+from fedveil.data.data_folders import find, located, reading
 from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -32,7 +32,7 @@ def read() -> Dataset:
     """Return FEMNIST. The training examples are ordered by their owners, the writers."""
     train_folder = find(FOLDER, "train")
     if train_folder is None:
-        raise DataUnavailable(f"data femnist: train/ is not on this machine: {HOW}")
+        raise DataUnavailable(f"data femnist: train/ is not on this machine: {located(HOW)}")
     train = _read_part(train_folder)
     test = _read_part(train_folder.parent / "test")
     owners = [writer for writer, (_, classes) in train.items() for _ in classes]

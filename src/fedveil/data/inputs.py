@@ -114,8 +114,14 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
 
 def _finite(name: str, part: str, x: Array) -> None:
     if not np.isfinite(x).all():
-        first = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(axis=1)))
+        place = place_of(np.atleast_1d(~np.isfinite(x).reshape(len(x), -1).all(axis=1)))
         raise DataInvalid(
-            f"data {name}: {part} holds NaN or infinity (in float32) at example {first}, but "
-            "finite numbers are needed"
+            f"data {name}: {part} holds NaN or infinity (in float32) at {place}, but finite "
+            "numbers are needed"
         )
+
+
+def place_of(wrong: Array) -> str:
+    """Name the first True of the mask `wrong`, and count the others: "example 3 and 7 more"."""
+    first, *others = np.flatnonzero(wrong)
+    return f"example {first}" + (f" and {len(others):,} more" if others else "")

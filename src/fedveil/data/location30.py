@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.base.array_types import Array
-from fedveil.data.data_folders import find
+from fedveil.data.data_folders import find, located
 from fedveil.data.examples import Dataset, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.errors import DataInvalid, DataUnavailable
@@ -21,7 +21,7 @@ def read() -> Dataset:
     """Return the data set Location-30, from its .npz archive."""
     path = find(FOLDER, FILE)
     if path is None:
-        raise DataUnavailable(f"data location30: {FILE} is not on this machine: {HOW}")
+        raise DataUnavailable(f"data location30: {FILE} is not on this machine: {located(HOW)}")
     packed, labels, width = read_npz(path, "features", "labels", "n_features")
     if width.shape != () or width != FEATURES:
         raise DataInvalid(f"{path} has n_features = {width}, but {FEATURES} is needed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.base.array_types import Array
+from fedveil.data.data_folders import located
 from fedveil.data.examples import Dataset, centred, make_dataset
 from fedveil.data.idx import IdxFile, IdxSet, read_idx
 from fedveil.errors import DataUnavailable
@@ -103,7 +104,7 @@ def _arrays(source: IdxSet) -> list[Array]:
         path = source.path(file)
         if path is None:
             raise DataUnavailable(
-                f"data {source.name}: {file.name} is not on this machine: {how(source)}"
+                f"data {source.name}: {file.name} is not on this machine: {located(how(source))}"
             )
         arrays.append(read_idx(path, file))
     return arrays

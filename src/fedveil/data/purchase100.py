@@ -10,7 +10,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Bools
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, lines, opened
-from fedveil.data.data_folders import find, reading
+from fedveil.data.data_folders import find, located, reading
 from fedveil.data.examples import Dataset, Labels, held_out
 from fedveil.data.npz_archive import read_npz
 from fedveil.entropy import Seeded
@@ -41,8 +41,8 @@ def read() -> Dataset:
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
-            f"data purchase100: neither {TEXT_FILE} nor {ARCHIVE} is on this machine: {HOW}; "
-            f"{SYNTHETIC} has the same shape and needs no file"
+            f"data purchase100: neither {TEXT_FILE} nor {ARCHIVE} is on this machine: "
+            f"{located(HOW)}; {SYNTHETIC} has the same shape and needs no file"
         )
     x, labels = _read_archive(path) if path.suffix == ".npz" else _read_text(path)
     if x.shape[1:] != (FEATURES,) or len(x) == 0:

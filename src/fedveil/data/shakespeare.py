@@ -11,7 +11,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
-from fedveil.data.data_folders import find, reading
+from fedveil.data.data_folders import find, located, reading
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.errors import DataInvalid, DataUnavailable
 
@@ -30,7 +30,7 @@ def read() -> Dataset:
     """Return the plays, owned by the speakers. Omits speakers with fewer than five examples."""
     path = find(FOLDER, FILE)
     if path is None:
-        raise DataUnavailable(f"data shakespeare: {FILE} is not on this machine: {HOW}")
+        raise DataUnavailable(f"data shakespeare: {FILE} is not on this machine: {located(HOW)}")
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)
     if max(content, default=0) >= LETTERS:

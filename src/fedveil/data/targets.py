@@ -47,8 +47,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
       largest class or token in `parts`.
     - "own" (targets for a user's own task) need `declared` outputs, or 1 if it is None.
 
-    Raises `DataInvalid` if `parts` contradict `declared`. Warns if no class is 0 and `declared` is
-    None: then the labels probably count from 1.
+    Raises `DataInvalid` if `parts` contradict `declared`. Warns if classes below the largest have
+    no example and `declared` is None: then the labels probably do not count from 0 without gaps.
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):
@@ -62,18 +62,27 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     if kind == "own":
         return 1 if declared is None else declared
     if kind == "class" and declared is None:
-        _note_a_missing_zero(name, parts)
+        _note_missing_classes(name, parts)
     return _classes(name, declared, max(int(values(part).max()) for part in parts))
 
 
-def _note_a_missing_zero(name: str, parts: list[Array]) -> None:
-    if not any((values(part) == 0).any() for part in parts):
-        warnings.warn(
-            f"data {name}: no example has label 0. Labels count from 0, so the model has an output "
-            "for a class that never occurs",
-            FedveilWarning,
-            stacklevel=3,
+def _note_missing_classes(name: str, parts: list[Array]) -> None:
+    """Warn if label 0, or most classes below the largest label, have no example in `parts`."""
+    found = np.unique(np.concatenate([np.unique(values(part)) for part in parts]))
+    classes = int(found[-1]) + 1
+    if found[0] != 0:
+        what = "no example has label 0. Labels count from 0, so the model has an output"
+    elif 2 * len(found) < classes:
+        what = (
+            f"the labels reach {classes - 1:,}, but only {len(found):,} different ones occur. "
+            "`numpy.unique(labels, return_inverse=True)` numbers labels without gaps. The model "
+            "has an output"
         )
+    else:
+        return
+    warnings.warn(
+        f"data {name}: {what} for a class that never occurs", FedveilWarning, stacklevel=4
+    )
 
 
 def check_derivable(kind: Targets, name: str, part: str) -> None:
@@ -152,14 +161,27 @@ def _rows(kind: Targets, name: str, part: str, array: Array) -> Float32s:
     return y
 
 
+def _flattened(array: Array) -> str:
+    """Return a hint on how to turn an array with one column, or one-hot rows, into labels."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        return ": return y[:, 0]"
+    real = array.ndim == 2 and array.size > 0 and array.dtype.kind in "fiub"
+    if real and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all():
+        return ": return y.argmax(axis=1) in place of a one-hot code"
+    return ""
+
+
 def _labels(name: str, part: str, array: Array) -> Int64s:
     if array.ndim != 1 or len(array) == 0:
         raise DataInvalid(
-            f"data {name}: {part} has shape {array.shape}, but [examples] is needed{_ANY_SHAPE}"
+            f"data {name}: {part} has shape {array.shape}, but [examples] is needed"
+            f"{_flattened(array)}{_ANY_SHAPE}"
         )
     if array.dtype.kind not in "fiub":
+        words = "; `numpy.unique(labels, return_inverse=True)` numbers labels that are texts"
         raise DataInvalid(
             f"data {name}: {part} has dtype {array.dtype}, but whole numbers are needed"
+            + (words if array.dtype.kind in "UO" else "")
         )
     with np.errstate(over="ignore"):  # as float16, 2**31 is infinite
         wrong = ~((array >= 0) & (array < 2**31))  # written so that NaN is wrong too
@@ -168,8 +190,8 @@ def _labels(name: str, part: str, array: Array) -> Int64s:
     if wrong.any():
         first = int(np.argmax(wrong))
         raise DataInvalid(
-            f"data {name}: {part} holds {array[first]} at example {first}, but a label is a "
-            "whole number from 0"
+            f"data {name}: {part} holds {array[first]} at {inputs.place_of(wrong)}, but a label "
+            "is a whole number from 0"
         )
     return array.astype(np.int64)
 

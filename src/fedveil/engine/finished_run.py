@@ -13,6 +13,8 @@ from fedveil.errors import InvalidValue, MissingExtra
 from fedveil.federated.job import Job
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Ledger, Line
+from fedveil.privacy.loss import format_epsilon
+from fedveil.record.metric_names import deciding
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
 
@@ -66,6 +68,18 @@ class Run:
     kept_round: int | None = None
     #: The functions that show the run, or None if it was started without them.
     presentation: Presentation | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return the folder, protection, quality and epsilon, and not every key and record."""
+        last = self.metrics[-1] if self.metrics else {}
+        metric, _ = deciding(last)
+        quality = f", {metric}={last[metric]:.4g}" if metric in last else ""
+        delta = self.job.privacy.delta
+        epsilon = format_epsilon(self.ledger.epsilon_every_round(delta))
+        return (
+            f"Run(folder={str(self.folder)!r}, protection={self.job.protection.name!r}, "
+            f"rounds={len(self.metrics)}{quality}, epsilon={epsilon})"
+        )
 
     def _repr_html_(self) -> str | None:
         return None if self.presentation is None else self.presentation.html(self.folder)

@@ -277,15 +277,28 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
     if end == len(path):
         named = followed(root, (*path, NAME))[0] > end  # the user's name for a block is missing
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
-        hint = unspaced(value) if isinstance(value, str) else ""
-        if not named and "name" in block.model_fields and isinstance(value, str):
-            hint = hint or f"; its name is {dotted((*path, 'name'))}"
-        elif not (named or hint):
-            hint = f"; the keys of {dotted(path)} are {', '.join(block.model_fields)}"
+        hint = _block_hint(path, value, None if named else block)
         return path, f"{dotted(path)} = {shown(value)} is not {what}{hint}"
     if path[end] == "[key]":
         return path[:end], f"{dotted(path[:end])} is a name that is not text"
     return here, unknown_key(here, value, block, root)
+
+
+def _block_hint(path: Path, value: object, block: type[BaseModel] | None) -> str:
+    """Return a hint on what to write in place of `value`, which stands where a block is needed.
+
+    `block` is the settings class, or None if names of the user's choice are needed.
+    """
+    fields = {} if block is None else block.model_fields
+    text = value if isinstance(value, str) else ""
+    first = text.partition(":")[0].partition(".")[0]
+    if (hint := unspaced(text)) and (first in fields or "name" not in fields):
+        return hint
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    for key, fits in (("name", bool(text)), ("number", whole)):
+        if fits and key in fields:
+            return f"; its {key} is {dotted((*path, key))}: write `{path[-1]}: {{{key}: {value}}}`"
+    return f"; the keys of {dotted(path)} are {', '.join(fields)}" if fields else ""
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:

@@ -22,6 +22,7 @@ class CheckedJob(Settings):
     """
 
     def __init__(self, /, **data: Any) -> None:
+        """Check the keys `data`. Raises `JobError` with all problems, one sentence each."""
         wrong: dict[allowed.Path, str] = {}
         try:
             super().__init__(**data)
@@ -37,6 +38,15 @@ class CheckedJob(Settings):
         broken = self._broken(wrong)
         if wrong or broken:
             raise JobError([*wrong.values(), *broken])
+
+    def __repr__(self) -> str:
+        """Return the keys that differ from their defaults, as code that makes an equal job."""
+        keys = self.model_dump(exclude_defaults=True)
+        given = ", ".join(f"{key}={value!r}" for key, value in keys.items())
+        return f"{type(self).__name__}({given})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def _fill_in(self) -> None: ...
 
@@ -57,12 +67,17 @@ class CheckedJob(Settings):
             return cls.read(job, [])
         if isinstance(job, str | Path):
             return cls.load(job)
-        kind = type(job).__name__
-        raise JobError([f"a {kind} is no {cls.__name__}, no path of a job's file and no mapping"])
+        kind, mine = type(job).__name__, cls.__name__
+        given = f"the job has the type {kind}"
+        raise JobError([f"{given}: use a {mine}, the path of a job's file or a mapping of keys"])
 
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
         """Build a job from the parsed keys of a file, and apply `key=value` overrides."""
+        single = isinstance(overrides, str | Mapping)
+        if single or not all(isinstance(text, str) for text in overrides):
+            given = f"overrides = {allowed.shown(overrides)}"
+            raise JobError([f'{given} is not a list of texts such as ["rounds=5", "seed=3"]'])
         return cls._checked(*yaml_file.apply(data, overrides, cls))
 
     @classmethod

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,8 @@ _LONGEST = 1000
 _EXACT = 1 << 53
 #: A column's name in backticks, or a text, in which backticks have no meaning.
 _QUOTED = re.compile(r"""`([^`]+)`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+#: A text that is written like a number, except one with leading zeros, such as a postcode.
+_LIKE_A_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 
 
@@ -68,6 +71,7 @@ class Filter:
             tree = ast.parse(plain, mode="eval").body
             _check_exact(tree, text, place)
             list(_columns(tree))
+            _check_order(tree, text, place)
             for node in ast.walk(tree):
                 if isinstance(node, ast.Name):
                     # `node.id` is normalised (NFKC), which turns the column nº into no.
@@ -114,6 +118,26 @@ def _check_exact(tree: ast.expr, text: str, place: str) -> None:
                 [
                     f"{place} = {shown(text)}: {node.value} is too large to be compared as a "
                     f"number, which has 53 bits. Compare it as a text: '{node.value}'"
+                ]
+            )
+
+
+def _check_order(tree: ast.expr, text: str, place: str) -> None:
+    """Raise `JobError` if a condition orders texts by a text that is written like a number.
+
+    As texts, '100' comes before '65', so `age > '65'` would count no one of 100. `text`, the
+    condition as written, and `place`, its key, appear in the error message.
+    """
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    for _, op, value in chain(*map(_comparisons, nodes)):
+        if not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            continue
+        (word,) = _values(op, value)
+        if isinstance(word, str) and _LIKE_A_NUMBER.fullmatch(word) and abs(float(word)) < _EXACT:
+            raise JobError(
+                [
+                    f"{place} = {shown(text)} orders texts, and as texts '100' comes before '65'. "
+                    f"To compare numbers, write {word} without quotation marks"
                 ]
             )
 

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.mechanisms.embedding_dp import MAX_EPS
+from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.settings.checked_job import CheckedJob
 from fedveil.settings.settings import Block, Choice, Device, RunName, or_function
 from fedveil.vertical import task_settings
@@ -61,6 +63,7 @@ class EmbeddingDPSettings(Block):
     eps: float | None = Field(
         None,
         ge=0,
+        le=MAX_EPS,
         description="each bit costs the epsilon eps/2, as in MindSpore Federated. 0: only noise. "
         "null: no noise",
     )
@@ -82,6 +85,7 @@ class LabelDPSettings(Block):
     eps: float = Field(
         1.0,
         ge=0,
+        le=MAX_EXPONENT,
         description="a label stays unchanged with probability e^eps / (e^eps + classes - 1)",
     )
 

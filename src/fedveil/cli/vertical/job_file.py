@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedveil.base.plain_text import console, say
-from fedveil.cli.job_arguments import job_file
+from fedveil.cli.job_arguments import job_file, refuse_question
 from fedveil.errors import JobError
 from fedveil.settings.yaml_file import refuse_other_kind, refuse_parted, refuse_their_vertical
 
@@ -41,6 +41,8 @@ def load(
         refuse_their_vertical(held)
         sentence = f"is a federated job. {other} {quote(str(held))}"
         refuse_other_kind(held, VerticalJob, Job.model_fields, sentence)
+        if path is not None:
+            refuse_question(path)
         raise
 
 
