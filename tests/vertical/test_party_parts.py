@@ -35,6 +35,7 @@ from fedveil.vertical.party_parts import (
     _returned,
     _set_aside,
     assemble,
+    changed_since,
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
@@ -72,6 +73,14 @@ def test_a_fingerprint_is_of_all_that_a_resumed_run_needs_unchanged() -> None:
     ]  # fmt: skip
     assert found() == found() == found(order=-1)
     assert len({found(), *others}) == 1 + len(others)
+    told = [changed_since(found(), other) for other in others]
+    job, model, data = "another job", "another model", "other data"
+    assert told == [job, job, f"{job} and {model}", model, data, data]
+    assert changed_since(found(), found()) == ""
+    everything = found(agreed=2, split=wider.split_model(), rows={"test": rows(5)})
+    assert changed_since(everything, found()) == "another job and another model and other data"
+    for edited in ("0" * 64, f"{found()} 0", found().replace(" ", "  "), ""):
+        assert changed_since(edited, found()) == "another job, model or data"
 
 
 def test_a_share_set_aside_leaves_some_on_both_sides() -> None:

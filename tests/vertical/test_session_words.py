@@ -612,8 +612,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
         return "result"
 
     run: Any = SimpleNamespace(
-        settle=lambda: did.append("settle"), log=SimpleNamespace(event=said.append),
-        contents=bytes(32), unfinished="",
+        settle=lambda *, to_train: did.append(f"settle to train: {to_train}"),
+        log=SimpleNamespace(event=said.append), contents=bytes(32), unfinished="",
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(
@@ -630,7 +630,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
     assert (session.result, session.figures) == ("result", ["line"])
     account = ["account"] if purpose != "train" else []
-    assert did == ["settle", "side", *account]
+    settled = f"settle to train: {purpose == 'train'}"
+    assert did == [settled, "side", *account]
     begun = "\n".join(said)
     for sentence in (f"{purpose} from step 7 of run 0001", "bank.csv: UTF-8", "bank lacks 3"):
         assert sentence in begun
@@ -638,7 +639,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     did.clear()
     with pytest.raises(ExchangeError):
         Machine.play(machine, agreed, {}, own=lambda run: side(run, fails=True))
-    assert did == ["settle", "side", *account]
+    assert did == [settled, "side", *account]
 
 
 def test_each_log_states_the_end_of_the_others_logs() -> None:

@@ -88,6 +88,7 @@ class Releases:
             self.looks = looks
             return
         base, begun_step, begun_looks = self._read()
+        self._step = max(step, begun_step)
         self._finished = max(step, begun_step - 1)
         self.train += self._sent(base, max(begun_step, step))
         self.looks = max(begun_looks, looks)

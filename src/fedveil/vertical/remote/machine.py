@@ -31,11 +31,11 @@ from fedveil.record.saved_job import reopen
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job import VerticalJob, job_of_run
-from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.job_split import keep_run, make_split, make_task, threads
 from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
-from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
+from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin
 from fedveil.vertical.remote import bundle_agreement, handshake
 from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
@@ -227,7 +227,7 @@ class Machine:
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
-        run.settle()
+        run.settle(to_train=agreement.purpose == TRAIN)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         read = notes_of(self.task, self.party)
         log_start(run.log.event, what, self._began, [*read, *agreement.notes])
