@@ -56,19 +56,25 @@ def influenced_part(what: str, *, in_batch: bool | None = None) -> str | None:
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
     for line in lines:
         event(str(line))
+    write_accounts(folder, lines)
+
+
+def write_accounts(folder: RunFolder, lines: Collection[Line], name: str = ACCOUNTS) -> None:
+    """Write privacy costs to the file `name` in `folder`. Removes the file if there are none."""
     text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
     if text:
-        folder.write_atomically(ACCOUNTS, text.encode())
+        folder.write_atomically(name, text.encode())
     else:
-        folder.remove(ACCOUNTS)
+        folder.remove(name)
 
 
-def read_accounts(path: Path) -> list[Line]:
-    """Read the privacy costs in the run folder `path`. Returns an empty list if none are saved.
+def read_accounts(path: Path, name: str = ACCOUNTS) -> list[Line]:
+    """Read the privacy costs in the file `name` in the run folder `path`.
 
-    Call it within `sealed_message.intact`, which turns errors in the file into a `RunFolderError`.
+    Returns an empty list if there is no such file. Call it within `sealed_message.intact`, which
+    turns errors in the file into a `RunFolderError`.
     """
-    file = path / ACCOUNTS
+    file = path / name
     if not file.exists():
         return []
     found = (read_line(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())
