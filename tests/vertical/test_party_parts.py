@@ -80,7 +80,8 @@ def test_a_fingerprint_is_of_all_that_a_resumed_run_needs_unchanged() -> None:
     everything = found(agreed=2, split=wider.split_model(), rows={"test": rows(5)})
     assert changed_since(everything, found()) == "another job and another model and other data"
     for edited in ("0" * 64, f"{found()} 0", found().replace(" ", "  "), ""):
-        assert changed_since(edited, found()) == "another job, model or data"
+        told = changed_since(edited, found())
+        assert told == "another job, model or data, or by an earlier version of fedveil"
 
 
 def test_a_share_set_aside_leaves_some_on_both_sides() -> None:

@@ -188,7 +188,7 @@ def changed_since(saved: str, now: str) -> str:
     """
     before, found = saved.split(" "), now.split(" ")
     if len(before) != len(found):  # the checkpoint is of an earlier version
-        return "another job, model or data"
+        return "another job, model or data, or by an earlier version of fedveil"
     each = zip(_CHANGED, before, found, strict=True)
     return " and ".join(what for what, was, is_now in each if was != is_now)
 
