@@ -59,7 +59,7 @@ from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy, module_of
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import from_last_step, saved_steps
-from fedveil.vertical.task import Columns
+from fedveil.vertical.task import Columns, lone_classes
 
 DEADLINE_S = 120
 
@@ -199,6 +199,54 @@ def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> No
     notes = (run.folder / "bank" / "events.log").read_text()
     assert "10 of 50 train examples of bank are left out: not all parties have them" in notes
     assert run.metrics[0]["steps"] == 5
+
+
+@pytest.mark.parametrize("label_dp", [None, {"eps": 1.0}])
+def test_a_class_that_only_training_or_held_out_examples_have_is_told(
+    label_dp: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's own training rows have all classes. Those of class 0 are not common.
+
+    Under label_dp, the labels that the run trains on may have all classes too.
+    """
+    own = vertical_parts.Ragged.whole
+
+    def whole(self: vertical_parts.Ragged, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = own(self, subset)
+        y = 1 + y % 2 if subset == "train" else y % 2
+        y[40:] = 0
+        return x, y
+
+    monkeypatch.setattr(vertical_parts.Ragged, "whole", whole)
+    monkeypatch.setattr(vertical_parts.Ragged, "class_names", ["a", "b", "c"], raising=False)
+    heard: list[str] = []
+    train(
+        job(task="vertical_parts:ragged", epochs=1, privacy={"label_dp": label_dp}),
+        _new(),
+        say=heard.append,
+    )
+    assert [sentence for sentence in heard if sentence.startswith("labels: only")] == [
+        "labels: only training examples have the class 'c', so no metric measures how well the "
+        "model predicts it",
+        "labels: only held-out examples have the class 'a', so the model does not learn to predict "
+        "it",
+    ]
+
+
+def test_of_many_lone_classes_the_first_are_told() -> None:
+    task: Any = SimpleNamespace(classes=9)
+    train, test = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0]), torch.tensor([0, 7, 8])
+    assert list(lone_classes(task, train, test)) == [
+        "labels: only training examples have the classes 1, 2, 3, 4, 5, ..., so no metric measures "
+        "how well the model predicts them",
+        "labels: only held-out examples have the classes 7, 8, so the model does not learn to "
+        "predict them",
+    ]
+    assert not list(lone_classes(task, train, train.flip(0)))
+    assert not list(lone_classes(task, None, None)), "a follower has no labels"
+    assert not list(lone_classes(task, train[:, None], test[:, None])), "tokens of a text"
+    task.classes = None  # labels are numbers
+    assert not list(lone_classes(task, train.float(), test.float()))
 
 
 def test_notes_on_how_data_was_read_are_shown_once_and_in_every_log(

@@ -33,7 +33,7 @@ from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, saved_steps
 from fedveil.vertical.step_window import StepWindow
-from fedveil.vertical.task import SUBSETS, Measured, Subset, aligned_by, files_of
+from fedveil.vertical.task import SUBSETS, Measured, Subset, aligned_by, files_of, lone_classes
 from fedveil.vertical.told_failures import told_failure
 
 T = TypeVar("T")
@@ -177,6 +177,9 @@ class PartyRun:
             ids_by = aligned_by(job.alignment.by, self.setting.task) if apart else None
             for sentence in sentences(job, self.setting.split, parts.order, held_out, ids_by):
                 self.log.event(f"{CROSSES}{sentence}")
+            labels = [self.setting.rows[subset].labels for subset in SUBSETS]
+            for sentence in lone_classes(self.setting.task, *labels):
+                self.log.say(sentence)
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
         self._has_told = True
