@@ -247,7 +247,8 @@ def test_a_run_says_at_its_first_start_what_it_sends_and_how_far_it_gets(
     log = SimpleNamespace(
         show_records=lambda: told.append("records"), say=told.append, event=noted.append
     )
-    rows = {"train": SimpleNamespace(count=50), "test": SimpleNamespace(count=23)}
+    counts = {"train": 50, "test": 23}
+    rows = {name: SimpleNamespace(count=count, labels=None) for name, count in counts.items()}
     setting = SimpleNamespace(
         job=job, split=Bottoms().split_model(), rows=rows, own_seed=own_seed, task=Bottoms()
     )
