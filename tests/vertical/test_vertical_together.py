@@ -33,7 +33,7 @@ from fedveil.errors import (
 from fedveil.federated.job import Job
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
-from fedveil.record.account_lines import influence
+from fedveil.record.account_lines import FAILURE, influence, read_accounts
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 from fedveil.record.saved_job import keep_job
 from fedveil.vertical import (
@@ -419,6 +419,10 @@ def test_a_diverged_step_does_not_replace_the_last_good_one(
         train(job(task="vertical_parts:u_shape"), folder)
     assert saved_steps(_Folder(folder / "bank")) == [10, 15]
     assert not (folder / "bank" / "model.safetensors").exists()
+    # A single example may decide if the training diverges, and other parties see the run end.
+    assert math.inf in [
+        line.epsilon for line in read_accounts(folder / "bank") if line.what == FAILURE
+    ]
     said: list[str] = []
     evaluate(folder, said.append)
     assert said == ["the run is unfinished: using the state after step 15 of 18"]

@@ -34,7 +34,7 @@ from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, saved_steps
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import SUBSETS, Measured, Subset, aligned_by, files_of, lone_classes
-from fedveil.vertical.told_failures import told_failure
+from fedveil.vertical.told_failures import kept_if_invalid, told_failure
 
 T = TypeVar("T")
 #: The file in a run's folder with the secret seed of a party on a machine of its own.
@@ -352,7 +352,7 @@ class PartyRun:
 
     def _checkpoint(self) -> None:
         metrics_bytes, metrics_digest = self.log.synced()
-        with uninterrupted():
+        with kept_if_invalid(self.setting.folder, self.name), uninterrupted():
             Checkpoint(
                 step=self.done,
                 fingerprint=self._parts.fingerprint,
