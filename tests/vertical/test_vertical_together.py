@@ -419,10 +419,6 @@ def test_a_diverged_step_does_not_replace_the_last_good_one(
         train(job(task="vertical_parts:u_shape"), folder)
     assert saved_steps(_Folder(folder / "bank")) == [10, 15]
     assert not (folder / "bank" / "model.safetensors").exists()
-    # A single example may decide if the training diverges, and other parties see the run end.
-    assert math.inf in [
-        line.epsilon for line in read_accounts(folder / "bank") if line.what == FAILURE
-    ]
     said: list[str] = []
     evaluate(folder, said.append)
     assert said == ["the run is unfinished: using the state after step 15 of 18"]
@@ -626,6 +622,24 @@ def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatc
     )
     for name, lines in run.figures.items():
         assert [str(each) for each in lines].count(told) == (name == party)
+
+
+def test_a_training_that_diverges_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single example may decide whether it does, and other parties see that the run ends."""
+    steps = PartOptimizers.step
+
+    def diverging(self: PartOptimizers, number: int) -> None:
+        steps(self, number)
+        if number == 5 and "left" in self:
+            next(iter(self.state().values())).view(-1)[-1] = torch.nan
+
+    monkeypatch.setattr(PartOptimizers, "step", diverging)
+    folder = _new()
+    with pytest.raises(PartFailed, match="contains NaN or infinity after step 5"):
+        train(protected(embedding_dp={"eps": 0.5}), folder)
+    for party in ("lead", "bank", "shop"):
+        told = [line.epsilon for line in read_accounts(folder / party) if line.what == FAILURE]
+        assert told == ([math.inf] if party == "bank" else [])
 
 
 @pytest.mark.parametrize("look", [evaluate, predict])
