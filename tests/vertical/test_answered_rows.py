@@ -30,6 +30,7 @@ from fedveil.vertical.bundle import Bundle, digest
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.remote.sessions import Meeting
 from fedveil.vertical.scoring import predicted, row_alignment, sources
+from fedveil.vertical.scoring.guesses import begin_counts
 from fedveil.vertical.scoring.predicted import Decision, ScoreFile
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Apart, Together, bundles_in
@@ -176,6 +177,7 @@ def side_of(folder: Path, name: str, ids: list[str], **more: Any) -> Any:
     """Return a party with a file of rows, whose state is in `folder`."""
     state = SimpleNamespace(path=folder)
     state.write_atomically = lambda name, data: (folder / name).write_bytes(data)
+    begin_counts(state)
     own = {
         "ids": np.array(ids), "state": state, "most_ids": 5, "name": name, "followers": ("bank",),
         "split": SimpleNamespace(leader="lead"), "bundle": SimpleNamespace(name=b"model"),

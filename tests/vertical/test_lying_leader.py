@@ -18,9 +18,10 @@ from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.remote import exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
+from fedveil.vertical.remote.brought_ids import GUESSES
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.intersection import Exchanged
-from fedveil.vertical.remote.machine import GUESSES, Machine
+from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.ristretto import point_batches
 from lying_side import Change, lying_side
 
@@ -336,6 +337,10 @@ def test_guesses_are_counted_over_restarts(tmp_path: Path) -> None:
         assert again.standing().brought == {"lead": once}
         assert broken_off(again) == {"lead": 2 * once}
     path = folder / GUESSES
+    moved = path.rename(tmp_path / "copy")
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses is missing: it counts"):
+        Machine.reopened(folder, lambda task: "bank", stack)
+    moved.rename(path)
     path.write_bytes(path.read_bytes().replace(str(2 * once).encode(), b"-99"))
     with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses"):
         Machine.reopened(folder, lambda task: "bank", stack)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedveil.record.account_lines import influence
+from fedveil.vertical.account import figures
 from fedveil.vertical.own_data import sends_unprotected, trained_by_examples, unprotected_gradients
 from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 
@@ -111,10 +116,13 @@ def test_a_part_that_gets_no_gradient_learns_through_statistics_of_its_batches()
 def test_a_layer_that_mixes_the_examples_of_a_batch_does_so_at_rest_too(frozen: bool) -> None:
     """One example then moves the bits of all others, which are charged for their own values."""
 
-    def stated(module: nn.Module) -> list[str]:
-        part = Part("part", "bank", ("data.x",), (4,), module, frozen=frozen, privacy=SILENT)
-        top = Part("top", "lead", ("part",), (2,))
-        return trained_by_examples(SplitModel([part, top], leader="lead"), "bank")
+    def stated(*layers: nn.Module, privacy: EmbeddingPrivacy = SILENT) -> list[str]:
+        inner = Part("inner", "bank", ("data.x",), (4,), nn.Sequential(*layers), frozen=frozen)
+        outer = Part("outer", "bank", ("inner",), (4,), nn.Linear(4, 4), frozen=True)
+        parts = [inner, replace(outer, privacy=privacy), Part("top", "lead", ("outer",), (2,))]
+        releases: Any = SimpleNamespace(train=np.array([3, 1]), looks=2)
+        lines = figures(SplitModel(parts, leader="lead"), "bank", releases, 1e-5, None)
+        return [line.what for line in lines if line.epsilon == math.inf]
 
     torch.manual_seed(3)
     mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
@@ -122,5 +130,13 @@ def test_a_layer_that_mixes_the_examples_of_a_batch_does_so_at_rest_too(frozen: 
     other = rows.clone()
     other[8] = 1000.0
     assert ((mixing(rows) > 0) != (mixing(other) > 0))[:8].any()
-    assert stated(mixing) == ["part"]
-    assert stated(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.InstanceNorm1d(4))) == []
+    mixed = (
+        "an example's influence on the reports of others in its batch, through batch statistics "
+        "of inner"
+    )
+    taught = influence("inner")
+    # With running statistics, only training mixes a batch, and a frozen part is not in training.
+    assert stated(nn.Linear(3, 4), nn.BatchNorm1d(4)) == ([] if frozen else [taught, mixed])
+    assert stated(mixing) == [mixed]
+    assert stated(mixing, privacy=STRAIGHT) == ([mixed] if frozen else [taught, mixed])
+    assert stated(nn.Linear(3, 4), nn.LayerNorm(4), nn.InstanceNorm1d(4)) == []

@@ -35,6 +35,7 @@ from fedveil.vertical.party_parts import (
     _returned,
     _set_aside,
     assemble,
+    changed_since,
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
@@ -72,6 +73,15 @@ def test_a_fingerprint_is_of_all_that_a_resumed_run_needs_unchanged() -> None:
     ]  # fmt: skip
     assert found() == found() == found(order=-1)
     assert len({found(), *others}) == 1 + len(others)
+    told = [changed_since(found(), other) for other in others]
+    job, model, data = "another job", "another model", "other data"
+    assert told == [job, job, f"{job} and {model}", model, data, data]
+    assert changed_since(found(), found()) == ""
+    everything = found(agreed=2, split=wider.split_model(), rows={"test": rows(5)})
+    assert changed_since(everything, found()) == "another job and another model and other data"
+    for edited in ("0" * 64, f"{found()} 0", found().replace(" ", "  "), ""):
+        told = changed_since(edited, found())
+        assert told == "another job, model or data, or by an earlier version of fedveil"
 
 
 def test_a_share_set_aside_leaves_some_on_both_sides() -> None:
@@ -237,7 +247,8 @@ def test_a_run_says_at_its_first_start_what_it_sends_and_how_far_it_gets(
     log = SimpleNamespace(
         show_records=lambda: told.append("records"), say=told.append, event=noted.append
     )
-    rows = {"train": SimpleNamespace(count=50), "test": SimpleNamespace(count=23)}
+    counts = {"train": 50, "test": 23}
+    rows = {name: SimpleNamespace(count=count, labels=None) for name, count in counts.items()}
     setting = SimpleNamespace(
         job=job, split=Bottoms().split_model(), rows=rows, own_seed=own_seed, task=Bottoms()
     )

@@ -366,6 +366,17 @@ def test_edited_counts_of_unknown_ids_are_one_sentence(source: Together, counts:
         PredictionService(source, None)
 
 
+def test_deleted_counts_of_unknown_ids_do_not_begin_anew(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    with ExitStack() as stack:
+        path = together(folder, stack).leader.state.path / "unknown"
+    path.unlink()
+    with ExitStack() as stack:
+        source = together(folder, stack)
+        with pytest.raises(RunFolderError, match="unknown is missing: it counts the ids"):
+            PredictionService(source, None)
+
+
 def test_an_answer_under_way_is_sent_when_the_service_ends(
     source: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,22 @@ def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
         releases.close()
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_an_evaluation_forgets_no_step_that_was_begun(step: int, tmp_path: Path) -> None:
+    """It may be of an older step than the last one, whose checkpoint may be used later."""
+    first = opened(tmp_path, new=True)
+    for number in (1, 2, 3):
+        first.begin_step(number, ORDER.of_step(number))
+    first.close()
+    looking = opened(tmp_path, step)
+    looking.begin_look()
+    looking.close()
+    for later in (1, 3):
+        again = opened(tmp_path, later)
+        assert again.train.tolist() == first.train.tolist()
+        assert again.looks == 1
+
+
 def test_counts_survive_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "begun"
     disk, first = SyncedDisk(path, monkeypatch), opened(tmp_path, new=True)

@@ -14,7 +14,7 @@ from fedveil.errors import ExchangeError, Unfit
 from fedveil.link.channel import Send
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.scoring import row_alignment
-from fedveil.vertical.scoring.guesses import Guesses
+from fedveil.vertical.scoring.guesses import Guesses, begin_counts
 
 BUNDLE, KEY = bytes(range(32)), bytes(range(7, 39))
 LEADERS, BANKS = np.array(["a1", "b2", "c3", "d4"]), np.array(["c3", "x9", "a1"])
@@ -28,6 +28,7 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
     for name, ids, most in (("lead", LEADERS, 5), ("bank", BANKS, 6)):
         folder: Any = RunFolder(tmp_path / name, None)  # type: ignore[arg-type]
         folder.path.mkdir()
+        begin_counts(folder)
         found[name] = SimpleNamespace(
             name=name, ids=ids, most_ids=most, state=folder, bundle=SimpleNamespace(name=BUNDLE),
             split=SimpleNamespace(leader="lead"), followers=("bank",), note=print,

@@ -224,15 +224,19 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
     assert source._all["lead"].keep_account() == []
 
 
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_bundle_that_has_lost_its_counts_neither_scores_nor_lets_a_run_evaluate(
-    tmp_path: Path,
+    killed: bool, tmp_path: Path
 ) -> None:
-    """Its account shows that it has scored: each row would be allowed as often once more."""
+    """Its log shows that it has scored: each row would be allowed as often once more.
+
+    A process that is killed writes no account.
+    """
     folder = trained(tmp_path, eps=0.5, limit=13.0)
     with ExitStack() as stack:
         source = together(folder, stack)
         source.scores(source.common[:3])
-        assert len(source._all["bank"].keep_account()) == 1
+        assert killed or len(source._all["bank"].keep_account()) == 1
     path = folder / "run" / "bank" / "bundle" / "state" / SCORED
     raw = path.read_bytes()
     path.unlink()
@@ -958,6 +962,31 @@ def test_guesses_at_ids_are_counted_over_restarts(tmp_path: Path) -> None:
             played(scorers(folder, stack), [[1]])
     with ExitStack() as stack, pytest.raises((ExchangeError, Unfit), match="would learn of each"):
         played(scorers(folder, stack), [[1]])
+    with ExitStack() as stack:
+        both = scorers(folder, stack)
+        both["lead"].most_ids = both["bank"].most_ids = 1000
+        assert len(played(both, [[1]])[0].outputs) == 1
+
+
+@pytest.mark.parametrize("party", ["lead", "bank"])
+@pytest.mark.parametrize("before", ["scored together", "asked by itself"])
+def test_a_bundle_without_its_guesses_answers_no_other_party(
+    before: str, party: str, tmp_path: Path
+) -> None:
+    """Also if no other party has asked yet, and if the file is deleted while the bundle is used."""
+    folder = trained(tmp_path)
+    with ExitStack() as stack:
+        both = scorers(folder, stack)
+        if before == "scored together":
+            played(both, [[1]])
+        path = both[party].state.path / "guesses"
+        moved = path.rename(tmp_path / "copy")
+        with pytest.raises(RunFolderError, match=r"guesses is missing: it counts the ids"):
+            played(both, [[1]])
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses is missing"):
+        played(scorers(folder, stack), [[1]])
+    assert not path.exists()
+    moved.rename(path)
     with ExitStack() as stack:
         both = scorers(folder, stack)
         both["lead"].most_ids = both["bank"].most_ids = 1000

@@ -45,6 +45,7 @@ from fedveil.vertical.job_split import report_entropy
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import machine as machine_module
 from fedveil.vertical.remote import sessions
+from fedveil.vertical.remote.brought_ids import kept_brought
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
@@ -403,13 +404,26 @@ def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("counts", ['{"lead": -1}', '{"lead": 1.5}', '{"lead": true}'])
 def test_edited_guesses_are_refused(counts: str, tmp_path: Path) -> None:
-    machine, path = Machine.__new__(Machine), tmp_path / "guesses"
+    path = tmp_path / "guesses"
     path.write_bytes(sealed({"brought": json.dumps({"bank": 3, "shop": 0})}))
-    machine._take_up_brought(path)
-    assert machine._brought == {"bank": 3, "shop": 0}
+    assert kept_brought(tmp_path) == {"bank": 3, "shop": 0}
     path.write_bytes(sealed({"brought": counts}))
     with pytest.raises(RunFolderError, match="it contains invalid counts"):
-        machine._take_up_brought(path)
+        kept_brought(tmp_path)
+
+
+@pytest.mark.parametrize("party", ["lead", "bank"])
+def test_deleted_guesses_are_missed_even_if_no_id_was_sent(party: str, tmp_path: Path) -> None:
+    """A process that is killed between the two files has no seed yet, and may start anew."""
+    job, folder = VerticalJob(task="vertical_parts:bottoms"), tmp_path / "run"
+    with ExitStack() as stack:
+        machine = Machine.new(job, lambda task: party, folder, "command", stack)
+        machine.keep_run()
+    (folder / "guesses").unlink()
+    with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses is missing"):
+        Machine.reopened(folder, lambda task: party, stack)
+    (folder / "own-seed").unlink()
+    assert kept_brought(folder) == {}
 
 
 def test_the_last_common_step_is_all_parties_and_who_has_none_is_named(tmp_path: Path) -> None:
@@ -612,8 +626,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
         return "result"
 
     run: Any = SimpleNamespace(
-        settle=lambda: did.append("settle"), log=SimpleNamespace(event=said.append),
-        contents=bytes(32), unfinished="",
+        settle=lambda *, to_train: did.append(f"settle to train: {to_train}"),
+        log=SimpleNamespace(event=said.append), contents=bytes(32), unfinished="",
         keep_account=lambda: did.append("account"), figures=lambda: ["line"],
     )  # fmt: skip
     machine: Any = SimpleNamespace(
@@ -630,7 +644,8 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     assert signed == ([(run, agreed.run, own)] if purpose == "train" else [])
     assert (session.result, session.figures) == ("result", ["line"])
     account = ["account"] if purpose != "train" else []
-    assert did == ["settle", "side", *account]
+    settled = f"settle to train: {purpose == 'train'}"
+    assert did == [settled, "side", *account]
     begun = "\n".join(said)
     for sentence in (f"{purpose} from step 7 of run 0001", "bank.csv: UTF-8", "bank lacks 3"):
         assert sentence in begun
@@ -638,7 +653,7 @@ def test_a_session_begins_at_the_agreed_step_and_ends_with_an_account(
     did.clear()
     with pytest.raises(ExchangeError):
         Machine.play(machine, agreed, {}, own=lambda run: side(run, fails=True))
-    assert did == ["settle", "side", *account]
+    assert did == [settled, "side", *account]
 
 
 def test_each_log_states_the_end_of_the_others_logs() -> None:

@@ -470,6 +470,38 @@ def test_held_out_examples_are_looked_at_over_the_link(
     assert right.mean() == pytest.approx(looks[-1]["test_accuracy"])
 
 
+def test_a_leader_that_evaluates_an_older_step_deletes_nothing_at_its_followers(
+    parties: Any,
+) -> None:
+    """The leader's folder was restored from a copy, or it lies about the steps that it has."""
+    job = job_of("bottoms", "privacy.embedding_dp.eps=1000")
+
+    def evaluated(*, step: int) -> tuple[Parties, dict[str, int]]:
+        apart = parties()
+        apart.lead(job, "train" if step == 0 else "evaluate")
+        for name in ("bank", "shop"):
+            apart.follow(job, name, looks=step > 0)
+        sessions = apart.sessions()
+        assert step in (0, sessions["bank"].run.done)
+        apart.stack.close()
+        rows = csv.DictReader((apart.folder / "bank" / "bank" / "sent.csv").open(newline=""))
+        return apart, {row["subset"]: int(row["times"]) for row in rows}
+
+    apart, sent = evaluated(step=0)
+    assert sent == {"train": 2, "test": 2}
+    last, own = apart.folder / "lead" / "lead" / "checkpoint" / "000000010", apart.folder / "bank"
+    moved = last.rename(apart.folder / "copy")
+    kept = [own / "bank" / name for name in ("checkpoint/000000010", "metrics.jsonl")]
+    before = [path.read_bytes() for path in kept]
+    _, sent = evaluated(step=8)
+    assert sent == {"train": 2, "test": 3}
+    assert [path.read_bytes() for path in kept] == before
+    moved.rename(last)
+    apart, sent = evaluated(step=10)
+    assert sent == {"train": 2, "test": 4}
+    assert not any("unfinished" in sentence for sentence in apart.said["bank"])
+
+
 @pytest.mark.parametrize("limited", ["bank", "lead and bank"])
 def test_one_partys_limit_ends_the_run_in_good_order_everywhere(parties: Any, limited: str) -> None:
     """Two epochs and one evaluation cost more than bank allows; shop has no limit."""
@@ -656,7 +688,7 @@ def test_a_resumed_run_refuses_other_examples_and_changes_no_file(
     before = files_in(folder)
     with ExitStack() as stack:
         machine = Machine.reopened(folder, lambda task: party, stack)
-        with pytest.raises(RunFolderError, match="made with another job, model or data"):
+        with pytest.raises(RunFolderError, match="made with other data"):
             machine.play(replace(agreed, examples=other), {}, own=leaves)
     assert files_in(folder) == before
     with ExitStack() as stack:  # the honest leader can still resume the run

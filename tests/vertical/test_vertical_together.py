@@ -26,13 +26,14 @@ from fedveil.errors import (
     ExchangeError,
     FewCommon,
     JobError,
+    ModelInvalid,
     PartFailed,
     RunFolderError,
 )
 from fedveil.federated.job import Job
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
-from fedveil.record.account_lines import influence
+from fedveil.record.account_lines import FAILURE, influence, read_accounts
 from fedveil.record.run_folder import TRACEBACK, RunFolder
 from fedveil.record.saved_job import keep_job
 from fedveil.vertical import (
@@ -49,15 +50,16 @@ from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.one_process import Parties, look
+from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.party import Party
 from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote.machine import Machine
 from fedveil.vertical.rows import Order, Rows, align
-from fedveil.vertical.split import Crossing, EmbeddingPrivacy
+from fedveil.vertical.split import Crossing, EmbeddingPrivacy, module_of
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import from_last_step, saved_steps
-from fedveil.vertical.task import Columns
+from fedveil.vertical.task import Columns, lone_classes
 
 DEADLINE_S = 120
 
@@ -199,6 +201,54 @@ def test_examples_that_not_all_hold_are_left_out_and_noted(tmp_path: Path) -> No
     assert run.metrics[0]["steps"] == 5
 
 
+@pytest.mark.parametrize("label_dp", [None, {"eps": 1.0}])
+def test_a_class_that_only_training_or_held_out_examples_have_is_told(
+    label_dp: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's own training rows have all classes. Those of class 0 are not common.
+
+    Under label_dp, the labels that the run trains on may have all classes too.
+    """
+    own = vertical_parts.Ragged.whole
+
+    def whole(self: vertical_parts.Ragged, subset: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = own(self, subset)
+        y = 1 + y % 2 if subset == "train" else y % 2
+        y[40:] = 0
+        return x, y
+
+    monkeypatch.setattr(vertical_parts.Ragged, "whole", whole)
+    monkeypatch.setattr(vertical_parts.Ragged, "class_names", ["a", "b", "c"], raising=False)
+    heard: list[str] = []
+    train(
+        job(task="vertical_parts:ragged", epochs=1, privacy={"label_dp": label_dp}),
+        _new(),
+        say=heard.append,
+    )
+    assert [sentence for sentence in heard if sentence.startswith("labels: only")] == [
+        "labels: only training examples have the class 'c', so no metric measures how well the "
+        "model predicts it",
+        "labels: only held-out examples have the class 'a', so the model does not learn to predict "
+        "it",
+    ]
+
+
+def test_of_many_lone_classes_the_first_are_told() -> None:
+    task: Any = SimpleNamespace(classes=9)
+    train, test = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0]), torch.tensor([0, 7, 8])
+    assert list(lone_classes(task, train, test)) == [
+        "labels: only training examples have the classes 1, 2, 3, 4, 5, ..., so no metric measures "
+        "how well the model predicts them",
+        "labels: only held-out examples have the classes 7, 8, so the model does not learn to "
+        "predict them",
+    ]
+    assert not list(lone_classes(task, train, train.flip(0)))
+    assert not list(lone_classes(task, None, None)), "a follower has no labels"
+    assert not list(lone_classes(task, train[:, None], test[:, None])), "tokens of a text"
+    task.classes = None  # labels are numbers
+    assert not list(lone_classes(task, train.float(), test.float()))
+
+
 def test_notes_on_how_data_was_read_are_shown_once_and_in_every_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,8 +368,76 @@ def test_a_step_that_only_one_party_holds_is_forgotten_when_all_go_back(tmp_path
     """With fresh randomness the resumed run differs: its step 18 is another one."""
     train(job(), tmp_path / "run")
     (tmp_path / "run" / "bank" / "checkpoint" / "000000018").unlink()
-    evaluate(tmp_path / "run")
+
+    def stop(record: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(tmp_path / "run", progress=stop)
     assert saved_steps(_Folder(tmp_path / "run" / "lead")) == [15]
+
+
+@pytest.mark.parametrize("use", [evaluate, predict])
+def test_using_an_older_step_removes_nothing(use: Callable[[Path], object]) -> None:
+    """The file that bank lacks may come back from a copy."""
+    folder = _new()
+    train(job(scoring={"calibration": 0.2}, checkpoint={"every_steps": 4}), folder)
+    lost = folder / "bank" / "checkpoint" / "000000015"
+    moved = lost.rename(folder / "copy")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if _is_kept(path)}
+    assert {path.name for path in before} >= {"000000012", "000000015", "calibrator.json"}
+    use(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if _is_kept(path)} == before
+    moved.rename(lost)
+    said: list[str] = []
+    evaluate(folder, said.append)
+    assert said == []
+
+
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith("events.")
+
+
+def test_a_diverged_step_does_not_replace_the_last_good_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Adam's state diverges in bank's last step. Such a state could not be loaded again."""
+    folder, steps = _new(), PartOptimizers.step
+
+    def diverging(self: PartOptimizers, number: int) -> None:
+        steps(self, number)
+        if number == 18 and "backbone" in self:
+            self.state()["backbone//0/exp_avg"].view(-1)[-1] = torch.inf
+
+    monkeypatch.setattr(PartOptimizers, "step", diverging)
+    sentence = (
+        f"backbone//0/exp_avg contains NaN or infinity after step 18: the training has diverged. "
+        f"{folder / 'bank'} still has the state after step 15. Start a new run with a lower "
+        f"learning rate"
+    )
+    with pytest.raises(ModelInvalid, match=rf"^{re.escape(sentence)}\nthe traceback is in "):
+        train(job(task="vertical_parts:u_shape"), folder)
+    assert saved_steps(_Folder(folder / "bank")) == [10, 15]
+    assert not (folder / "bank" / "model.safetensors").exists()
+    said: list[str] = []
+    evaluate(folder, said.append)
+    assert said == ["the run is unfinished: using the state after step 15 of 18"]
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_a_model_that_begins_with_a_weight_that_is_not_finite_is_refused(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = vertical_parts.Bottoms.split_model
+
+    def spoilt(self: vertical_parts.Bottoms) -> Any:
+        split = made(self)
+        torch.nn.init.constant_(module_of(split.parts[1])[0].bias[1:2], value)  # type: ignore[index]
+        return split
+
+    monkeypatch.setattr(vertical_parts.Bottoms, "split_model", spoilt)
+    with pytest.raises(ModelInvalid, match=r"right/0\.bias contains NaN or infinity .* before any"):
+        train(job(), _new())
 
 
 def _without(folder: Path, name: str, *parties: str) -> None:
@@ -335,7 +453,8 @@ def test_a_model_whose_training_has_not_ended_is_used_with_a_word() -> None:
     _without(folder, "checkpoint/000000018", "bank")
     predict(folder, said.append)
     assert said == ["the run is unfinished: using the state after step 15 of 18"]
-    evaluate(folder, said.append)  # all parties have gone back, and a model: a limit's early end
+    _without(folder, "checkpoint/000000018", "lead", "shop")
+    evaluate(folder, said.append)  # all parties end with this step, and a model: a limit's end
     assert len(said) == 1
     _without(folder, "model.safetensors", "shop")
     look(folder, PartyRun.evaluate, said.append)
@@ -407,7 +526,10 @@ def test_another_model_or_other_data_are_refused(
     folder = _new()
     train(job(epochs=1), folder)
     monkeypatch.setattr(vertical_parts.Bottoms, subset, count)
-    with pytest.raises(RunFolderError, match="another job, model or data"):
+    with pytest.raises(RunFolderError, match=r"was made with other data\n"):
+        resume(folder)
+    monkeypatch.setattr(vertical_parts.Bottoms, "width", 7)
+    with pytest.raises(RunFolderError, match=r"was made with another model and other data\n"):
         resume(folder)
 
 
@@ -500,6 +622,24 @@ def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatc
     )
     for name, lines in run.figures.items():
         assert [str(each) for each in lines].count(told) == (name == party)
+
+
+def test_a_training_that_diverges_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single example may decide whether it does, and other parties see that the run ends."""
+    steps = PartOptimizers.step
+
+    def diverging(self: PartOptimizers, number: int) -> None:
+        steps(self, number)
+        if number == 5 and "left" in self:
+            next(iter(self.state().values())).view(-1)[-1] = torch.nan
+
+    monkeypatch.setattr(PartOptimizers, "step", diverging)
+    folder = _new()
+    with pytest.raises(PartFailed, match="contains NaN or infinity after step 5"):
+        train(protected(embedding_dp={"eps": 0.5}), folder)
+    for party in ("lead", "bank", "shop"):
+        told = [line.epsilon for line in read_accounts(folder / party) if line.what == FAILURE]
+        assert told == ([math.inf] if party == "bank" else [])
 
 
 @pytest.mark.parametrize("look", [evaluate, predict])

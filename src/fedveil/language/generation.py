@@ -34,7 +34,7 @@ from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
 from fedveil.language.text import Tokenizer, join
-from fedveil.language.text_account import SentVectors, crossings, epsilon, figures
+from fedveil.language.text_account import SentVectors, crossings, epsilon, on_disk
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
@@ -153,23 +153,20 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
     """Return the leader's side of text generation between machines, a function of a `PartyRun`.
 
     The function continues the prompt of `request`. It shows no token before the text is complete,
-    because a restarted session may draw different tokens. At the end of a session, even a failed
-    one, it logs the cost of all sessions so far.
+    because a restarted session may draw different tokens. Each vector is charged on disk before it
+    is sent. At the end of a session, even a failed one, it logs the cost of all sessions so far.
     """
     sent = SentVectors()
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
         setting, most = run.setting, run.setting.job.privacy.max_epsilon
         tokenizer = _text_task(setting.task).tokenizer
-        try:
+        with on_disk(sent, run.party.split, setting.folder, run.log.event):
             return (
                 yield from write(
                     run.party, setting.entropy, tokenizer, request, most, lambda piece: None, sent
                 )
             )
-        finally:
-            for line in figures(run.party.split, sent):
-                run.log.event(str(line))
 
     return side
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.ledger import Line
-from fedveil.record.account_lines import UNPROTECTED
+from fedveil.record.account_lines import UNPROTECTED, read_accounts, write_accounts
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import intact
 from fedveil.vertical.split import Crossing, SplitModel
+
+#: The file in the leader's folder with the cost of the text that it now continues.
+UNFINISHED_TEXT = "unfinished-text.jsonl"
 
 
 @dataclass
@@ -18,12 +25,13 @@ class SentVectors:
 
     If the link breaks or the other party restarts, the leader begins the text again, and sends the
     vectors again with new noise. `vectors` is the number of vectors sent in all attempts. A token's
-    vector was sent at most `times` times.
+    vector was sent at most `times` times. `keep` is called after each charge, to save it.
     """
 
     vectors: int = 0
     times: int = 0
     _earlier: int = 0
+    keep: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     def begin(self) -> None:
         """Begin an attempt, which may send every token again."""
@@ -38,6 +46,31 @@ class SentVectors:
         """
         self.vectors += vectors
         self.times = max(self.times, self._earlier + (2 if again else 1))
+        self.keep()
+
+
+@contextmanager
+def on_disk(
+    sent: SentVectors, split: SplitModel, folder: RunFolder, event: Callable[[str], None]
+) -> Iterator[None]:
+    """A context in which each charge to `sent` is on disk, in `folder`, before vectors are sent.
+
+    At its end, logs the cost with `event` and removes the file. If an earlier process was killed
+    before it did so, first logs what this process had charged.
+    """
+    path = folder.path / UNFINISHED_TEXT
+    with intact(path):
+        left = read_accounts(folder.path, UNFINISHED_TEXT)
+    for line in left:
+        event(f"an earlier text, whose process was killed: {line}")
+    folder.remove(UNFINISHED_TEXT)
+    sent.keep = lambda: write_accounts(folder, figures(split, sent), UNFINISHED_TEXT)
+    try:
+        yield
+    finally:
+        for line in figures(split, sent):
+            event(str(line))
+        folder.remove(UNFINISHED_TEXT)
 
 
 def figures(split: SplitModel, sent: SentVectors) -> list[Line]:

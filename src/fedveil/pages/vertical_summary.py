@@ -114,15 +114,18 @@ def worst_of(accounts: Sequence[Line]) -> Line | None:
 
 
 def _uncovered(accounts: Iterable[Line]) -> str:
-    """Return a sentence about a leak that no epsilon in `accounts` covers, or "" if there is none.
+    """Return sentences about leaks that no epsilon in `accounts` covers, or "" if there are none.
 
     Training on an example changes a part of the model, and so the later reports of other examples.
-    For each such part, `accounts` has a line with an infinite epsilon. The sentence names the
-    parts.
+    A part may also mix the examples of a batch. For each such part, `accounts` has a line with an
+    infinite epsilon. The sentences name the parts.
     """
-    found = (influenced_part(line.what) for line in accounts)
-    parts = list(dict.fromkeys(part for part in found if part is not None))
-    return f" No epsilon covers {influence(listed(parts))}." if parts else ""
+    lines, said = list(accounts), ""
+    for in_batch in (False, True):
+        found = (influenced_part(line.what, in_batch=in_batch) for line in lines)
+        if parts := list(dict.fromkeys(part for part in found if part is not None)):
+            said += f" No epsilon covers {influence(listed(parts), in_batch=in_batch)}."
+    return said
 
 
 def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:

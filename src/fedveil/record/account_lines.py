@@ -24,43 +24,57 @@ LABEL = "an example's label, in all epochs"
 WHENEVER = "holds whenever"
 #: The line about a part of the model that failed, perhaps because of a single example.
 FAILURE = "the failure of a part, which the other parties were told"
-_INFLUENCE = "an example's influence on the later reports of others, through the training of "
+_TRAINING = "an example's influence on the later reports of others, through the training of "
+_BATCH = (
+    "an example's influence on the reports of others in its batch, through batch statistics of "
+)
 
 
-def influence(part: str) -> str:
-    """Return a phrase for a privacy loss: one example's influence on later reports about others.
+def influence(part: str, *, in_batch: bool = False) -> str:
+    """Return a phrase for a privacy loss: one example's influence on reports about others.
 
     `part` names one or several parts of the model. An example changes their weights in training,
-    and so influences what they later report about other examples. The phrase is the text of an
+    and so influences what they later report about other examples. If `in_batch` is True, the phrase
+    is about parts that mix the examples of a batch, trained or not. The phrase is the text of an
     account line (`Line.what`).
     """
-    return f"{_INFLUENCE}{part}"
+    return f"{_BATCH if in_batch else _TRAINING}{part}"
 
 
-def influenced_part(what: str) -> str | None:
+def influenced_part(what: str, *, in_batch: bool | None = None) -> str | None:
     """Return the model's part that `what` names if it is a text made by `influence`, else None.
 
-    `what` is the text of an account line (`Line.what`).
+    `what` is the text of an account line (`Line.what`). If `in_batch` is given, only a text made
+    with the same `in_batch` counts.
     """
-    return what.removeprefix(_INFLUENCE) if what.startswith(_INFLUENCE) else None
+    for start, mixes in ((_TRAINING, False), (_BATCH, True)):
+        if what.startswith(start) and in_batch in (None, mixes):
+            return what.removeprefix(start)
+    return None
 
 
 def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[str], None]) -> None:
     for line in lines:
         event(str(line))
+    write_accounts(folder, lines)
+
+
+def write_accounts(folder: RunFolder, lines: Collection[Line], name: str = ACCOUNTS) -> None:
+    """Write privacy costs to the file `name` in `folder`. Removes the file if there are none."""
     text = "".join(json.dumps(strict(line._asdict()), allow_nan=False) + "\n" for line in lines)
     if text:
-        folder.write_atomically(ACCOUNTS, text.encode())
+        folder.write_atomically(name, text.encode())
     else:
-        folder.remove(ACCOUNTS)
+        folder.remove(name)
 
 
-def read_accounts(path: Path) -> list[Line]:
-    """Read the privacy costs in the run folder `path`. Returns an empty list if none are saved.
+def read_accounts(path: Path, name: str = ACCOUNTS) -> list[Line]:
+    """Read the privacy costs in the file `name` in the run folder `path`.
 
-    Call it within `sealed_message.intact`, which turns errors in the file into a `RunFolderError`.
+    Returns an empty list if there is no such file. Call it within `sealed_message.intact`, which
+    turns errors in the file into a `RunFolderError`.
     """
-    file = path / ACCOUNTS
+    file = path / name
     if not file.exists():
         return []
     found = (read_line(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())

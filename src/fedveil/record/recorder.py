@@ -69,7 +69,7 @@ class Recorder:
             self.went_back = os.fstat(self._metrics.fileno()).st_size > kept.size
             self._metrics.truncate(kept.size)
             self._metrics.seek(kept.size)
-            self._events = EventLog(folder.path / EVENTS)
+            self.events = EventLog(folder.path / EVENTS)
         self._board = None
         if tensorboard:
             target = str(folder.within("tensorboard").path)
@@ -105,15 +105,15 @@ class Recorder:
     def event(self, text: str) -> None:
         """Append `text` to the event log, with the time. Control characters are replaced."""
         with explained(self._folder.path):
-            self._events.append(stamped(text))
+            self.events.append(stamped(text))
 
     @property
     def log_head(self) -> str:
-        return self._events.head
+        return self.events.head
 
     def close(self) -> None:
         self._metrics.close()
-        self._events.close()
+        self.events.close()
         if self._board is not None:
             self._board.close()
 

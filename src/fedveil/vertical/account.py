@@ -37,6 +37,7 @@ from fedveil.record.account_lines import LABEL, OWN_REPORTS, UNPROTECTED, influe
 from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import (
+    mixing_batches,
     private_parts,
     sends_unprotected,
     trained_by_examples,
@@ -88,6 +89,7 @@ class Releases:
             self.looks = looks
             return
         base, begun_step, begun_looks = self._read()
+        self._step = max(step, begun_step)
         self._finished = max(step, begun_step - 1)
         self.train += self._sent(base, max(begun_step, step))
         self.looks = max(begun_looks, looks)
@@ -312,7 +314,8 @@ def figures(
       that receives such gradients has a line with an infinite epsilon.
     - Each part that learns from the party's examples, and is used to compute EmbeddingDP's bits,
       has a line with an infinite epsilon. An example changes the part's weights, and so the bits
-      that are later sent for other examples.
+      that are later sent for other examples. A part that mixes the examples of a batch has such a
+      line too.
     - The last line states, at `delta`, the largest epsilon of any example in the whole run. It
       covers the example's label, and all outputs that the party computed from this example and
       sent, as often as `releases` counted. This line is missing if the party sends nothing that is
@@ -338,6 +341,8 @@ def figures(
         Line(math.inf, 0.0, f"an example's gradients of {name}, {UNPROTECTED}") for name in returned
     ]
     found += [Line(math.inf, 0.0, influence(name)) for name in trained_by_examples(split, party)]
+    mixing = mixing_batches(split, party)
+    found += [Line(math.inf, 0.0, influence(name, in_batch=True)) for name in mixing]
     if parts or bare or returned:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0

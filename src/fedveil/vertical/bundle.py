@@ -35,9 +35,8 @@ from fedveil.base.untrusted import (
     read_bytes,
 )
 from fedveil.errors import BundleInvalid, MessageInvalid, RunFolderError
-from fedveil.record.account_lines import ACCOUNTS
 from fedveil.record.model_file import write_model
-from fedveil.record.run_folder import IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
+from fedveil.record.run_folder import EVENTS, IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
 from fedveil.record.saved_job import keep_imports
 from fedveil.record.sealed_message import intact, sealed
 from fedveil.settings.settings import Settings
@@ -239,10 +238,10 @@ def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int
 
     Returns the digests of the scored ids in ascending order, and each id's number of times. Ignores
     an incomplete digest at the end of the file. Raises RunFolderError if there is no such file, but
-    an account of scored examples: the limit on their cost would otherwise begin anew.
+    a log of the bundle's use: the limit on the examples' cost would otherwise begin anew.
     """
     file, raw = path / STATE / SCORED, b""
-    if not file.exists() and (file.parent / ACCOUNTS).exists():
+    if not file.exists() and (file.parent / EVENTS).exists():
         raise RunFolderError(f"{file} is missing: it records what was sent")
     if file.exists():
         with intact(file):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,14 @@ from torch import nn
 from fedveil.base.own_code import called, load, own_code_errors
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, JobError
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.saved_job import keep_job
 from fedveil.vertical.blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.compression import Compression
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.own_data import of_own_data
 from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
-from fedveil.vertical.task import Task, build, initial
+from fedveil.vertical.task import Task, build, files_of, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
@@ -111,6 +113,14 @@ def own_functions(job: VerticalJob) -> list[str]:
     """Return the user's functions that a job names, as `package.module:function`."""
     names = (job.task.name, *(part.module for part in job.parts.values()))
     return [name for name in names if name is not None and ":" in name]
+
+
+def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
+    """Save the job, and the task's files that `parties` need to resume the run."""
+    keep_job(folder, job, own_functions(job))
+    for party in parties:
+        for name, data in files_of(task, party).items():
+            folder.write_atomically(name, data)
 
 
 def _part(

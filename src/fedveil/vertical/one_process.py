@@ -27,11 +27,11 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.record.saved_job import reopen
 from fedveil.vertical import bundle
 from fedveil.vertical.job import VerticalJob, job_of_run
-from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.job_split import keep_run, make_split, make_task, report_entropy, threads
 from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
-from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
+from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin
 from fedveil.vertical.rows import LITTLE, Rows, align, with_hint
 from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Joined, SplitModel
@@ -221,7 +221,7 @@ class Parties:
     def train(self, step: int) -> VerticalRun:
         """Train from `step`, a step that all parties have saved, to the end of the run."""
         with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
-            self._restore(step)
+            self._restore(step, to_train=True)
             what = beginning("step", step)
             for run in self.runs.values():
                 randomness = f"randomness of reports: {run.setting.entropy.description}"
@@ -249,7 +249,7 @@ class Parties:
         `how` takes a party's `PartyRun` and returns the party's side of the exchange. An example is
         `PartyRun.evaluate`. `say` is called with a sentence if training has not ended.
         """
-        self._restore(self.last_common_step())
+        self._restore(self.last_common_step(), to_train=False)
         for sentence in {run.unfinished for run in self.runs.values()} - {""}:
             say(sentence)
         try:
@@ -277,11 +277,11 @@ class Parties:
             folder = run.setting.folder.within(bundle.BUNDLE)
             bundle.write_manifest(folder, manifest, Signatures())
 
-    def _restore(self, step: int) -> None:
+    def _restore(self, step: int, *, to_train: bool) -> None:
         for run in self.runs.values():
             run.load(step)
         for run in self.runs.values():
-            run.settle()
+            run.settle(to_train=to_train)
 
     def _together(self, how: Callable[[PartyRun], Exchange[T]]) -> dict[str, T]:
         exchanges = {name: how(run) for name, run in self.runs.items()}

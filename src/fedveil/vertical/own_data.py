@@ -52,22 +52,14 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
     A part is behind EmbeddingDP if its output is sent as bits, or is read by a later part whose
     output is. If the part learns, its weights depend on every example of earlier steps, and so do
     the bits that are later sent for other examples. A part that is not frozen learns from the
-    party's examples in one of three ways. The fourth way is open to a frozen part too:
+    party's examples in one of three ways:
 
     - Its weights are trained. The party's own columns enter it, or enter a later part of the party
       that returns a gradient to it.
     - Another part of the party, which is trained, has some of the same weights.
     - It has a layer that keeps statistics of its batches, such as BatchNorm.
-    - It has a BatchNorm without running statistics, which scales every example of a batch by the
-      mean and variance of this batch, whether the part is trained or not.
     """
-    learns = set(of_own_data(split.parts))
-    behind = {part.name for part, _ in private_parts(split, party)}
-    for part in reversed(split.owned_by(party)):  # readers come after the parts that they read
-        if part.name in behind:
-            behind.update(part.sources)
-        if part.name in learns:
-            learns.update(part.sources)
+    learns = _sources_too(set(of_own_data(split.parts)), split, party)
 
     def learning(part: Part) -> bool:
         return (
@@ -76,11 +68,31 @@ def trained_by_examples(split: SplitModel, party: str) -> list[str]:
             or _keeps_statistics(part)
         )
 
-    return [
-        part.name
-        for part in split.owned_by(party)
-        if part.name in behind and (_mixes_batches(part) or (not part.frozen and learning(part)))
-    ]
+    return [p.name for p in _behind_bits(split, party) if not p.frozen and learning(p)]
+
+
+def mixing_batches(split: SplitModel, party: str) -> list[str]:
+    """Return the names of a party's parts behind EmbeddingDP that mix the examples of a batch.
+
+    These parts have a BatchNorm that scales every example of a batch by the mean and variance of
+    this batch, so each example influences the bits of all others. Every BatchNorm does so in
+    training. One without running statistics also does so in an evaluation, and in a frozen part.
+    """
+    return [part.name for part in _behind_bits(split, party) if _mixes_batches(part)]
+
+
+def _behind_bits(split: SplitModel, party: str) -> list[Part]:
+    """Return the party's parts whose output is sent as bits, or read by such a part."""
+    found = _sources_too({part.name for part, _ in private_parts(split, party)}, split, party)
+    return [part for part in split.owned_by(party) if part.name in found]
+
+
+def _sources_too(names: set[str], split: SplitModel, party: str) -> set[str]:
+    """Return the parts in `names`, and all parts of which they read the output, at `party`."""
+    for part in reversed(split.owned_by(party)):  # readers come after the parts that they read
+        if part.name in names:
+            names.update(part.sources)
+    return names
 
 
 def unprotected_gradients(split: SplitModel, party: str) -> list[str]:
@@ -129,6 +141,9 @@ def _keeps_statistics(part: Part) -> bool:
 
 
 def _mixes_batches(part: Part) -> bool:
-    """Return True if a layer of `part` always scales examples by their own batch's statistics."""
+    """Return True if a layer of `part` scales examples by their own batch's statistics."""
     layers = () if part.module is None else part.module.modules()
-    return any(isinstance(one, _BatchNorm) and one.running_mean is None for one in layers)
+    return any(
+        isinstance(layer, _BatchNorm) and (layer.running_mean is None or not part.frozen)
+        for layer in layers
+    )

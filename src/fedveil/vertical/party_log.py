@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedveil.record.event_log import EventLog, stamped
 from fedveil.record.recorder import Metrics, Record, Recorder
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import EVENTS, RunFolder, explained
 
 Progress = Callable[[Record], None]
 
@@ -14,8 +15,8 @@ Progress = Callable[[Record], None]
 class PartyLog:
     """Writes a party's records and log sentences to its folder, and shows them to its user.
 
-    `progress` is called with each record, and `say` with each sentence for the user. Call `open`
-    before anything is written.
+    `progress` is called with each record, and `say` with each sentence for the user. Call `open` or
+    `open_events` before anything is written.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class PartyLog:
         self._tell = progress or (lambda record: None)
         self._say = say or (lambda sentence: None)
         self._recorder: Recorder | None = None
+        self._events: EventLog | None = None
 
     def open(self, metrics: Metrics) -> None:
         """Open the folder's files for appending, and keep only the records in `metrics`.
@@ -39,7 +41,17 @@ class PartyLog:
         """
         self.close()
         self._recorder = Recorder(self._folder, metrics)
-        self.records = self._recorder.records
+        self._events, self.records = self._recorder.events, self._recorder.records
+
+    def open_events(self, metrics: Metrics) -> None:
+        """Open only the event log for appending. No record is removed, and none can be written.
+
+        `records` are then those in `metrics`.
+        """
+        self.close()
+        with explained(self._folder.path):
+            self._events = EventLog(self._folder.path / EVENTS)
+        self._recorder, self.records = None, list(metrics.records)
 
     def show_records(self) -> None:
         for record in self.records:
@@ -47,16 +59,18 @@ class PartyLog:
 
     def record(self, **figures: Any) -> None:
         record = {"party": self._party, **figures}
-        self._opened.record(record)
+        assert self._recorder is not None, "open comes first"
+        self._recorder.record(record)
         self._tell(record)
 
     def event(self, text: str) -> None:
-        self._opened.event(text)
+        with explained(self._folder.path):
+            self._opened.append(stamped(text))
 
     @property
     def head(self) -> str:
         """The last digest in the event log's hash chain. It depends on all lines of the log."""
-        return self._opened.log_head
+        return self._opened.head
 
     def say(self, sentence: str) -> None:
         """Write a sentence to the log, and show it to the user who started this party."""
@@ -73,8 +87,10 @@ class PartyLog:
     def close(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
+        elif self._events is not None:
+            self._events.close()
 
     @property
-    def _opened(self) -> Recorder:
-        assert self._recorder is not None, "restore comes first"
-        return self._recorder
+    def _opened(self) -> EventLog:
+        assert self._events is not None, "open comes first"
+        return self._events

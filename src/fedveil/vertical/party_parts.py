@@ -28,6 +28,9 @@ from fedveil.vertical.step_checkpoint import saved_steps
 from fedveil.vertical.task import Subset, Task
 from fedveil.vertical.told_failures import keep_failure
 
+#: What each digest of a fingerprint stands for, as in "the run was made with another job".
+_CHANGED = ("another job", "another model", "other data")
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -61,7 +64,7 @@ class PartyParts:
     label_loss: PrivacyLoss | None
     limit: Limit
     gradients: WatchedGradients
-    #: A digest of everything that must be unchanged if the run is resumed.
+    #: Digests of the job, the model and the data, which must be unchanged if the run is resumed.
     fingerprint: str
 
     def require_reports(self, looks: int, calibrations: int) -> None:
@@ -178,12 +181,25 @@ def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
     return told, mechanism.loss
 
 
+def changed_since(saved: str, now: str) -> str:
+    """Return a phrase that says what differs between two fingerprints, or "" if they are equal.
+
+    `saved` is the fingerprint in a checkpoint, and `now` that of the run that would use it.
+    """
+    before, found = saved.split(" "), now.split(" ")
+    if len(before) != len(found):  # the checkpoint is of an earlier version
+        return "another job, model or data, or by an earlier version of fedveil"
+    each = zip(_CHANGED, before, found, strict=True)
+    return " and ".join(what for what, was, is_now in each if was != is_now)
+
+
 def _fingerprint(setting: Setting) -> str:
-    digest = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
-    digest.update(f"{setting.party} {setting.order_seed}".encode())
+    job = hashlib.sha256(json.dumps(setting.job.agreed(), sort_keys=True).encode())
+    job.update(f"{setting.party} {setting.order_seed}".encode())
+    model, data = hashlib.sha256(), hashlib.sha256()
     for part in setting.split.owned_by(setting.party):
         for name, tensor in module_of(part).state_dict().items():
-            digest.update(f"{part.name} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            model.update(f"{part.name} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
     for subset in ("train", "test"):
-        digest.update(setting.rows[subset].fingerprint())
-    return digest.hexdigest()
+        data.update(setting.rows[subset].fingerprint())
+    return " ".join(digest.hexdigest() for digest in (job, model, data))

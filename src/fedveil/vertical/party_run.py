@@ -18,26 +18,23 @@ from fedveil.privacy.ledger import Ledger, Line
 from fedveil.record.account_lines import SENT, keep_accounts
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import CROSSES, Metrics
-from fedveil.record.run_folder import METRICS, RunFolder, uninterrupted
-from fedveil.record.saved_job import keep_job
+from fedveil.record.run_folder import METRICS, uninterrupted
 from fedveil.record.sealed_message import intact
 from fedveil.vertical import account, bundle, step_checkpoint
 from fedveil.vertical.calibration import usable
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.crossed import sentences
 from fedveil.vertical.epsilon_limit import REACHED
-from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.job_split import own_functions
 from fedveil.vertical.label_watch import LabelWatch
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.party_log import PartyLog, Progress
-from fedveil.vertical.party_parts import PartyParts, Setting, assemble
+from fedveil.vertical.party_parts import PartyParts, Setting, assemble, changed_since
 from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, saved_steps
 from fedveil.vertical.step_window import StepWindow
-from fedveil.vertical.task import SUBSETS, Measured, Subset, Task, aligned_by, files_of
-from fedveil.vertical.told_failures import told_failure
+from fedveil.vertical.task import SUBSETS, Measured, Subset, aligned_by, files_of, lone_classes
+from fedveil.vertical.told_failures import kept_if_invalid, told_failure
 
 T = TypeVar("T")
 #: The file in a run's folder with the secret seed of a party on a machine of its own.
@@ -110,8 +107,8 @@ class PartyRun:
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
-        if saved.fingerprint != self._parts.fingerprint:
-            raise RunFolderError(f"{folder.path} was made with another job, model or data")
+        if changed := changed_since(saved.fingerprint, self._parts.fingerprint):
+            raise RunFolderError(f"{folder.path} was made with {changed}")
         metrics = Metrics.vouched(folder, saved.metrics_bytes, saved.metrics_digest)
         with intact(folder.path / METRICS):
             for record in metrics.records:
@@ -125,8 +122,15 @@ class PartyRun:
         self.done, self._metrics = step, metrics
         self.unfinished = step_checkpoint.unfinished(folder, step, self.total)
 
-    def settle(self) -> None:
-        """Remove from the run folder everything that was saved after the loaded step."""
+    def settle(self, *, to_train: bool = True) -> None:
+        """Open the log of the run.
+
+        If `to_train` is True, also removes from the run folder everything that was saved after the
+        loaded step. Otherwise nothing is removed: the step may be older than the party's last one.
+        """
+        if not to_train:
+            self.log.open_events(self._metrics)
+            return
         forget_after(self.setting.folder, self.done)
         if self.done < self.total:  # a calibrator is fitted only after the last step
             self.setting.folder.remove(CALIBRATOR)
@@ -173,6 +177,9 @@ class PartyRun:
             ids_by = aligned_by(job.alignment.by, self.setting.task) if apart else None
             for sentence in sentences(job, self.setting.split, parts.order, held_out, ids_by):
                 self.log.event(f"{CROSSES}{sentence}")
+            labels = [self.setting.rows[subset].labels for subset in SUBSETS]
+            for sentence in lone_classes(self.setting.task, *labels):
+                self.log.say(sentence)
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
         self._has_told = True
@@ -345,7 +352,7 @@ class PartyRun:
 
     def _checkpoint(self) -> None:
         metrics_bytes, metrics_digest = self.log.synced()
-        with uninterrupted():
+        with kept_if_invalid(self.setting.folder, self.name), uninterrupted():
             Checkpoint(
                 step=self.done,
                 fingerprint=self._parts.fingerprint,
@@ -389,11 +396,3 @@ class PartyRun:
                 [subset == "train" for subset in subsets],
             ),
         )
-
-
-def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
-    """Save the job, and the task's files that `parties` need to resume the run."""
-    keep_job(folder, job, own_functions(job))
-    for party in parties:
-        for name, data in files_of(task, party).items():
-            folder.write_atomically(name, data)

@@ -15,7 +15,7 @@ from shlex import quote
 import torch
 
 from fedveil.base.message import Message, decode, encode, only_fields, take
-from fedveil.errors import MessageInvalid, RunFolderError
+from fedveil.errors import MessageInvalid, ModelInvalid, RunFolderError
 from fedveil.record.run_folder import CHECKPOINT, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
 from fedveil.vertical import tensor_fields
@@ -30,9 +30,9 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    `fingerprint` identifies the job, the model and the data. `metrics_bytes` and `metrics_digest`
-    identify the metrics file at that step. `window` has sums over the steps since the last training
-    record in that file, such as the loss and the bytes sent.
+    `fingerprint` has digests of the job, the model and the data. `metrics_bytes` and
+    `metrics_digest` identify the metrics file at that step. `window` has sums over the steps since
+    the last training record in that file, such as the loss and the bytes sent.
     """
 
     step: int
@@ -45,13 +45,26 @@ class Checkpoint:
     def write(self, folder: RunFolder) -> None:
         """Save this checkpoint in `folder`, and delete all but the last two checkpoints.
 
-        Checkpoints of later steps must already be deleted (`forget_after`).
+        Checkpoints of later steps must already be deleted (`forget_after`). Raises ModelInvalid,
+        and changes no file, if a tensor contains NaN or infinity: such a state cannot be loaded.
         """
+        self._check_finite(folder)
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
         folder.write_atomically(_file(self.step), sealed_parts(message))
         for step in saved_steps(folder)[:-_KEPT]:
             (folder.path / _file(step)).unlink()
+
+    def _check_finite(self, folder: RunFolder) -> None:
+        for place, tensor in self.tensors.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                found = f"{place} contains NaN or infinity after step {self.step}"
+                if not (steps := saved_steps(folder)):
+                    raise ModelInvalid(f"{found}, before any training")
+                raise ModelInvalid(
+                    f"{found}: the training has diverged. {folder.path} still has the state after "
+                    f"step {steps[-1]}. Start a new run with a lower learning rate"
+                )
 
     @classmethod
     def read(cls, folder: RunFolder, step: int) -> Checkpoint:

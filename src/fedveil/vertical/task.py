@@ -9,7 +9,7 @@ must not depend on it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -24,6 +24,7 @@ from fedveil.base.own_code import called, load, own_code_errors
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import DataInvalid, InvalidValue
 from fedveil.link.channel import Exchange
+from fedveil.settings.allowed import shown
 from fedveil.settings.settings import Settings
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import SplitModel
@@ -31,6 +32,8 @@ from fedveil.vertical.task_settings import TASKS
 
 Subset: TypeAlias = Literal["train", "test"]
 SUBSETS: tuple[Subset, ...] = ("train", "test")
+#: The largest number of classes that a sentence lists.
+_SHOWN = 5
 #: How parties find their common examples.
 AlignBy: TypeAlias = Literal["intersection", "digests"]
 Unit: TypeAlias = Literal["examples", "tokens"]
@@ -205,6 +208,32 @@ def files_of(task: Task, party: str) -> Mapping[str, bytes]:
 def notes_of(task: Task, party: str) -> Sequence[str]:
     own: Sequence[str] = getattr(task, "notes", lambda party: ())(party)
     return own
+
+
+def lone_classes(
+    task: Task, train: torch.Tensor | None, test: torch.Tensor | None
+) -> Iterator[str]:
+    """Yield sentences about classes that only the training or only the held-out examples have.
+
+    `train` and `test` are the labels of the common examples, or None at a follower. Yields nothing
+    if an example does not have exactly one class as its label.
+    """
+    if train is None or test is None or task.classes is None or train.dim() != 1:
+        return
+    names = getattr(task, "class_names", None) or range(task.classes)
+    known, held_out = (
+        set(np.unique(labels.numpy()).tolist()) & set(range(task.classes))
+        for labels in (train, test)
+    )
+    for own, others, where, so in (
+        (known, held_out, "training", "no metric measures how well the model predicts"),
+        (held_out, known, "held-out", "the model does not learn to predict"),
+    ):
+        lone = [shown(names[int(label)]) for label in sorted(own - others)]
+        listed = ", ".join(lone[:_SHOWN]) + (", ..." if len(lone) > _SHOWN else "")
+        if lone:
+            what, it = ("class", "it") if len(lone) == 1 else ("classes", "them")
+            yield f"labels: only {where} examples have the {what} {listed}, so {so} {it}"
 
 
 def id_hint_of(task: Task, ids: Mapping[str, npt.NDArray[Any]]) -> str:

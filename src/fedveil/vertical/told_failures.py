@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 
-from fedveil.errors import PartFailed
+from fedveil.errors import ModelInvalid, PartFailed
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import FAILURE
 from fedveil.record.run_folder import TRACEBACK, RunFolder
@@ -24,6 +25,21 @@ def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
     whole = "".join(traceback.format_exception(failure.__cause__))
     folder.write_atomically(TRACEBACK, whole.encode())
     failure.add_note(f"the traceback is in {folder.path / TRACEBACK}")
+
+
+@contextmanager
+def kept_if_invalid(folder: RunFolder, party: str) -> Iterator[None]:
+    """A context in which an invalid model is a failure of a part, and kept as one.
+
+    The other parties see that the run ends with it. Raises PartFailed for a ModelInvalid.
+    """
+    try:
+        yield
+    except ModelInvalid as error:
+        failure = PartFailed(str(error), told=f"a part of {party} failed")
+        failure.__cause__ = error
+        keep_failure(folder, failure)
+        raise failure from error
 
 
 def told_failure(folder: RunFolder) -> Iterator[Line]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -28,15 +27,16 @@ from fedveil.record.event_log import anchor, append_event, seal
 from fedveil.record.lifecycle import log_start
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, RunFolder
 from fedveil.record.saved_job import reopen
-from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.record.sealed_message import intact
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job import VerticalJob, job_of_run
-from fedveil.vertical.job_split import make_split, make_task, threads
+from fedveil.vertical.job_split import keep_run, make_split, make_task, threads
 from fedveil.vertical.part_memory import check_memory
 from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
-from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin, keep_run
+from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin
 from fedveil.vertical.remote import bundle_agreement, handshake
+from fedveil.vertical.remote.brought_ids import keep_brought, kept_brought
 from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
@@ -57,7 +57,6 @@ from fedveil.vertical.task import (
 
 RUN = "run"
 EXAMPLES = "examples"
-GUESSES = "guesses"
 #: The default of `alignment.most_ids` is this multiple of the number of own ids.
 _MULTIPLE = 4
 FINISHED = "finished"
@@ -140,7 +139,7 @@ class Machine:
         machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} has no folder of the party {machine.party}")
-        machine._take_up_brought(path / GUESSES)
+        machine._brought = kept_brought(path)
         own = path / machine.party
         if (own / RUN).exists():
             if any((own / CHECKPOINT).glob("*")) and not (path / OWN_SEED).exists():
@@ -186,17 +185,7 @@ class Machine:
         """Save the number of ids that each other party has sent. Call it before answering."""
         if self.folder is None:
             self._write()
-        counts = json.dumps(self._brought, sort_keys=True)
-        self.root.write_atomically(GUESSES, sealed({"brought": counts}))
-
-    def _take_up_brought(self, path: Path) -> None:
-        if not path.exists():
-            return
-        with intact(path):
-            counts = json.loads(take(unsealed(read_bytes(path, MOST_STATE_BYTES)), "brought", str))
-            if not all(type(many) is int and many >= 0 for many in counts.values()):
-                raise InvalidValue("it contains invalid counts")
-            self._brought = counts
+        keep_brought(self.root, self._brought)
 
     @property
     def _ids(self) -> dict[Subset, Ids]:
@@ -227,7 +216,7 @@ class Machine:
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
-        run.settle()
+        run.settle(to_train=agreement.purpose == TRAIN)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
         read = notes_of(self.task, self.party)
         log_start(run.log.event, what, self._began, [*read, *agreement.notes])
@@ -256,6 +245,7 @@ class Machine:
     def _write(self) -> None:
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
+            keep_brought(self.root, self._brought)  # before the seed, see `kept_brought`
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
         self.folder = self.root.within(self.party)
         named = self.folder.path / RUN

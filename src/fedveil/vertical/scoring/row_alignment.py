@@ -38,14 +38,13 @@ from fedveil.errors import DataInvalid, ExchangeError, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.rows import Positions
-from fedveil.vertical.scoring.guesses import Guesses
+from fedveil.vertical.scoring.guesses import GUESSES, Guesses
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.task import aligned_by
 
 #: The set's name in the intersection, so that ids are blinded differently than in training.
 SUBSET = "score"
 PURPOSE = "score"
-GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:

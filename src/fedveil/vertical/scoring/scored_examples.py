@@ -3,6 +3,8 @@
 A digest of an example's id is saved in the bundle before each sending, so a restarted process
 continues the count. An id that occurs in several files is one example.
 
+A copy of the bundle has counts of its own, so a limit holds only if a party uses one copy.
+
 The bundle says how often the run had sent each example when the bundle was written. If the bundle
 is still in the run's folder, later evaluations of the run are counted too.
 """

@@ -43,6 +43,7 @@ from fedveil.vertical.job import job_of_run
 from fedveil.vertical.job_split import make_split, make_task, threads
 from fedveil.vertical.party import Party
 from fedveil.vertical.rows import Positions, Rows
+from fedveil.vertical.scoring.guesses import begin_counts
 from fedveil.vertical.scoring.scored_examples import ScoredExamples
 from fedveil.vertical.task import NewRows
 from fedveil.vertical.told_failures import keep_failure, told_failure
@@ -86,6 +87,7 @@ class Scorer:
         stack.enter_context(threads(self.job.threads))
         self.name, manifest = self.bundle.contents.party, self.bundle.manifest
         self.folder, self.state = folder, folder.within(STATE)
+        begin_counts(self.state)
         self.log = Recorder(self.state)
         stack.callback(self.log.close)
         self._say = say

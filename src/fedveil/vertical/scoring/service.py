@@ -28,14 +28,12 @@ from fedveil.link.roles import METRICS, PREDICT, PROBABILITIES
 from fedveil.link.streams import Address, check_plaintext
 from fedveil.link.tls import Credentials
 from fedveil.vertical.calibration import usable
-from fedveil.vertical.scoring.guesses import Guesses
+from fedveil.vertical.scoring.guesses import UNKNOWN, Guesses
 from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
 from fedveil.vertical.scoring.predicted import Answers, Decision
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 
-#: The file in the bundle's `state` that counts the unknown ids of each client.
-UNKNOWN = "unknown"
 #: The largest number of ids in a request.
 MOST_IDS = 1000
 MOST_ID_LETTERS = 256
