@@ -22,24 +22,32 @@ _FEW = "fewer than two points end above chance level"
 Reached = Mapping[str, Sequence[tuple[float, Sequence[float]]]]
 
 
-def judged(reached: Reached) -> Iterator[Verdict]:
-    """Judge the sources' claims by the accuracies of the runs."""
+def judged(reached: Reached, drawn: Mapping[str, Sequence[float]]) -> Iterator[Verdict]:
+    """Judge the sources' claims by the accuracies of the runs.
+
+    `drawn` has each seed's accuracy of the protections in `BARE`, with a drawn cohort.
+    """
+    yield _lossless(drawn)
     plain = {name: min(each) for name in BARE for _, each in reached[name]}
     bare = idle(plain, _LABELS)
-    yield _lossless(reached, bare)
     for name in REPORT:
         yield _grows(name, reached[name], bare)
     yield _alike(reached, bare)
 
 
-def _lossless(reached: Reached, bare: str) -> Verdict:
-    """Judge whether the masks of PW_ENCRYPT, and their rounding, leave the accuracy as it is."""
-    ((_, plain),), ((_, masked),) = (reached[name] for name in BARE)
+def _lossless(drawn: Mapping[str, Sequence[float]]) -> Verdict:
+    """Judge whether the masks of PW_ENCRYPT, and their rounding, leave the accuracy as it is.
+
+    If all seeds end equally, there is one run and not several, and the verdict says nothing.
+    """
+    plain, masked = (drawn[name] for name in BARE)
     apart = [b - a for a, b in zip(plain, masked, strict=True)]
     agrees, nothing = within(apart, _LOSSLESS)
+    nothing = nothing or ("all seeds end equally" if len({*plain}) == 1 else "")
+    bare = idle({name: min(drawn[name]) for name in BARE}, _LABELS)
     return Verdict.of(
         agrees, "PW_ENCRYPT is lossless as accuracy: pw_encrypt minus not_encrypt", "lossless",
-        f"{with_interval(apart, 4)} ({mean(masked):.4f} and {mean(plain):.4f})",
+        f"{with_interval(apart, 4)} ({_each(masked)} minus {_each(plain)})",
         held_to=f"seed by seed: the interval lies between -{_LOSSLESS:g} and {_LOSSLESS:g}. If it "
         "contains one of these, it says nothing",
         same="the masks cancel exactly, and the rounding to fixed-point numbers is too fine to "
@@ -47,6 +55,10 @@ def _lossless(reached: Reached, bare: str) -> Verdict:
         other="the rounding to fixed-point numbers changes the accuracy",
         nothing=bare or nothing,
     )  # fmt: skip
+
+
+def _each(accuracies: Sequence[float]) -> str:
+    return ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
 
 
 def _grows(name: str, points: Sequence[tuple[float, Sequence[float]]], bare: str) -> Verdict:

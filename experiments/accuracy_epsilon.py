@@ -57,6 +57,9 @@ JOBS: Mapping[Scale, Sequence[str]] = {
     "full": (*_THOUSAND, "rounds=60", "evaluation.every=60"),
 }
 SEEDS: Mapping[Scale, int] = {"small": 1, "medium": 1, "full": 3}
+#: Changes of the job with which seeds matter: a tenth of the clients is drawn in each round, and a
+#: client trains in several batches. Otherwise all seeds without noise train the same model.
+DRAWN = ("clients.fraction=0.1", "training.batch_size=10", "server.lr=0.4")
 #: The protections that noise the sum.
 SUM = ("distributed_dp", "central_gaussian")
 _MEANT = (0.25, 0.5, 1, 2, 4, 8, 16)
@@ -137,30 +140,33 @@ class AccuracyEpsilon(Experiment):
         study = Study(folder, scale, tell)
         points = study.points()
         write_whole(folder / "accuracy-epsilon.svg", draw([_mark(point) for point in points]))
-        seeds, job = SEEDS[scale], study.job
-        most = seeds_of(BARE[0], scale)
-        ran = (
-            f"{job.clients.number:,} clients train {job.model} on {job.data.name} for {job.rounds} "
-            f"rounds. Epsilon is that of the whole run at delta {job.privacy.delta:g}, "
-            f"replace-one, for a client that takes part in every round. The server's learning rate "
-            f"was chosen for each point on a tenth of the training examples that was held back, "
-            f"from {_RATES[scale]:g} downwards by factors of {STEP:g}. The test examples played no "
-            f"part in this choice, and no epsilon covers it. {', '.join(LIKE)} use the rates of "
-            f"{', '.join(LIKE.values())}, in this order, because their noise is similar. Clips are "
-            f"those of the bundled job. Two membership attacks tell training examples from others: "
-            f"by the loss of the finished model, and by one client's report in the first round, in "
-            f"which all points have the same model. If the server only receives the sum of the "
-            f"round, the second attack has this sum. {' and '.join(BARE)} have {most} seeds, the "
-            f"other protections {seeds}."
-        )
         picture = folder / "accuracy-epsilon.svg"
         tables = [_table(points)]
-        return Outcome(ran, verdicts(points), tables, (), [picture], seeds if seeds == most else 0)
+        told = _told(scale, study.job)
+        return Outcome(told, verdicts(points, study.drawn()), tables, (), [picture], seeds=0)
 
 
-def seeds_of(position: str, scale: Scale) -> int:
-    """Return a protection's number of seeds. Without noise, they always give an interval."""
-    return max(SEEDS[scale], LEAST_SEEDS) if position in BARE else SEEDS[scale]
+def _told(scale: Scale, job: Job) -> str:
+    seeds = SEEDS[scale]
+    drawn = Job.read(job.model_dump(), DRAWN)
+    return (
+        f"{job.clients.number:,} clients train {job.model} on {job.data.name} for {job.rounds} "
+        f"rounds. Epsilon is that of the whole run at delta {job.privacy.delta:g}, "
+        f"replace-one, for a client that takes part in every round. The server's learning rate "
+        f"was chosen for each point on a tenth of the training examples that was held back, "
+        f"from {_RATES[scale]:g} downwards by factors of {STEP:g}. The test examples played no "
+        f"part in this choice, and no epsilon covers it. {', '.join(LIKE)} use the rates of "
+        f"{', '.join(LIKE.values())}, in this order, because their noise is similar. Clips are "
+        f"those of the bundled job. Two membership attacks tell training examples from others: "
+        f"by the loss of the finished model, and by one client's report in the first round, in "
+        f"which all points have the same model. If the server only receives the sum of the "
+        f"round, the second attack has this sum. A point has {seeds} seed{'s' * (seeds > 1)}. "
+        f"Without noise, all seeds train the same model, because each round has all clients, "
+        f"and each client one batch. So {' and '.join(BARE)} are compared in other runs, with "
+        f"{LEAST_SEEDS} seeds: {drawn.clients_per_round} clients are drawn in each round, a "
+        f"client trains in batches of {drawn.training.batch_size}, and the server's learning "
+        f"rate is {drawn.server.lr:g}."
+    )
 
 
 class Study:
@@ -191,6 +197,17 @@ class Study:
                 rate = next(same, 0.0) or self._choose(cell, rate)
                 found.append(self._point(cell, rate))
         return found
+
+    def drawn(self) -> dict[str, list[float]]:
+        """Return each seed's accuracy without noise in runs with a drawn cohort, by protection."""
+        return {name: [self._drawn(name, seed) for seed in range(LEAST_SEEDS)] for name in BARE}
+
+    def _drawn(self, position: str, seed: int) -> float:
+        changes = [*DRAWN, f"protection.name={position}", f"seed={seed}", "record.page=false"]
+        job = Job.read(self.job.model_dump(), changes)
+        self._tell(f"{position} with a drawn cohort: seed {seed}")
+        path = self._folder / "runs" / f"{position},drawn,seed={seed}"
+        return float(ended_run(job, path).last["accuracy"])
 
     def _cells(self, position: str) -> list[Cell]:
         clip = CLIPS[self._scale]
@@ -257,7 +274,7 @@ class Study:
 
     def _point(self, cell: Cell, rate: float) -> Point:
         runs = []
-        for seed in range(seeds_of(cell.setting.position, self._scale)):
+        for seed in range(SEEDS[self._scale]):
             assert cell.job is not None
             job = Job.read(cell.job.model_dump(), [f"server.lr={rate}", f"seed={seed}"])
             path = self._folder / "runs" / f"{cell.setting.name},rate={rate:g},seed={seed}"
@@ -328,8 +345,11 @@ def _scored(
     return np.array([scores.along(reading, pool.x[asked], pool.y[asked]) for reading in readings])
 
 
-def verdicts(points: Sequence[Point]) -> list[Verdict]:
-    """Judge the sources' claims about epsilon, at equal epsilons of the whole run."""
+def verdicts(points: Sequence[Point], drawn: Mapping[str, Sequence[float]]) -> list[Verdict]:
+    """Judge the sources' claims, those about epsilon at equal epsilons of the whole run.
+
+    `drawn` has the accuracies without noise in runs with a drawn cohort.
+    """
     reached = {
         name: [
             (p.epsilon, p.accuracies)
@@ -338,7 +358,7 @@ def verdicts(points: Sequence[Point]) -> list[Verdict]:
         ]
         for name in (*BARE, *REPORT)
     }
-    return [*judged(reached)]
+    return [*judged(reached, drawn)]
 
 
 def _mark(point: Point) -> Mark:

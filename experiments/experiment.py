@@ -97,6 +97,9 @@ class Experiment(ABC):
     what: ClassVar[str]
     source: ClassVar[str]
     scales: ClassVar[Sequence[Scale]] = ("small", "full")
+    #: Why a page of this scale is smaller than the source's experiment. Without an entry, the
+    #: reason is the duration of scale `full`.
+    smaller: ClassVar[Mapping[Scale, str]] = {}
     #: True if the accuracy curves of its runs are all that it needs to be judged again.
     by_curves: ClassVar[bool] = False
 

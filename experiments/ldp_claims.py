@@ -25,6 +25,8 @@ from experiments.ldp_jobs import BASELINES, CELLS, LARGE, SPLITS, Task, labels
 Rates = Mapping[tuple[Task, str], Lost]
 #: Two standard deviations of the difference of two accuracies near 0.988, each on 10,000 images.
 _SLACK_OF_MNIST = 0.003
+#: A total that is at most this many times another one is unchanged.
+_UNCHANGED = 1.0001
 
 
 def _unsure(slack: float = SLACK) -> str:
@@ -202,14 +204,21 @@ class _Adapted:
 
     def keeps_the_budget(self, task: Task, spent: Mapping[str, float]) -> Verdict:
         """Judge whether the total budget is unchanged. `spent` has the total of each run."""
-        adaptive, fixed = (sum(of_seeds(spent, f"{task}-{kind}")) for kind in ("adaptive", "fixed"))
-        grown = adaptive / fixed
+        both = (of_seeds(spent, f"{task}-{kind}") for kind in ("adaptive", "fixed"))
+        grown = [adaptive / fixed for adaptive, fixed in zip(*both, strict=True)]
+        grows, nothing = decided([times - _UNCHANGED for times in grown], slack=0.0)
+        held_to = f"at most {_UNCHANGED:g} times as much"
+        if len(grown) >= LEAST_SEEDS:
+            held_to += (
+                ", seed by seed: the interval ends there or below; if it contains this number, it "
+                "says nothing"
+            )
         return Verdict.of(
-            grown <= 1.0001, f"{task}: the total budget", "unchanged", f"{grown:.2f} times as much",
-            held_to="at most 1.0001 times as much",
+            not grows, f"{task}: the total budget", "unchanged",
+            f"{with_interval(grown)} times as much", held_to=held_to,
             same="every quotient was 1", other="A_s is at most 1, so eps / A_s is never below eps, "
             "and the total can only grow",
-            nothing=self._silent(task, "adaptive"),
+            nothing=self._silent(task, "adaptive") or nothing,
         )  # fmt: skip
 
     def beats_the_same_total(self, task: Task) -> Verdict:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.arms import COPIED
+from experiments.catalog import takes_about
 from experiments.evidence import LEAST_SEEDS
 from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import CONFIDENCE
+from fedveil.studies.checkout import SCALE_RULES
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
@@ -26,8 +28,8 @@ SOURCES = {
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
 _READING = (
-    "Scale `small` takes minutes, `medium` half an hour to five hours; `full` has the source's own "
-    "size."
+    f"Scale `small` {SCALE_RULES['small']}, `medium` {SCALE_RULES['medium']}; `full` "
+    f"{SCALE_RULES['full']}."
 )
 _COLUMNS = (
     "Each row compares a result of the source with ours (here). The verdict is `agrees` if our "
@@ -66,7 +68,8 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     yield f"# {experiment.name}\n"
     yield f"{experiment.what} Source: {_source(experiment.source)}.\n"
     yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
-    yield f"{outcome.ran}{_seeds(outcome.seeds)}\n"
+    smaller = why_smaller(experiment, repeated.scale)
+    yield f"{outcome.ran}{smaller and f' {smaller}'}{_seeds(outcome.seeds)}\n"
     yield f"{_COLUMNS}\n"
     yield verdicts(outcome).markdown()
     for plot in outcome.plots:
@@ -93,6 +96,15 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 def _without(count: int, which: str) -> str:
     runs = "1 run" if count == 1 else f"{count} runs"
     return f", without the {runs} {which}" if count else ""
+
+
+def why_smaller(experiment: Experiment, scale: Scale) -> str:
+    """Return a sentence that says why a page has this scale and not `full`, or ""."""
+    if scale == "full":
+        return ""
+    full = takes_about(experiment, "full")
+    takes = f"This page is not at scale `full`, because that takes about {full} on two cores."
+    return experiment.smaller.get(scale, takes)
 
 
 def _source(named: str) -> str:

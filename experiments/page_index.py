@@ -10,6 +10,7 @@ from experiments.arms import settings
 from experiments.catalog import find, takes_about
 from experiments.outcome_page import SOURCES
 from fedveil.pages.table import Table
+from fedveil.studies.checkout import SCALE_RULES
 
 _TALLY = re.compile(r"^\*\*(.*)\.\*\* Scale: (\w+)\.$", re.MULTILINE)
 _LIST = "\n".join(f"- **{number}**: {title}" for number, title in SOURCES.items())
@@ -20,9 +21,9 @@ compares the results. The experiments are in the folder `experiments/` of the re
 In a clone of the repository:
 
     fedveil reproduce                      # list the experiments
-    fedveil reproduce NAME --scale small   # takes minutes
-    fedveil reproduce NAME --scale medium  # as much as two hours allow (not all have it)
-    fedveil reproduce NAME                 # the source's own size; an interrupted one is resumed
+    fedveil reproduce NAME --scale small   # {SCALE_RULES["small"]}
+    fedveil reproduce NAME --scale medium  # {SCALE_RULES["medium"]} (not all have it)
+    fedveil reproduce NAME                 # {SCALE_RULES["full"]}; an interrupted one is resumed
     fedveil reproduce NAME --published     # judge the curves beside the page NAME again, in seconds
 
 The sources have numbers:
@@ -36,8 +37,9 @@ decide. If a source shows a curve only as a picture, the verdict tests what its 
 curve. [The list of statements](statements.md) has every testable statement of the sources.
 Accuracies and rates are fractions, as in the sources: 0.967 is 96.7%.
 
-A page whose scale is not `full` is smaller because of the time: the last column says how long
-`full` takes with one seed on two cores. For the same reason, most pages have one seed, and say so.
+A page whose scale is not `full` says why. The last column says how long all runs of `full` take on
+two cores; `-` means that the experiment has no such scale. Every page says how many seeds its
+figures have.
 """
 
 

@@ -38,12 +38,14 @@ reason. "Command" runs the experiment or the test that checks the statement.
 
 If an experiment checks a statement, its status follows from the verdicts on that experiment's
 page. It is P if a verdict says nothing, or if the run is smaller than the source's and the
-statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs.
+statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs. A
+statement that does not depend on the size is S at any size; "where" then says which size was run.
 
 **{tally}.**
 """
 _SCALES = get_args(Scale)
 _COMMAND = re.compile(r"^    (fedveil reproduce .*)$", re.MULTILINE)
+_TALLY = re.compile(r"^\*\*\d+ of (\d+) results agree", re.MULTILINE)
 _SCALE = re.compile(r"\*\* Scale: (\w+)\.$", re.MULTILINE)
 
 
@@ -61,9 +63,11 @@ class Judged:
         text = read_text(page, MOST_LINES_BYTES)
         rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
         answers = {row[0]: row[4] for row in rows[2:] if len(row) == 6}
-        scale, command = _SCALE.search(text), _COMMAND.search(text)
-        if scale is None or command is None or not answers:
+        scale, command, tally = (find.search(text) for find in (_SCALE, _COMMAND, _TALLY))
+        if scale is None or command is None or tally is None or not answers:
             raise ValueError(f"{page} is not the page of an experiment")
+        if len(answers) != int(tally[1]):
+            raise ValueError(f"{page} has {tally[1]} verdicts, but {len(answers)} measures of them")
         return cls(answers, scale[1], command[1])
 
     def of_measures(self, verdicts: list[str]) -> list[str]:
@@ -96,26 +100,39 @@ def statements() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
                 yield source, number, statement
 
 
+def selected(statement: Mapping[str, Any]) -> Mapping[str, list[str]]:
+    """Return the beginnings of the measures that judge a statement, by the names of the pages."""
+    own = {statement["page"]: statement["verdicts"]} if "page" in statement else {}
+    return {**own, **statement.get("also", {})}
+
+
+def _judged(statement: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
+    """Return the status that follows from a statement's verdicts, its places and its commands."""
+    statuses, places, commands = [], [], []
+    least, differs = statement.get("least_scale", "full"), "differs" in statement
+    for name, verdicts in selected(statement).items():
+        judged = Judged.of(PAGES / f"{name}.md")
+        statuses.append(judged.status(verdicts, least, differs))
+        count = Counter(judged.of_measures(verdicts))
+        answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
+        places.append(f"[{name}]({name}.md), scale {judged.scale}: {answers}")
+        commands.append(judged.command)
+    return min(statuses, key="PDS".index), places, commands
+
+
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield the source, number, text, status, place and command of every statement."""
     for source, number, statement in statements():
         if "page" in statement:
-            judged = Judged.of(PAGES / f"{statement['page']}.md")
-            status = judged.status(
-                statement["verdicts"], statement.get("least_scale", "full"), "differs" in statement
-            )
-            count = Counter(judged.of_measures(statement["verdicts"]))
-            answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
-            shown = (
-                f"[{statement['page']}]({statement['page']}.md), scale {judged.scale}: {answers}"
-            )
-            command = judged.command
+            status, places, commands = _judged(statement)
         else:
-            status, shown = statement["status"], statement.get("shown", "")
-            command = f"pytest {statement['test']}" if "test" in statement else ""
+            status, places, commands = statement["status"], [statement.get("shown", "")], []
+        if "test" in statement:
+            commands.append(f"pytest {statement['test']}")
         notes = (statement.get("note", ""), statement.get("differs", ""))
-        where = "; ".join(part for part in (shown, *notes) if part)
-        yield source, number, statement["text"], status, where, command and f"`{command}`"
+        where = "; ".join(part for part in (*places, *notes) if part)
+        command = ", ".join(f"`{command}`" for command in commands)
+        yield source, number, statement["text"], status, where, command
 
 
 def page() -> str:

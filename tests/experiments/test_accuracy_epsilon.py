@@ -13,11 +13,14 @@ import pytest
 from experiments import accuracy_claims, accuracy_epsilon
 from experiments.accuracy_epsilon import AccuracyEpsilon, Study, attacked
 from experiments.accuracy_picture import Mark, draw
+from experiments.experiment import Verdict
+from experiments.saved_results import last_checkpoint
 from fedveil.attacks.membership.shadow_runs import Pool, Round, play_round
 from fedveil.attacks.target import Target
 from fedveil.data.datasets import load
 from fedveil.engine.federation import Federation
 from fedveil.entropy import Seeded
+from fedveil.entry.simulation import simulate
 from fedveil.federated.job import Job
 from fedveil.starter import DEFAULT_JOB
 from folders import ROOT
@@ -38,6 +41,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     positions = dict.fromkeys(("distributed_dp", "central_gaussian", "signds"), (2.0,))
     locals_ = dict.fromkeys(("dp_encrypt", "rr", "oue"), (1000.0,))
     monkeypatch.setitem(accuracy_epsilon.EPSILONS, "small", {**positions, **locals_})
+    drawn = ("clients.fraction=0.75", "training.batch_size=7", "server.lr=0.4")
+    monkeypatch.setattr(accuracy_epsilon, "DRAWN", drawn)
     monkeypatch.setattr(accuracy_epsilon, "_MOST_STEPS", 2)
     monkeypatch.setattr(accuracy_epsilon, "_ASKED", 12)
     return
@@ -58,10 +63,10 @@ def test_the_experiment_goes_on_where_it_was_and_draws_every_point(
     assert rounds
     (table,) = outcome.tables
     assert len(table.rows) == 2 + 3 + 3
-    seeds = {row[0]: len(row[3].split()) for row in table.rows}
-    assert {name: count for name, count in seeds.items() if count > 1} == {
-        "not_encrypt": 3, "pw_encrypt": 3,
-    }  # fmt: skip
+    assert {len(row[3].split()) for row in table.rows} == {1}
+    drawn = {path.name for path in (tmp_path / "runs").glob("*,drawn,*")}
+    assert drawn == {f"{name},drawn,seed={n}" for name in accuracy_claims.BARE for n in range(3)}
+    assert "9 clients are drawn in each round, a client trains in batches of 7" in outcome.ran
     assert all(0 < float(each) <= 1 for row in table.rows for each in row[3].split())
     (picture,) = outcome.pictures
     text = picture.read_text()
@@ -225,20 +230,25 @@ def test_the_medium_job_is_the_full_one_for_a_third_of_its_rounds() -> None:
 def points(**changed: Any) -> accuracy_claims.Reached:
     """Return the accuracies of all seeds by protection, of which those in `changed` differ."""
     noisy = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.9, 0.91, 0.92))]
-    bare = {name: [(math.inf, (0.95, 0.97, 0.96))] for name in accuracy_claims.BARE}
+    bare = {name: [(math.inf, (0.96,))] for name in accuracy_claims.BARE}
     return {**bare, **dict.fromkeys(accuracy_claims.REPORT, noisy), **changed}
 
 
-def answers(**changed: Any) -> dict[str, str]:
+#: Each seed's accuracy without protection, with a drawn cohort.
+PLAIN = (0.95, 0.97, 0.96)
+
+
+def answers(masked: tuple[float, ...] = PLAIN, **changed: Any) -> dict[str, str]:
     """Return the answers that are not `agrees`, by the beginnings of the measures."""
-    found = accuracy_claims.judged(points(**changed))
+    drawn = {"not_encrypt": PLAIN, "pw_encrypt": masked}
+    found = accuracy_claims.judged(points(**changed), drawn)
     return {v.what.partition(":")[0]: v.answer for v in found if not v.agrees}
 
 
 @pytest.mark.parametrize(
     ("masked", "answer"),
     [
-        ((0.95, 0.97, 0.96), "agrees"),
+        (PLAIN, "agrees"),
         ((0.9505, 0.9695, 0.9605), "agrees"),  # less than what counts
         ((0.94, 0.961, 0.95), "differs"),
         ((0.96, 0.979, 0.97), "differs"),  # another accuracy, though a better one
@@ -250,12 +260,46 @@ def test_a_lossless_sum_has_the_accuracy_of_a_plain_one(
     masked: tuple[float, ...], answer: str
 ) -> None:
     name = "PW_ENCRYPT is lossless as accuracy"
-    found = answers(pw_encrypt=[(math.inf, masked)])
-    idle = min(masked) < 0.2
+    found = answers(masked)
     assert found.get(name, "agrees") == answer
-    assert idle or not found.keys() - {name}
-    collapsed = {each: [(math.inf, (0.11, 0.09, 0.1))] for each in accuracy_claims.BARE}
-    assert answers(**collapsed)[name] == "says nothing"
+    assert not found.keys() - {name}
+
+
+def lossless(plain: tuple[float, ...], masked: tuple[float, ...]) -> Verdict:
+    return accuracy_claims._lossless({"not_encrypt": plain, "pw_encrypt": masked})
+
+
+def test_runs_that_learnt_nothing_do_not_show_a_lossless_sum() -> None:
+    idle = (0.11, 0.09, 0.1)
+    assert lossless(idle, idle).answer == "says nothing"
+
+
+def test_one_run_under_the_names_of_three_seeds_shows_nothing() -> None:
+    """Its interval is a point, whatever the masks do."""
+    assert lossless(PLAIN, PLAIN).answer == "agrees"
+    found = lossless((0.96,) * 3, (0.96,) * 3)
+    assert (found.answer, found.why) == ("says nothing", "all seeds end equally")
+    assert found.ours == (
+        "0.0000 [0.0000, 0.0000] (0.9600, 0.9600, 0.9600 minus 0.9600, 0.9600, 0.9600)"
+    )
+
+
+def test_seeds_matter_only_in_the_runs_that_show_a_lossless_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all clients in every round and no noise, all seeds train the same model."""
+    monkeypatch.undo()
+    weights = {}
+    for kind, changes in {"all": (), "drawn": accuracy_epsilon.DRAWN}.items():
+        for seed in range(2):
+            some = ["rounds=1", "simulation.workers=0", "protection.name=pw_encrypt"]
+            job = Job.load(DEFAULT_JOB, [*some, *changes, f"seed={seed}", "record.page=false"])
+            run = simulate(job, tmp_path / f"{kind}-{seed}")
+            weights[kind, seed] = last_checkpoint(run.folder).weights
+    moved = np.abs(weights["all", 0]).max()
+    assert moved > 0.01
+    assert np.allclose(weights["all", 0], weights["all", 1], atol=1e-3 * moved)
+    assert not np.allclose(weights["drawn", 0], weights["drawn", 1], atol=0.1 * moved)
 
 
 def test_accuracy_grows_by_more_than_chance() -> None:
@@ -269,11 +313,3 @@ def test_accuracy_grows_by_more_than_chance() -> None:
     assert answers(signds=one) == {"signds": "says nothing"}
     far = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.7, 0.71, 0.72))]
     assert answers(oue=far) == {"rr and oue at the same epsilon": "differs"}
-
-
-def test_protections_without_noise_have_an_interval_at_every_scale() -> None:
-    found = {
-        scale: [accuracy_epsilon.seeds_of(name, scale) for name in ("pw_encrypt", "signds")]
-        for scale in AccuracyEpsilon.scales
-    }
-    assert found == {"small": [3, 1], "medium": [3, 1], "full": [3, 3]}

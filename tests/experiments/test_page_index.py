@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from experiments import EXPERIMENTS
+from experiments.catalog import find
+from experiments.experiment import Scale
+from experiments.outcome_page import why_smaller
 from experiments.page_index import index
+from experiments.statement_list import Judged
+from fedveil.studies.checkout import SCALE_RULES
 from folders import DOCS
 
 PAGES = DOCS / "reproductions"
@@ -38,3 +43,35 @@ def test_a_page_counts_its_own_verdicts_and_has_its_figures(name: str) -> None:
     assert silent == (int(said[1]) if said else 0)
     for figure in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text):
         assert (PAGES / figure).is_file()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_keeps_the_rule_of_its_scales(name: str) -> None:
+    experiment = find(name)
+    assert SCALE_RULES["small"] == "takes minutes"
+    assert SCALE_RULES["medium"] == "half an hour to five hours"
+    assert experiment.estimate_s("small") < 3600
+    if "medium" in experiment.scales:
+        assert 1800 <= experiment.estimate_s("medium") <= 5 * 3600
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if (PAGES / f"{n}.md").is_file()])
+def test_a_page_below_the_sources_size_says_why(name: str) -> None:
+    """The two pages whose reason is `SHARED`, on the index, refer to it."""
+    text, experiment = (PAGES / f"{name}.md").read_text("utf-8"), find(name)
+    scale: Scale = Judged.of(PAGES / f"{name}.md").scale  # type: ignore[assignment]
+    said = why_smaller(experiment, scale)
+    assert said in text
+    if name in ("ldp-epsilon", "ldp-adaptive") and scale == "medium":
+        assert "Small dense nets at scale medium" in index(PAGES)
+        assert "The index of these pages states all settings" in text
+    else:
+        assert bool(said) == (scale != "full")
+    assert "-" not in said.split()  # a scale that is not there takes no time
+
+
+def test_a_scale_that_an_experiment_does_not_have_is_no_reason() -> None:
+    for name in EXPERIMENTS:
+        experiment = find(name)
+        for scale in experiment.scales:
+            assert "takes about - on" not in why_smaller(experiment, scale)

@@ -89,7 +89,8 @@ def test_the_page_holds_all_that_came_of_it(command: Command, tmp_path: Path) ->
         "# toy\n",
         "A toy. Source: nowhere.",
         "**2 of 2 results agree with the source.** Scale: small.",
-        "It ran 1 times. Each figure comes from 1 seed, so it has no confidence interval.",
+        "It ran 1 times. This page is not at scale `full`, because that takes about 2 hours on two "
+        "cores. Each figure comes from 1 seed, so it has no confidence interval.",
         "| measure | the source | here | criterion | verdict | why |",
         "| attempts | 1 | 1 | equal | agrees | one |",
         "![Two lines](toy-lines.svg)\n\nThey cross.",
@@ -329,5 +330,24 @@ def test_a_verdict_has_its_own_reason(agrees: bool, why: str) -> None:
 def test_a_page_says_how_many_seeds_a_figure_has(seeds: int, said: str) -> None:
     experiment = catalog.find("toy")
     outcome = Outcome("It ran.", (), seeds=seeds)
-    text = page(Repeated(experiment, "small", outcome, {}, 1.0, "toy", Path()))
+    text = page(Repeated(experiment, "full", outcome, {}, 1.0, "toy", Path()))
+    assert f"It ran.{said}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("scale", "own", "said"),
+    [
+        ("full", {"small": "It is small."}, ""),
+        ("small", {}, " This page is not at scale `full`, because that takes about 2 hours on two "
+         "cores."),
+        ("small", {"small": "It is small."}, " It is small."),
+        ("small", {"medium": "It is medium.", "small": ""}, ""),
+    ],
+)  # fmt: skip
+def test_a_page_below_the_sources_size_has_its_own_reason_or_the_time(
+    scale: Scale, own: dict[Scale, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "smaller", own)
+    outcome = Outcome("It ran.", (), seeds=0)
+    text = page(Repeated(catalog.find("toy"), scale, outcome, {}, 1.0, "toy", Path()))
     assert f"It ran.{said}\n" in text

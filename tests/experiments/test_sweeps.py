@@ -142,6 +142,29 @@ def test_a_larger_step_sways_and_more_clients_need_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sways", "answer"),
+    [
+        ((0.57, 0.6, 0.63), "agrees"),
+        ((0.35, 0.3, 0.32), "differs"),  # more than at 1, but not twice as much
+        ((0.1, 0.2, 2.0), "says nothing"),  # the mean alone would agree
+    ],
+)
+def test_fluctuation_is_judged_by_the_interval_of_the_seeds(
+    sways: tuple[float, ...], answer: str
+) -> None:
+    """At step 1, the deviation of each seed's last losses is 0.2."""
+
+    def runs(*each: float) -> list[ReadRun]:
+        return [run for sway in each for run in ended(0.8, losses=(1 - sway, 1, 1, 1, 1 + sway))]
+
+    calm = runs(*[0.2 * 2**0.5] * 3)
+    whole = {0.25: calm, 1: calm, 4: calm, 16: runs(*(sway * 2**0.5 for sway in sways))}
+    verdict = signds_keys._sways(whole)
+    assert verdict.answer == answer
+    assert verdict.ours.startswith("0.25: 0.200 [0.200, 0.200]; 1: 0.200 [0.200, 0.200]; 4: ")
+
+
+@pytest.mark.parametrize(
     ("best", "at_4", "at_16", "answer"),
     [
         (1, (0.8, 0.7, 0.9), (0.2, 0.2, 0.2), "agrees"),  # each seed is better, though they overlap
@@ -337,6 +360,39 @@ def test_leakage_is_judged_late_against_early() -> None:
     assert [curve.name for curve in location.curves] == [*real]
     assert [curve.dashed for curve in location.curves] == [False, False, True, True]
     assert len(ldp_rounds.plots({"not_encrypt, iid": leaks(501, 640)})) == 1
+
+
+def test_rows_of_synthetic_data_are_called_synthetic() -> None:
+    kinds, real = ldp_rounds._KINDS, ldp_rounds._REAL
+    leaks = {rounds: [share("leakage", hits, 1_000)] * 3 for rounds, hits in ((2, 501), (9, 640))}
+    known = {f"{kind}, iid{end}": leaks for kind in kinds for end in ("", real)}
+    dense = {name: {9: ended(0.7, 0.7, 0.7)} for name in known}
+    judged = [*ldp_rounds.judged(known), *ldp_rounds.beginnings("small", {}, dense)]
+    rows = [verdict.what for verdict in judged]
+    rows += [
+        row[0] for row in ldp_rounds._table(dense, {name: {9: leaks[9]} for name in known}).rows
+    ]
+    assert len(rows) == 6 + 3 + 6
+    assert sum("Location-30" in row for row in rows) == 3 + 3
+    assert all(("Location-30" in row) != ("synthetic Purchase-100" in row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("ends", "answer", "better"),
+    [
+        ((0.61, 0.7, 0.75), "agrees", False),
+        ((0.7, 0.9, 0.95), "agrees", True),
+        ((0.59, 0.9, 0.95), "differs", False),  # one seed does not get there
+    ],
+)
+def test_a_lenet_that_ends_above_the_sources_range_is_said_to_be_better(
+    ends: tuple[float, ...], answer: str, better: bool
+) -> None:
+    lenet = {"first rounds, rr": {10: ended(*ends)}}
+    dense = {f"{kind}, iid": {9: ended(0.7)} for kind in ldp_rounds._KINDS}
+    verdict = next(ldp_rounds.beginnings("small", lenet, dense))
+    assert (verdict.answer, "better here than in the source" in verdict.why) == (answer, better)
+    assert "more than 0.8 is better than the source" in verdict.held_to
 
 
 @pytest.mark.parametrize("here", [True, False])

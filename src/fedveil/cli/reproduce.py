@@ -10,7 +10,7 @@ import typer
 
 from fedveil.base.plain_text import console, remark, say
 from fedveil.cli.path_argument import path_option
-from fedveil.studies.checkout import Scale, module
+from fedveil.studies.checkout import SCALE_RULES, Scale, module
 
 
 def reproduce(
@@ -20,8 +20,8 @@ def reproduce(
     scale: Annotated[
         Scale,
         typer.Option(
-            help="small: takes minutes. medium: takes at most two hours; not every experiment has "
-            "this scale. full: as large as in the paper. --list shows each duration."
+            help=f"{'. '.join(f'{scale}: {rule}' for scale, rule in SCALE_RULES.items())}. "
+            "--list shows each duration, and which scales an experiment has."
         ),
     ] = "full",
     out: Annotated[

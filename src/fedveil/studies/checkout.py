@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,9 +12,14 @@ from typing import Literal
 from fedveil.errors import ExperimentsMissing
 
 PACKAGE = "experiments"
-#: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
-#: `medium` is as much of the source's own size as two cores do in two hours at most.
+#: The size of an experiment's runs.
 Scale = Literal["small", "medium", "full"]
+#: The rule of each scale, for two cores. Not every experiment has every scale.
+SCALE_RULES: Mapping[Scale, str] = {
+    "small": "takes minutes",
+    "medium": "half an hour to five hours",
+    "full": "has the source's own size",
+}
 
 
 def module(name: str = "") -> ModuleType:
