@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.base.message import Message as Words
-from fedveil.base.message import encode, only_fields, take
+from fedveil.base.message import encode, only_fields, take, take_array
 from fedveil.base.own_code import place_of
 from fedveil.engine.job_protection import (
     REVEALED,
@@ -56,7 +56,7 @@ from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.catalog import find
-from fedveil.protections.origin import origin_of
+from fedveil.protections.origin import VectorDigest, model_alone, origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
@@ -137,7 +137,7 @@ def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Cont
 
 
 class OwnFiles:
-    """Loads the files that several clients of a node need, each at most once.
+    """Computes what several clients of a node need, such as the content of files, at most once.
 
     A new object is made for each message of the server.
     """
@@ -147,6 +147,8 @@ class OwnFiles:
         self.own_job = cache(Job.load)
         self.roster = cache(app_folder.read_roster)
         self.data = cache(self._data)
+        #: Clients of one message have the same weights, which are digested once.
+        self.digest_of = VectorDigest()
 
     def _data(self) -> ClientsData:
         from fedveil.flower.job.client_training import shared_data
@@ -243,7 +245,11 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
-    told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
+    origin = model_alone
+    if trains:
+        told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
+        sent = take_array(common, "weights", "float32", (None,))
+        origin = partial(origin_of, sent, protection.dimension, told, files.digest_of)
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
     def half(examples: int, sent: Update) -> ClientRound:
@@ -255,7 +261,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
                 answered=AnsweredFile(answered_file),
-                origin=origin_of(sent, protection.dimension, told),
+                origin=origin,
             )
         )
         if kept is not None and not opening:
