@@ -167,6 +167,9 @@ class CodeTraining:
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
         self.model = weights.copy()
 
+    def compile(self) -> None:
+        """Do nothing. The process in which the code trains uses no compiled code."""
+
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
         """Train as client number `client`. Returns the update and the number of examples.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from fedveil.base.array_types import Array
@@ -144,6 +145,14 @@ class Training:
         self._part = TrainedPart.of(model)
         self._targets = make_task(job).targets
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
+
+    def compile(self) -> None:
+        """Compile the native code that trains examples of the job's shape. Reads no examples."""
+        shape = self._shape.example_shape
+        if isinstance(shape, tuple) and -1 not in shape:
+            kind = np.int64 if self._shape.whole_examples else np.float32
+            x = self._part.inputs(np.zeros((1, *shape), kind), self._job.training.device)
+            self._trainer.compile(x.shape[1:])
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """Train on the client's examples. Returns the update, and the number of the examples.

@@ -53,6 +53,9 @@ class RoundTraining(Protocol):
 
     model: Update
 
+    def compile(self) -> None:
+        """Compile the native code that this process will train with."""
+
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
         """Return the client's update and number of examples. Raises any error of training.
 
