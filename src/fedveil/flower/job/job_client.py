@@ -317,7 +317,7 @@ def _trained(
         lambda examples: half(examples, training.model),
         lambda: half(1, training.model),
         asked,
-        lambda: time.trained(lambda: training.update(member.client, member.data)),
+        lambda: time.trained(lambda: training.update(member.client, member.data, time.given_up)),
         always=member.owner is not None,
     )
     if answered.unusable is not None:
