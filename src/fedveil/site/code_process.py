@@ -171,7 +171,7 @@ class CodeTraining:
         """Do nothing. The process in which the code trains uses no compiled code."""
 
     def update(
-        self, client: ClientId, reader: str | None, given_up: Callable[[], bool]
+        self, client: ClientId, reader: str | None, given_up: Callable[[], bool] = lambda: False
     ) -> tuple[Update, int]:
         """Train as client number `client`. Returns the update and the number of examples.
 
