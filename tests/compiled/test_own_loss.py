@@ -161,10 +161,22 @@ def test_a_loss_that_has_failed_is_not_called_again() -> None:
     assert (str(failure), task.calls) == ("call 1", 1)
 
 
-def test_it_is_neither_compiled_ahead_nor_run_by_two_threads() -> None:
+def test_it_is_compiled_ahead_without_a_call_of_the_loss() -> None:
+    net, task = dense(), Counted()
+    trainer, other = (OwnLossTrainer.of(net, plan(), (5,), each) for each in (task, Huber()))
+    assert trainer is not None
+    assert other is not None
+    assert trainer.compile((5,))
+    assert not trainer.compile((7,))
+    assert task.calls == 0
+    expected = updates(other, net, [client("dense", 1)])
+    assert other.compile((5,))
+    np.testing.assert_array_equal(updates(other, net, [client("dense", 1)]), expected)
+
+
+def test_it_is_not_run_by_two_threads() -> None:
     trainer = OwnLossTrainer.of(dense(), plan(), (5,), Huber())
     assert trainer is not None
-    assert not trainer.compile((5,))
     with pytest.raises(NotImplementedError):
         trainer.for_another_thread()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -20,6 +21,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from test_every_client_reports import asked, form, raising, stay
 
+import parts
 from fedveil.base.message import decode
 from fedveil.errors import ClientWithheld
 from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
@@ -145,11 +147,11 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
     train, join = Training.update, fixed_time._Work.join
     stuck: list[threading.Thread] = []
 
-    def slow(self: Training, client: int, function: str | None) -> Any:
+    def slow(self: Training, client: int, *more: Any) -> Any:
         if client == 3:
             stuck.append(threading.current_thread())
             never.wait(20)
-        return train(self, client, function)
+        return train(self, client, *more)
 
     def patient(self: Any, timeout: float | None = None) -> None:
         """Wait until all but the stuck client are ready, however slow this machine is."""
@@ -168,6 +170,40 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
         for g in (usual, grid)
     ]
     assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("examples", [240, 6])
+def test_a_training_whose_time_is_over_ends_before_its_next_batch(
+    tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch, examples: int
+) -> None:
+    """It would slow down the next training of the process, which would miss its time as well.
+
+    With 6 examples, each client has one batch in each of its epochs.
+    """
+    begun: list[threading.Thread] = []
+    start, works = fixed_time._Work.__init__, list[threading.Thread]()
+
+    def noted(self: Any, call: Any) -> None:
+        works.append(self)
+        start(self, call)
+
+    def stuck(self: parts.Slow, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            begun.append(threading.current_thread())
+            never.wait(20)
+        return self.net(x)
+
+    monkeypatch.setattr(fixed_time._Work, "__init__", noted)
+    monkeypatch.setattr(parts.Slow, "forward", stuck)
+    monkeypatch.setattr(parts.data, "__defaults__", (examples,))
+    training = {"epochs": 3, "batch_size": 10}
+    run, _ = deployed(tmp_path, 0.4, model="parts:slow_plain", training=training)
+    assert run.metrics[0]["reports"] == len(works) == 6
+    never.set()
+    for work in works:
+        work.join(20)
+    assert begun, "a training has reached its first batch"
+    assert len(begun) == len(set(begun))
 
 
 def kind(message: Any) -> str:

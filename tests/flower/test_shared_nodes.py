@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ from flwr.app import ConfigRecord, Message
 import fedveil
 import parts
 from fedveil.base.message import decode, encode
-from fedveil.errors import DeploymentError
+from fedveil.errors import DeploymentError, RunFailed
 from fedveil.federated.job import Job
-from fedveil.flower.job import grid_executor
+from fedveil.flower.job import client_training, grid_executor
 from fedveil.flower.job.member import members_of
-from fedveil.flower.records import ADDRESS, MESSAGE, to_records
+from fedveil.flower.records import ADDRESS, COMMON, MESSAGE, common_record, to_records
+from fedveil.protections import origin
 from flower_parts import (
     MOVING,
     POSITIONS,
@@ -261,6 +264,56 @@ def test_two_clients_messages_that_are_mixed_open_nothing(tmp_path: Path, positi
     first, second = result.metrics
     assert first["withheld"] == {"the client's own log says why": 3}
     assert second["reports"] == 7
+
+
+@pytest.mark.parametrize(("position", "times"), [("rr", 0), ("central_gaussian", 0), (PW, 4)])
+def test_a_node_digests_the_weights_once_for_all_its_clients_if_their_protection_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: Any, times: int
+) -> None:
+    """The three nodes have seven clients. The server digests the weights too."""
+    lengths: list[int] = []
+
+    def counted(data: Any) -> Any:
+        lengths.append(len(bytes(data)))
+        return hashlib.sha256(data)
+
+    monkeypatch.setattr(origin, "hashlib", SimpleNamespace(sha256=counted))
+    result, grid = run(tmp_path, shared(rounds=1, protection=position))
+    told = [words(message, COMMON) for message in grid.sent if COMMON in message.content]
+    (sent,) = {len(each["weights"]) for each in told if "weights" in each}
+    assert lengths.count(4 * sent) == times
+    assert result.metrics[0]["reports"] == 7
+
+
+@pytest.mark.parametrize("field", ["classes", "weights"])
+def test_a_node_whose_clients_are_told_different_things_gives_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """A server could make the training of all clients of a node fail, except for one."""
+    told: list[Any] = []
+
+    class Lenient(client_training.Training):
+        """Trains as it was told to in truth, so that only the digests differ."""
+
+        def __init__(self, job: Any, common: Any, *rest: Any) -> None:
+            told.append(common[field])
+            super().__init__(job, {**common, field: told[0]}, *rest)
+
+    def tamper(message: Message) -> Message:
+        if asked(message, "train.masked", 201):
+            common = words(message, COMMON)
+            true = common.pop(field)
+            own = {c: {**decode(said), field: true} for c, said in words(message, ADDRESS).items()}
+            own["5"][field] = true + 1
+            message.content[COMMON] = common_record(common)
+            encoded = encode({c: encode(fields) for c, fields in own.items()})
+            message.content[ADDRESS] = ConfigRecord({"encoded": encoded})
+        return message
+
+    monkeypatch.setattr(client_training, "Training", Lenient)
+    with pytest.raises(RunFailed, match="7 clients cannot have the sum"):
+        run(tmp_path, shared(rounds=1, protection=PW), tamper)
+    assert len(told) == 7
 
 
 BROKEN: dict[str, Callable[[dict[str, bytes]], Any]] = {

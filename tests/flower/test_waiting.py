@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +17,16 @@ pytest.importorskip("flwr")
 
 from flwr.supercore.task_identity import TaskIdentity
 
+import compiled_in_time
+from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.base.message import decode
 from fedveil.errors import MessageInvalid, RunStopped
+from fedveil.flower import fixed_time
 from fedveil.flower.job import client_training, grid_executor, job_client
 from fedveil.flower.job.grid_executor import GridExecutor
 from fedveil.flower.records import named_clients
 from fedveil.rounds import outcomes
-from flower_parts import CLIENTS, LocalGrid, app_of, job, serve
+from flower_parts import CLIENTS, SHARES, LocalGrid, app_of, job, serve
 
 
 def executor(here: int, **deployment: Any) -> tuple[GridExecutor, list[Any]]:
@@ -216,3 +222,54 @@ def test_the_training_code_is_imported_before_the_time_of_an_answer_is_measured(
     serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
     assert here
     assert all(here)
+
+
+WAITING = {"answer_s": 900.0, "answer_after_s": 100.0, "wait_s": 60.0}
+LONG = {**SHARES["distributed_dp"], "cipher_time_window": 900_000}  # type: ignore[dict-item]
+BY_EXAMPLE = {
+    "protection": "dp_encrypt",
+    "privacy": {"unit": "example"},
+    "training": {"sampling_rate": 0.3, "batch_size": 10},
+    "model": "parts:linear",
+}
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="without numba, nothing is compiled")
+@pytest.mark.parametrize(
+    "settings",
+    [{"protection": "rr"}, {"protection": {**SHARES, "distributed_dp": LONG}}, BY_EXAMPLE],
+    ids=["rr", "distributed_dp", "by example"],
+)
+def test_native_code_is_compiled_before_the_time_of_an_answer_is_measured(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """In a new process, as a SuperNode starts one for each message."""
+    script = Path(compiled_in_time.__file__)
+    asked = json.dumps({**settings, "deployment": WAITING})
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    said = subprocess.run(
+        [sys.executable, str(script), asked, str(tmp_path)],
+        env={**os.environ, **paths}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout.splitlines()[-1]) == [[]] * 6
+
+
+def test_a_client_compiles_only_if_its_answer_has_a_time_and_needs_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(protection: Any) -> None:
+        compiled.append(protection.name)
+        raise ValueError("nothing compiles here")
+
+    compiled: list[str] = []
+    monkeypatch.setattr("fedveil.engine.precompile.compile_reports", failing)
+    monkeypatch.setattr(fixed_time, "time", SimpleNamespace(sleep=print, monotonic=lambda: 0.0))
+    for after_s, times in ((None, 0), (60.0, 6)):
+        app, _ = app_of(
+            tmp_path / f"app-{times}",
+            job(rounds=1, protection="rr", deployment={**WAITING, "answer_after_s": after_s}),
+        )
+        grid = LocalGrid(app, tmp_path / f"state-{times}")
+        result = serve(app, grid, tmp_path / f"run-{times}")
+        assert (compiled, result.metrics[0]["reports"]) == (["rr"] * times, 6)

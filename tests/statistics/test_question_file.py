@@ -15,10 +15,11 @@ from fedveil.data.examples import make_dataset
 from fedveil.errors import DataInvalid, JobError, RunFailed
 from fedveil.statistics import clients
 from fedveil.statistics.asking import ask
+from fedveil.statistics.carriage import Participants, make_protection
 from fedveil.statistics.clients import clients_of, load
 from fedveil.statistics.encodings import Categories
 from fedveil.statistics.filters import Filter
-from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.question import LOCAL, SUMS, QuestionFile
 from fedveil.statistics.tables import ArrayTable, FileTable, as_table
 from statistics_parts import asked, only, people
 
@@ -270,6 +271,47 @@ def test_a_setting_that_the_question_determines_cannot_be_chosen(
 def test_the_protection_is_never_chosen_silently() -> None:
     with pytest.raises(JobError, match="protection is missing: name one of"):
         QuestionFile.read({"questions": {"n": COUNT}}, [])
+
+
+NOISY = ("dp_encrypt", "distributed_dp", "central_gaussian", "rr", "oue")
+
+
+def asking(name: str, epsilon: float | None) -> QuestionFile:
+    more: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon}
+    return QuestionFile(protection=name, questions={"old": COUNT}, clients=7, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [
+        *((name, 1.5) for name in ("pw_encrypt", *NOISY)),
+        ("pw_encrypt", None),
+        ("not_encrypt", None),
+    ],
+)
+def test_a_file_says_if_the_server_adds_the_noise_as_its_protection_will(
+    name: str, epsilon: float | None
+) -> None:
+    """A client with a limit of its own asks the file, before the protection is made."""
+    file = asking(name, epsilon)
+    made = make_protection(file, 3, 1, Participants(7))
+    adds = name == "central_gaussian" or (name == "pw_encrypt" and epsilon is not None)
+    assert file.rests_on_server == made.rests_on_server(made.settings) == adds
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon", "said"),
+    [
+        *((name, None, f"epsilon is missing: {name} adds the noise") for name in NOISY),
+        ("not_encrypt", 1.5, "epsilon = 1.5 promises what not_encrypt does not keep"),
+    ],
+)
+def test_an_epsilon_is_needed_for_noise_and_for_nothing_else(
+    name: str, epsilon: float | None, said: str
+) -> None:
+    assert {*SUMS, *LOCAL} == {*NOISY, "pw_encrypt", "not_encrypt"}
+    with pytest.raises(JobError, match=said):
+        asking(name, epsilon)
 
 
 def test_a_deployed_client_may_contribute_several_rows() -> None:

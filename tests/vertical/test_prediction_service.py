@@ -81,8 +81,9 @@ class Served:
         self._loop.close()
 
     def ask(
-        self, path: str, body: Any = None, tls: ssl.SSLContext | None = None, timeout: float = 30
-    ) -> tuple[int, Any]:
+        self, path: str, body: Any = None, tls: ssl.SSLContext | None = None, timeout: float = 30,
+        **headers: str,
+    ) -> tuple[int, Any]:  # fmt: skip
         connection: http.client.HTTPConnection
         if tls is None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -91,7 +92,7 @@ class Served:
                 "127.0.0.1", self.port, timeout=30, context=tls
             )
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-        connection.request("GET" if body is None else "POST", path, data)
+        connection.request("GET" if body is None else "POST", path, data, headers)
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
@@ -161,9 +162,9 @@ def test_everything_that_a_client_sends_is_limited(
         assert served.ask("/predict")[0] == 405
         assert served.ask("/admin")[0] == 404
         assert b" 400 " in served.raw(b"NOT HTTP\r\n\r\n")
-        head = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * http_server.MOST_HEADER_BYTES
+        head = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * http_server.MOST_HEADER_BYTES
         assert b" 431 " in served.raw(head)
-        assert b" 408 " in served.raw(b"POST /predict HTTP/1.1\r\nhost: a\r\n")
+        assert b" 408 " in served.raw(b"POST /predict HTTP/1.1\r\nhost: localhost\r\n")
         assert served.ask("/predict", {"ids": ["g1", "g2", "g3"]})[0] == 200
         assert served.ask("/predict", {"ids": ["g4"]})[0] == 429
         assert not (source._all["bank"].state.path / "scored").read_bytes()
@@ -233,7 +234,8 @@ def test_a_client_is_told_when_to_ask_again_and_connections_are_few(
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 1)
     monkeypatch.setattr(http_server, "IDLE_S", 2.0)
     body = b'{"id": "nobody"}'
-    head = b"POST /predict HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 16\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += b"content-length: 16\r\n\r\n"
     with Served(source, guesses=0) as served:
         said = served.raw(head + body)
         assert b" 429 " in said
@@ -275,7 +277,7 @@ def test_a_complete_header_has_a_limit_too(source: Together) -> None:
     most = http_server.MOST_HEADER_BYTES
     with Served(source) as served:
         for count, status in ((most - 100, b"200"), (most, b"431")):
-            head = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx: "
+            head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: "
             assert served.raw(head + b"y" * count + b"\r\n\r\n").split(b" ")[1] == status
 
 
@@ -328,6 +330,25 @@ def test_a_web_page_cannot_ask_a_service_without_tls(source: Together) -> None:
             assert served.raw(head + length + body).split(b" ")[1] == status
             spent = len(journal.read_bytes()) // 16, served.service.metrics.unknown
             assert spent == ((0, 0) if origin else (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, b"200") for host in ("LocalHost:8080", "127.0.0.1", "127.8.9.1:80", "[::1]:9")),
+        *((host, b"421") for host in ("shop.example", "localhost.shop.example:8080", "10.0.0.7")),
+        *((host, b"421") for host in ("127.0.0.1.shop.example", "[2001:db8::1]:8080", "", "[::1")),
+        (None, b"200"),
+    ],
+)
+def test_a_website_whose_name_points_to_this_machine_reads_nothing(
+    host: str | None, status: bytes
+) -> None:
+    """A browser takes this page and the service for one website, so it adds no Origin."""
+    said = b" HTTP/1.0\r\n" if host is None else b" HTTP/1.1\r\nHost: %s\r\n" % host.encode()
+    found = asyncio.run(answered([b"GET /metrics" + said + b"Connection: close\r\n\r\n"]))
+    assert found.split(b" ")[1] == status
+    assert (b'"path": "/metrics"' in found) == (status == b"200")
 
 
 def asked_again(source: Together, guesses: int, *requests: list[str]) -> list[int]:
@@ -430,7 +451,7 @@ async def answered(pieces: Iterable[bytes], pause: float = 0.0) -> bytes:
 
 
 def posted(body: bytes) -> bytes:
-    head = "POST /predict?a=1?b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    head = "POST /predict?a=1?b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -444,7 +465,8 @@ def test_a_long_body_arrives_whole() -> None:
 
 
 def test_a_head_request_is_answered_without_data() -> None:
-    found = asyncio.run(answered([b"HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"]))
+    request = b"HEAD / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    found = asyncio.run(answered([request]))
     head, _, data = found.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert b"content-length: " in head
@@ -495,7 +517,7 @@ def test_every_byte_of_a_header_counts(long: str) -> None:
     most = http_server.MOST_HEADER_BYTES
     for size, status in ((most, b"200"), (most + 1, b"431")):
         form = {"target": "/{}", "name": "/", "value": "/"}[long]
-        head = f"GET {form} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        head = f"GET {form} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         head += {"target": "", "name": "x{}: y\r\n", "value": "x: y{}\r\n"}[long] + "\r\n"
         sent = head.format("z" * (size - len(head) + 2)).encode()
         assert len(sent) == size
@@ -531,7 +553,7 @@ def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
             who: (
                 served.ask("/predict", {"id": one}, tls=client(who)),
                 served.ask("/metrics", tls=client(who))[0],
-                served.ask("/health", tls=client(who)),
+                served.ask("/health", tls=client(who), host="scoring.lead.example:8443"),
             )
             for who in ("desk", "ops", "bank", "lead")
         }

@@ -14,7 +14,8 @@ from torch import nn
 from fedveil.base.example_arrays import opened
 from fedveil.compiled import fields as f
 from fedveil.compiled.compiled_trainer import CompiledTrainer, Room
-from fedveil.compiled.operation import ROW, TOKENS
+from fedveil.compiled.operation import ROW, TOKENS, NotServedError
+from fedveil.entropy import Seeded
 from fedveil.learning.device import seed_generators
 from fedveil.learning.learning_task import Task, as_tensors
 from fedveil.learning.losses import OWN
@@ -42,8 +43,20 @@ class OwnLossTrainer(CompiledTrainer):
         self._failure: BaseException | None = None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile nothing and return False. Code is compiled when the first client trains."""
-        return False
+        """Compile the native code for examples of `shape`. The user's loss is not called.
+
+        Returns False if native code does not support examples of this shape.
+        """
+        model = self._compiled_for(tuple(shape))
+        if model is None:
+            return False
+        self.start(np.zeros(self._row.shape[1], np.float32))
+        x = torch.zeros(1, *shape, dtype=torch.int64 if model.tokens else torch.float32)
+        one = ClientData(x, torch.zeros(1), Seeded(0))
+        room = self._room_for(one)
+        if room is not None:
+            self._train_with(room, one, NotServedError("no loss is computed"))
+        return room is not None
 
     def for_another_thread(self) -> OwnLossTrainer:
         """Raise `NotImplementedError`, because a user's loss may only run in one thread."""
@@ -59,15 +72,21 @@ class OwnLossTrainer(CompiledTrainer):
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
         """Train `client` in the memory `room`. Returns the user's exception, or None."""
-        self._client, self._room, self._failure = client, room, None
+        return self._train_with(room, client, None)
+
+    def _train_with(
+        self, room: Room, client: ClientData, failure: Exception | None
+    ) -> Exception | None:
+        """Train as `_failure_of` does. If `failure` is given, all gradients of the loss are 0."""
+        self._client, self._room, self._failure = client, room, failure
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None
         room.program.ends[1, f.FORWARD] = address
         self._train(room, client)
-        failure: BaseException | None = self._failure
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure  # Ctrl-C
-        return failure
+        raised: BaseException | None = self._failure
+        if raised is not None and not isinstance(raised, Exception):
+            raise raised  # Ctrl-C
+        return raised
 
     def _begin(self, client: ClientData) -> None:
         seed_generators(client.torch_seed(), torch.device("cpu"))

@@ -1,6 +1,7 @@
-"""Compiles a protection's native code in a second process, the first time it runs on a machine.
+"""Compiles native code before it is needed, in this process or in a second one.
 
-Compiling holds the GIL, so a thread would not help.
+A run starts a second process the first time that a protection runs on a machine. Compiling holds
+the GIL, so a thread would not help.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 
 from fedveil.base.kernels import is_cached
-from fedveil.base.message import decode, encode
+from fedveil.base.message import Message, decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.protections.base import ClientContext, Protection, RoundContext
+from fedveil.protections.base import ClientContext, Protection, RoundContext, ServerRound
+from fedveil.protections.catalog import build
 
 #: The length of the report's update. The compiled code does not depend on it.
 _DIMENSION = 1000
@@ -67,14 +70,29 @@ def compile_products() -> None:
         function.address(np.float32)
 
 
+def compile_reports(protection: Protection) -> None:
+    """Compile the native code that makes a client's reports under `protection`, which is bundled.
+
+    Makes the report of an artificial short update, as a simulation without masks does.
+    """
+    alike = replace(protection.context, dimension=_DIMENSION, simulated=True, masks=False)
+    _one_report(build(protection.name, protection.settings, alike))
+
+
 def make_one_report(protection: Protection) -> None:
     """Make and receive one report, so that all native code of the protection is compiled."""
+    server, report = _one_report(protection)
+    server.receive(0, decode(encode(report)))
+
+
+def _one_report(protection: Protection) -> tuple[ServerRound, Message]:
+    """Return the server's half of an artificial round with one client, and the client's report."""
     model = np.zeros(protection.dimension, np.float32)
-    server = protection.server_round(RoundContext([0], 1, model))
+    server = protection.server_round(RoundContext([0], 1, model, protection.initial_state()))
     told = server.opening()
     half = protection.client_round(ClientContext(0, 1, model, 1, Seeded(0)))
     update = np.ones_like(model) if half.wants_update(told) else None
-    server.receive(0, decode(encode(half.respond(told, update))))
+    return server, half.respond(told, update)
 
 
 if __name__ == "__main__":

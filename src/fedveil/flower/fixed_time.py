@@ -26,10 +26,15 @@ class FixedTime:
 
     def __init__(self, seconds: float | None, late: Callable[[], None] | None = None) -> None:
         self._seconds, self._late = seconds, late
+        self._given_up = threading.Event()
 
     @property
     def is_set(self) -> bool:
         return self._seconds is not None
+
+    def given_up(self) -> bool:
+        """Return True once the result of a training is discarded, so that it may end early."""
+        return self._given_up.is_set()
 
     def __enter__(self) -> FixedTime:
         self._asked = time.monotonic()
@@ -54,6 +59,7 @@ class FixedTime:
         work = _Work(train)
         work.join(self._left(_TRAINING * self._seconds))
         if work.is_alive():
+            self._given_up.set()
             raise ClientWithheld(
                 f"training was not ready within {_TRAINING:.0%} of answer_after_s = "
                 f"{self._seconds:g} s: a longer time is needed"

@@ -32,6 +32,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Bools, Float32s, Float64s, Int64s
 from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_generators, whole_float32
 from fedveil.learning.linear_head import LinearHead
@@ -79,6 +80,16 @@ class ClippedExamplesTrainer(OneThread):
     def in_native_code(self) -> bool:
         """True if compiled code computes the gradients, False if torch's vmap does."""
         return HAVE_NUMBA and isinstance(self._sums, LinearHead)
+
+    def compile(self, shape: Sequence[int]) -> bool:
+        """Compile the native code for examples of `shape`. False: there is none."""
+        x, y = torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64)
+        if not (HAVE_NUMBA and isinstance(self._sums, LinearHead) and self._sums.takes(x)):
+            return False
+        total, weights = np.zeros(self._layout.dimension), np.zeros(self._layout.dimension, "f4")
+        one = ClientData(x, y, Seeded(0))
+        self._sums.add(total, weights, one, np.zeros(1, np.int64), self._share, self._within)
+        return True
 
     def start(self, weights: Float32s, round: int = 1) -> None:
         self._weights = weights

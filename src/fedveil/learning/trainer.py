@@ -68,6 +68,15 @@ class TrainingPlan:
         return self.plain_sgd and not self.weight_decay
 
 
+class GivenUp(Exception):
+    """Raised in a training whose result is no longer needed."""
+
+
+def never() -> bool:
+    """Return False: the training's result is needed in any case."""
+    return False
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's examples `x` with targets `y`, and the source of randomness `entropy`."""
@@ -81,6 +90,8 @@ class ClientData:
     correction: torch.Tensor | None = None
     #: A mask of the examples that count, for `ClippedExamplesTrainer`. None: all count.
     usable: Bools | None = None
+    #: Returns True once the result of the training is no longer needed.
+    given_up: Callable[[], bool] = never
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
@@ -106,7 +117,16 @@ class ClientData:
         return self.entropy.stream("torch").integer(1 << 63)
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
-        """Yield the indices of each batch's examples. Every epoch has a new order."""
+        """Yield the indices of each batch's examples. Every epoch has a new order.
+
+        Raises `GivenUp` in place of the next batch if the training's result is no longer needed.
+        """
+        for positions in self._batches(plan):
+            if self.given_up():
+                raise GivenUp
+            yield positions
+
+    def _batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
         # a single example needs no order, and a generator would take longer than the training
         if len(self) == 1:
             yield from [np.zeros(1, np.int64)] * plan.epochs

@@ -19,7 +19,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ from fedveil.privacy.compose import plain_sum
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.description import Description, Whose
 from fedveil.protections.last_answered import Answered
-from fedveil.protections.origin import origin_of
+from fedveil.protections.origin import Origin, model_alone, origin_of
 from fedveil.protections.reading import Reading
 from fedveil.protections.robust_combining import CombiningRule
 from fedveil.rounds.loop import ServerHalf
@@ -111,16 +111,16 @@ class RoundContext:
     `model` has the entries that an update changes, read-only: the global weights and, under
     SCAFFOLD, the mean control variate. `whole` is the vector that the server sends for training.
     If it sends only `model`, `whole` is None. `told` has further fields that it sends to all
-    clients for training, and `origin` is the digest of both (`origin_of`). `summed[i]` is the last
-    round in which client i's report was in the sum, or 0 if there is none. The array is empty if
-    clients keep no state.
+    clients for training, and `origin` returns the digest of both (`origin_of`). `summed[i]` is the
+    last round in which client i's report was in the sum, or 0 if there is none. The array is empty
+    if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
     round: int
     model: Update
     state: State = field(default_factory=dict)
-    origin: bytes = b""
+    origin: Origin = model_alone
     summed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     whole: Update | None = None
     told: Message = field(default_factory=dict)
@@ -143,7 +143,8 @@ class RoundContext:
         has the round's clients, and `state` is the protection's state. `summed` and `told` are
         as in `RoundContext`.
         """
-        origin, whole = origin_of(sent, dimension, told), None if len(sent) == dimension else sent
+        origin = partial(origin_of, sent, dimension, told)
+        whole = None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole, told)
 
     @property
@@ -157,7 +158,7 @@ class ClientContext:
     """The data about a round that a client's half of a protection needs.
 
     `model` is the client's copy of `RoundContext.model`, and `examples` is its number of examples.
-    `origin` is the digest of what this client received for training (`origin_of`). `answered`
+    `origin` returns the digest of what this client received for training (`origin_of`). `answered`
     remembers the last round that the client answered.
     """
 
@@ -167,7 +168,7 @@ class ClientContext:
     examples: int
     entropy: Entropy
     answered: Answered = field(default_factory=Answered)
-    origin: bytes = b""
+    origin: Origin = model_alone
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,8 @@ class SecureSum(Protection):
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        if context.origin:
-            return context.origin
+        if origin := context.origin():
+            return origin
         kept = self._digested
         if kept is None or kept[0] != context.round or kept[1] is not context.model:
             digest = hashlib.sha256(np.ascontiguousarray(context.model).data).digest()

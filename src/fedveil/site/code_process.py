@@ -12,7 +12,7 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,13 +167,18 @@ class CodeTraining:
         weights = take_array(common, "weights", "float32", (take(common, "dimension", int),))
         self.model = weights.copy()
 
-    def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
+    def compile(self) -> None:
+        """Do nothing. The process in which the code trains uses no compiled code."""
+
+    def update(
+        self, client: ClientId, reader: str | None, given_up: Callable[[], bool] = lambda: False
+    ) -> tuple[Update, int]:
         """Train as client number `client`. Returns the update and the number of examples.
 
         The training runs in a separate process. Raises `SiteRefused` if that process fails.
         `reader` names the site's own function, `package.module:function`, which reads the examples
         in this process. An error in this function is raised. `reader` is never None here, because
-        the policy demands a reader.
+        the policy demands a reader. `given_up` is not called: the process has a limit of its own.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox

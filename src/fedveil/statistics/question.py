@@ -117,9 +117,10 @@ class QuestionFile(CheckedJob):
     @property
     def rests_on_server(self) -> bool:
         """True if the server adds the noise: the epsilon then holds against everyone else."""
-        if self.protection.name == "pw_encrypt":  # with an epsilon, it has central noise
-            return self.epsilon is not None
-        return self.position.rests_on_server(self.protection.settings)
+        settings, noise_key = self.protection.settings, self.position.noise_key
+        if self.epsilon is not None and noise_key is not None:  # `epsilon` turns this noise on
+            settings = settings.model_copy(update={noise_key: self.epsilon})
+        return self.position.rests_on_server(settings)
 
     @property
     def codes(self) -> int:
@@ -197,11 +198,12 @@ class QuestionFile(CheckedJob):
                     f"protection.{block}.{key} follows from epsilon, delta and the questions: "
                     "remove the line"
                 )
-        if self.epsilon is None and name not in ("not_encrypt", "pw_encrypt"):
+        always = self.position.noised(self.protection.settings)
+        if self.epsilon is None and always:
             yield f"epsilon is missing: {name} adds the noise of an epsilon, such as `epsilon: 1`"
-        if self.epsilon is not None and name == "not_encrypt":
+        if self.epsilon is not None and not always and self.position.noise_key is None:
             promised = f"epsilon = {exactly(self.epsilon)}"
-            yield f"{promised} promises what not_encrypt does not keep: remove it"
+            yield f"{promised} promises what {name} does not keep: remove it"
         if self.unit == "row" and name == "pw_encrypt":
             yield (
                 "unit = 'row' is not possible under pw_encrypt, which has no noise for a row: use "

@@ -52,9 +52,8 @@ class Step:
         """Return the step as fields of a message to clients."""
         return {"step": self.round, "prefixes": json.dumps(self.prefixes), "edge": self.edge}
 
-    @property
     def origin(self) -> bytes:
-        """A digest of the step, from which clients compute their vectors.
+        """Return a digest of the step, from which clients compute their vectors.
 
         Secure aggregation unmasks a sum only if its clients have the same digest. Otherwise a lying
         server could ask one client for real words, and all others for words that nobody has.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Simulated(Carrier):
         self, protection: Protection, made: Contributions, step: Step, entropy: Entropy
     ) -> None:
         self._protection, self._made, self._step = protection, made, step
-        self._round, self._origin = step.round, step.origin
+        self._round, self._origin = step.round, cache(step.origin)
         self._entropy = entropy
         self._model = np.zeros(protection.dimension, np.float32)
         self._halves: dict[ClientId, ClientRound] = {}

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData, Trainer
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, State, Update
-from fedveil.protections.origin import origin_of
+from fedveil.protections.origin import Origin, model_alone, origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
@@ -213,7 +214,8 @@ class ClientSide:
         self._training = training
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
-        self._round, self._origin = 0, b""
+        self._round = 0
+        self._origin: Origin = model_alone
         #: One view for all clients of a round, so that a digest of it is computed once.
         self._start = self.weights
 
@@ -247,7 +249,7 @@ class ClientSide:
     def open(self, round: int, told: Message | None = None) -> None:
         """Start a round with the weights in `self.model`. `told` is as in `RoundContext`."""
         self._round, self._start = round, self.weights
-        self._origin = origin_of(self.model, len(self._start), told or {})
+        self._origin = cache(partial(origin_of, self.model, len(self._start), told or {}))
         self._halves.clear()
         self._training.open(round, self.model)
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ from fedveil.flower.records import MESSAGE, from_records, to_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import BY_SIZE, TIMING, ClientContext, ClientRound, Protection, Update
+from fedveil.protections.origin import Origin, model_alone
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 
@@ -146,8 +148,8 @@ class _Arrays(NamedTuple):
     layout: ArrayLayout
     before: Arrays
     model: Update
-    #: A digest of the arrays if the protection has several phases, otherwise empty.
-    origin: bytes
+    #: Returns a digest of the arrays.
+    origin: Origin
 
 
 class _Answer:
@@ -245,8 +247,7 @@ class _Answer:
             raise _Refused("the offer is for another number of entries than the arrays have")
         if sent := [place.name for place in layout.places if matches(place.name, kept(self._pins))]:
             raise _Refused(f"the offer sends what this client keeps (keep): {', '.join(sent)}")
-        origin = digest(before) if len(self._protection.phases) > 1 else b""
-        return _Arrays(layout, before, layout.vector(before), origin)
+        return _Arrays(layout, before, layout.vector(before), partial(digest, before))
 
     @property
     def _answer_after_s(self) -> float | None:
@@ -276,7 +277,7 @@ class _Answer:
         kept: Message | None,
         model: Update = _NO_MODEL,
         examples: int = 1,
-        origin: bytes = b"",
+        origin: Origin = model_alone,
     ) -> ClientRound:
         half = self._protection.client_round(
             ClientContext(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,8 +241,8 @@ class ProtectedStrategy(Strategy):
         state = protection.initial_state() if self._state is None else self._state
         protection.check_state(state)
         invited = {number_of(m.metadata.dst_node_id): m for m in messages}
-        origin = digest(values) if len(protection.phases) > 1 else b""
-        context = RoundContext(sorted(invited), self._number, layout.vector(values), state, origin)
+        model, origin = layout.vector(values), partial(digest, values)
+        context = RoundContext(sorted(invited), self._number, model, state, origin)
         spending = protection.spending(state)
         if self._number == 1 and self.options.noised:
             self._warn_of_thin(spending, protection)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from fedveil.base.array_types import Array
@@ -29,15 +30,17 @@ from fedveil.engine.assembly import (
     make_training,
     start_vector,
 )
-from fedveil.engine.executors.client_side import ClientsData, Trained
+from fedveil.engine.executors.client_side import ClientsData, Examples, Trained
 from fedveil.engine.executors.client_side import Training as ClientTraining
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.job_protection import job_digest
+from fedveil.entropy import Entropy
 from fedveil.errors import DeploymentError
 from fedveil.federated.job import Job
 from fedveil.flower.job.example_shape import told_classes, told_form, told_shape
 from fedveil.learning.own_layers import whole
 from fedveil.learning.trained_part import TrainedPart
+from fedveil.learning.trainer import ClientData, never
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.base import Protection, Update
 from fedveil.rounds.outcomes import ClientId
@@ -145,13 +148,24 @@ class Training:
         self._targets = make_task(job).targets
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
-    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+    def compile(self) -> None:
+        """Compile the native code that trains examples of the job's shape. Reads no examples."""
+        shape = self._shape.example_shape
+        if isinstance(shape, tuple) and -1 not in shape:
+            kind = np.int64 if self._shape.whole_examples else np.float32
+            x = self._part.inputs(np.zeros((1, *shape), kind), self._job.training.device)
+            self._trainer.compile(x.shape[1:])
+
+    def update(
+        self, client: ClientId, function: str | None, given_up: Callable[[], bool] = never
+    ) -> tuple[Update, int]:
         """Train on the client's examples. Returns the update, and the number of the examples.
 
         `function` names the user's function that returns the examples. If it is None, they are the
-        client's part of the job's data set.
+        client's part of the job's data set. Once `given_up` returns True, training with torch ends
+        before its next batch. Native code trains on all batches in one call.
         """
-        data = self._seen(client, function)
+        data = _Needed(self._seen(client, function), given_up)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
         training.open(self._round, self.model)
@@ -207,6 +221,24 @@ class Training:
             shape.whole_targets,
             shape.whole_examples,
         )
+
+
+class _Needed(Examples):
+    """The examples in `data`, with which training ends once `given_up` returns True."""
+
+    def __init__(self, data: ClientsData, given_up: Callable[[], bool]) -> None:
+        self._data, self._given_up = data, given_up
+
+    @property
+    def x(self) -> Array:
+        return self._data.x
+
+    def examples(self, client: ClientId) -> int:
+        return self._data.examples(client)
+
+    def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
+        found = self._data.of(client, entropy, unchanged=unchanged)
+        return replace(found, given_up=self._given_up)
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:

@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.base.message import Message as Words
-from fedveil.base.message import encode, only_fields, take
+from fedveil.base.message import encode, only_fields, take, take_array
 from fedveil.base.own_code import place_of
 from fedveil.engine.job_protection import (
     REVEALED,
@@ -55,8 +55,8 @@ from fedveil.flower.records import (
 from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
-from fedveil.protections.catalog import find
-from fedveil.protections.origin import origin_of
+from fedveil.protections.catalog import POSITIONS, find
+from fedveil.protections.origin import VectorDigest, model_alone, origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
@@ -137,7 +137,7 @@ def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Cont
 
 
 class OwnFiles:
-    """Loads the files that several clients of a node need, each at most once.
+    """Computes what several clients of a node need, such as the content of files, at most once.
 
     A new object is made for each message of the server.
     """
@@ -147,6 +147,8 @@ class OwnFiles:
         self.own_job = cache(Job.load)
         self.roster = cache(app_folder.read_roster)
         self.data = cache(self._data)
+        #: Clients of one message have the same weights, which are digested once.
+        self.digest_of = VectorDigest()
 
     def _data(self) -> ClientsData:
         from fedveil.flower.job.client_training import shared_data
@@ -243,7 +245,11 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
-    told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
+    origin = model_alone
+    if trains:
+        told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
+        sent = take_array(common, "weights", "float32", (None,))
+        origin = partial(origin_of, sent, protection.dimension, told, files.digest_of)
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
     def half(examples: int, sent: Update) -> ClientRound:
@@ -255,19 +261,23 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
                 answered=AnsweredFile(answered_file),
-                origin=origin_of(sent, protection.dimension, told),
+                origin=origin,
             )
         )
         if kept is not None and not opening:
             mine.take_up(kept)
         return mine
 
-    if trains and member.training is None:
-        load_training()
+    after_s = _answer_after_s(job, member) if trains else None
+    # Before the time starts: importing and compiling would use up the time of a short training, and
+    # a report of an all-zero update would leave.
+    training = _training(files, member, common) if trains else None
+    if training is not None and after_s is not None:
+        _compile(training, protection)
     late = None if member.owner is None else member.owner.left_late
-    with FixedTime(_answer_after_s(job, member) if trains else None, late) as time:
-        if trains:
-            answered = _trained(files, member, protection, asked, common, half, time)
+    with FixedTime(after_s, late) as time:
+        if training is not None:
+            answered = _trained(job, member, protection, asked, training, half, time)
         else:  # no update needed: no model, no examples
             with own_errors(protection):
                 mine = half(0, np.broadcast_to(np.float32(0), dimension))
@@ -280,27 +290,25 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
 
 
 def _trained(
-    files: OwnFiles,
+    job: Job,
     member: Member,
     protection: Protection,
     asked: Words,
-    common: Words,
+    training: RoundTraining,
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
     """Charge a report, train the client, and return its answer with the report.
 
-    `asked` is the server's message to this client, and `common` has the fields for all clients.
-    `half` returns the client's side of the protection. Its arguments are the client's number of
-    examples, and the weights that the server sent. `time` limits the training.
+    `asked` is the server's message to this client. `half` returns the client's side of the
+    protection. Its arguments are the client's number of examples, and the weights that the server
+    sent. `time` limits the training.
     """
-    job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = _training(files, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -309,7 +317,7 @@ def _trained(
         lambda examples: half(examples, training.model),
         lambda: half(1, training.model),
         asked,
-        lambda: time.trained(lambda: training.update(member.client, member.data)),
+        lambda: time.trained(lambda: training.update(member.client, member.data, time.given_up)),
         always=member.owner is not None,
     )
     if answered.unusable is not None:
@@ -325,15 +333,12 @@ def _trained(
 
 
 def load_training() -> None:
-    """Import torch and the training code, which takes seconds.
-
-    Call it before the time of an answer is measured. Otherwise the first round's training could
-    miss its deadline, and a report of an all-zero update would leave.
-    """
+    """Import torch and the training code, which takes seconds."""
     import fedveil.flower.job.client_training  # noqa: F401
 
 
 def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
+    """Return the round's training, which has read no examples yet. The first call imports torch."""
     job = files.job
     if member.training is not None:
         return member.training(job, common)
@@ -341,6 +346,21 @@ def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
 
     states = partial(kept_states, job, common, member.accounts)
     return Training(job, common, states, files.data)
+
+
+def _compile(training: RoundTraining, protection: Protection) -> None:
+    """Compile the native code of the training and of the report, if it is not in numba's cache.
+
+    Nothing here depends on the client's examples, so the time that it takes reveals nothing.
+    """
+    from fedveil.engine.precompile import compile_reports
+
+    try:
+        training.compile()
+        if protection.name in POSITIONS:
+            compile_reports(protection)
+    except Exception as error:  # the user's model may raise anything, and does so again in training
+        _log.debug("the client's code is not compiled before its time starts: %s", _told(error))
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:

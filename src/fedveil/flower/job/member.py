@@ -53,11 +53,17 @@ class RoundTraining(Protocol):
 
     model: Update
 
-    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+    def compile(self) -> None:
+        """Compile the native code that this process will train with."""
+
+    def update(
+        self, client: ClientId, function: str | None, given_up: Callable[[], bool]
+    ) -> tuple[Update, int]:
         """Return the client's update and number of examples. Raises any error of training.
 
         `function` names the user's function that returns the client's examples. None means that the
-        client has its part of the job's data set.
+        client has its part of the job's data set. Once `given_up` returns True, the result is no
+        longer needed, and training may end with an error.
         """
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ _READ_BYTES = 1 << 16
 _END_S = 0.5
 #: A browser adds an Origin to what a page of any website sends to this machine.
 _NO_PAGES = "without TLS, no request may come from a web page (it has the header Origin)"
+#: A website may let its own name point to this machine, so that its pages can read the answers.
+_OTHER_NAME = "without TLS, the header Host must name localhost or a loopback address"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -174,8 +177,8 @@ class HttpServer:
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
                     head = event
-                    if self._own is None and any(n == b"origin" for n, _ in event.headers):
-                        return Answer(403, {"error": _NO_PAGES})
+                    if self._own is None and (refusal := _of_a_page(event)) is not None:
+                        return refusal
                     if _head_bytes(event) > MOST_HEADER_BYTES:  # h11 checks only incomplete ones
                         return Answer(
                             431, {"error": f"a header has at most {MOST_HEADER_BYTES:,} B"}
@@ -192,6 +195,20 @@ class HttpServer:
                     return Request(method, path, b"".join(body), client)
                 else:  # the connection has ended, or the client asks for another protocol
                     return None
+
+
+def _of_a_page(head: h11.Request) -> Answer | None:
+    """Return an Answer that refuses a request if a web page may have sent it, otherwise None.
+
+    A browser names the page's own host in Host. A request without this header (HTTP/1.0) is not
+    from a browser.
+    """
+    sent = dict(head.headers)
+    host = sent.get(b"host", b"localhost").decode("latin-1").lower()
+    name = re.sub(r":[0-9]*\Z", "", host).removeprefix("[").removesuffix("]")
+    if not Address(name, 0).is_loopback:
+        return Answer(421, {"error": _OTHER_NAME})
+    return Answer(403, {"error": _NO_PAGES}) if b"origin" in sent else None
 
 
 def _head_bytes(head: h11.Request) -> int:
