@@ -6,7 +6,7 @@
 Each mechanism protects twelve parameters at claims of 1, 2, 4 and 8 at delta = 1e-5. The two
 updates are far apart. `distributed_dp`, `central_gaussian`, and `pw_encrypt` with central noise are
 attacked in the sum of two clients. `embedding_dp` sends twelve values, which are all positive or
-all negative. A line takes 1 to 170 seconds of one core. docs/attacks/reports.md shows them.
+all negative. A line took at most 168 seconds on a busy machine. docs/attacks/reports.md shows them.
 `--one-run CLAIM` prints the lower bound that an audit inside one run with this claim can be
 expected to find, for several numbers of canaries. The audit does not assume Gaussian noise.
 """

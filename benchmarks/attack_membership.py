@@ -74,7 +74,13 @@ POSITIONS = {
         for e in (500, 50, 8)
     },
     **{f"dp_encrypt, dp_eps {e}": (f"protection.dp_encrypt.dp_eps={e}",) for e in (5000, 500, 50)},
-    **{f"signds, sign_eps {e}": (f"protection.signds.sign_eps={e}",) for e in (100, 10, 1)},
+    **{
+        f"signds, sign_eps {e}, sign_k 0.01": (
+            f"protection.signds.sign_eps={e}",
+            "protection.signds.sign_k=0.01",
+        )
+        for e in (100, 10, 1)
+    },
     **{
         f"{name}, eps {e}": (f"protection.unary.eps={e}",)
         for name in ("rr", "oue")
@@ -85,8 +91,8 @@ CLIENT_JOBS = {"digits": ("data.name=digits", "model=logistic", "rounds=10"), "L
 BY_CLIENT = (
     "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
     "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
-    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100", "rr, eps 9.6",
-    "oue, eps 9.6",
+    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100, sign_k 0.01",
+    "rr, eps 9.6", "oue, eps 9.6",
 )  # fmt: skip
 SHOWN = (
     "accuracy on members", "accuracy on others", "loss balanced accuracy",

@@ -53,7 +53,8 @@ def targets(only: Sequence[str]) -> Iterator[tuple[str, Target]]:
                 protection={"name": name, **({name: settings} if name not in ("rr", "oue")
                                              else {"unary": settings})},
             )  # fmt: skip
-            told = [f"{key} {value:g}" for key, value in settings.items() if key.endswith("eps")]
+            shown = [key for key in settings if key.endswith("eps") or key == "sign_k"]
+            told = [f"{key} {settings[key]:g}" for key in shown]
             yield " ".join([name, *told]), Target.of(job)
 
 
@@ -72,12 +73,12 @@ def told_apart(name: str, target: Target, effort: Effort) -> bool:
             most = next(f for f in finding.figures if f.name.endswith(f"can show: {of}")).value
             right = finding.figure(f"right guesses: {of}")
             print(
-                f"{name:<22} {of:<23} {bound:>7.3f} "
+                f"{name:<30} {of:<23} {bound:>7.3f} "
                 f"{format_epsilon(target.promised(rounds).epsilon):>10} "
                 f"{left:>10.4g} {most:>6.2f}  {right.value:.3f} [{right.low:.3f}, {right.high:.3f}]"
             )
             sound &= left >= 0
-    print(f"{'':<22} {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"{'':<30} {time.perf_counter() - began:.0f} s", flush=True)
     return sound
 
 
@@ -91,7 +92,7 @@ def averaged(name: str, target: Target, effort: Effort) -> None:
         cosine, right = (finding.figure(f"{word} {of}") for word in ("cosine", "right guesses"))
         epsilon = finding.figure(f"ledger's epsilon {of}").value
         print(
-            f"{name:<22} {count:>4} {cosine.value:>7.3f} "
+            f"{name:<30} {count:>4} {cosine.value:>7.3f} "
             f"{finding.figure(f'correlation {of}').value:>7.3f} {error:>9} "
             f"{right.value:.2f} [{right.low:.2f}, {right.high:.2f}] {format_epsilon(epsilon):>10}"
         )

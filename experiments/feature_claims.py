@@ -66,8 +66,12 @@ def said(name: str) -> str:
     return {NONE: "no protection", BIT: "one bit, no noise"}.get(name, name.replace("-", " "))
 
 
-def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
-    """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon."""
+def verdicts(figures: Mapping[str, Figure], images: str = "") -> Iterator[Verdict]:
+    """Judge the paper's claims about accuracy, about SSIM, and about the meaning of its epsilon.
+
+    `images`, if given, stands beside every result that was measured on images.
+    """
+    mark = f" ({images})" if images else ""
     paper = {our_name(of): value for of, value in PAPER_SSIM.items()}
     both = [name for name in figures if name in paper]
     blind = {who: _blind(figures[NONE], who) for who in (PUBLIC, KNOWN)}
@@ -77,7 +81,7 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         yield Verdict.of(
             falls, f"an attacker with {WHO[who]}: SSIM without protection, with one bit, and down "
             f"to eps {_smallest(both)}",
-            _list([paper[name] for name in both]), _list(ours),
+            _list([paper[name] for name in both]), _list(ours) + mark,
             held_to=f"lower by more than {SLACK:g} at every step, until it is within {SLACK:g} of "
             "the mean image; if a step above that is smaller, it says nothing",
             same="it falls: the more bits are flipped, the less can be reconstructed",
@@ -93,13 +97,13 @@ def verdicts(figures: Mapping[str, Figure]) -> Iterator[Verdict]:
         other=f"source 003 halves epsilon before it flips bits: its eps {2 * eps:g} is the paper's "
         f"{eps:g} ({kept_bit(2 * eps):.2f})",
     )  # fmt: skip
-    yield _falling_accuracy(figures)
-    yield _similar_accuracy(figures[NONE], figures[BIT])
+    yield _falling_accuracy(figures, mark)
+    yield _similar_accuracy(figures[NONE], figures[BIT], mark)
     most, least = figures[both[0]], figures[both[-1]]
     recognised, chance = decided([least.ssim[PUBLIC] - PAPER_RECOGNISED])
     yield Verdict.of(
         recognised, f"at eps {_smallest(both)}, images can still be recognised by their SSIM",
-        f"{paper[both[-1]]}", f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}",
+        f"{paper[both[-1]]}", f"{least.ssim[PUBLIC]:.3f}, the mean image {least.guess:.3f}{mark}",
         held_to=f"above the source's {PAPER_RECOGNISED:g} by more than {SLACK:g}; if it is within "
         f"{SLACK:g}, it says nothing",
         same=f"it has fallen from {most.ssim[PUBLIC]:.3f} without protection, but not that far",
@@ -125,7 +129,7 @@ def _blind(plain: Figure, who: str) -> str:
     )
 
 
-def _falling_accuracy(figures: Mapping[str, Figure]) -> Verdict:
+def _falling_accuracy(figures: Mapping[str, Figure], mark: str) -> Verdict:
     """Judge whether accuracy falls with epsilon, from one bit without noise on."""
     held_out = figures[NONE].held_out
     names = [name for name in figures if name != NONE]
@@ -141,7 +145,8 @@ def _falling_accuracy(figures: Mapping[str, Figure]) -> Verdict:
         rises = any(after > before + margin for (before, after), margin in pairs)
         falls, nothing = (False, "") if rises else decided([told[0] - told[-1]], margins[0])
     return Verdict.of(
-        falls, "accuracy falls with epsilon", "it does, and training takes longer", _list(reached),
+        falls, "accuracy falls with epsilon", "it does, and training takes longer",
+        _list(reached) + mark,
         held_to="down to chance level, no rise by two standard deviations, and the last is further "
         "below the first; if the two are nearer, it says nothing",
         same="a smaller epsilon was never more accurate, as far as this number of images can tell",
@@ -150,14 +155,14 @@ def _falling_accuracy(figures: Mapping[str, Figure]) -> Verdict:
     )  # fmt: skip
 
 
-def _similar_accuracy(plain: Figure, bit: Figure) -> Verdict:
+def _similar_accuracy(plain: Figure, bit: Figure, mark: str) -> Verdict:
     """Judge whether one bit per value costs at most `SIMILAR_POINTS`, by the interval of seeds."""
     lost = [100 * (a - b) for a, b in zip(plain.accuracies, bit.accuracies, strict=True)]
     similar, undecided = within(lost, SIMILAR_POINTS)
     reached = with_interval(lost, 1)
     return Verdict.of(
         similar, "accuracy with one bit per value, against no protection", "similar",
-        f"{reached} points lower, with {len(lost)} seed{'s' if len(lost) > 1 else ''}",
+        f"{reached} points lower, with {len(lost)} seed{'s' if len(lost) > 1 else ''}{mark}",
         held_to=f"the seeds' interval lies within {SIMILAR_POINTS:g} points of 0",
         same="the signs of this many features are enough",
         other=f"more than {SIMILAR_POINTS:g} points apart after these few epochs",

@@ -43,6 +43,8 @@ _IMAGES = {
     "mnist": ("MNIST", "scikit-learn's digits"),
     "digits": ("scikit-learn's digits", "the other half of their training set"),
 }
+#: Marks results on images that are not those of the source.
+_LOSSY = {"cifar10_jpeg": "lossy JPEG"}
 _EPOCHS = 200  # as in the paper
 
 
@@ -106,11 +108,14 @@ class ProtectedFeatures(Experiment):
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Train and attack under every protection."""
+        from experiments.image_cut import TASKS
+
         settings = self._settings or settings_of(scale, _data())
         figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
+        lossy = _LOSSY.get(TASKS[settings.task].data, "")
         return Outcome(
-            _ran(settings), [*verdicts(figures)], [_table(figures)], [*_plots(figures)],
-            [_picture(figures, folder)], seeds=0,
+            _ran(settings), [*verdicts(figures, lossy)], [_table(figures, lossy)],
+            [*_plots(figures, lossy)], [_picture(figures, folder)], seeds=0,
         )  # fmt: skip
 
 
@@ -209,7 +214,7 @@ def _ran(settings: Settings) -> str:
     )
 
 
-def _table(figures: Mapping[str, Figure]) -> Table:
+def _table(figures: Mapping[str, Figure], lossy: str) -> Table:
     paper = {our_name(of): value for of, value in PAPER_SSIM.items()}
     rows = [
         (said(name), _bit(name), with_interval(figure.accuracies, 4),
@@ -219,9 +224,12 @@ def _table(figures: Mapping[str, Figure]) -> Table:
     ]  # fmt: skip
     columns = ("protection", "unchanged bits", "accuracy", *WHO.values(), "the paper's")
     guess = next(iter(figures.values())).guess
-    return Table(
-        columns, rows, f"SSIM by what the attacker knows (the mean image reaches {guess:.3f})."
-    )
+    caption = f"SSIM by what the attacker knows (the mean image reaches {guess:.3f})"
+    return Table(columns, rows, f"{caption}{_measured_on(lossy)}.")
+
+
+def _measured_on(lossy: str) -> str:
+    return f", and accuracy, measured on {lossy} files" if lossy else ""
 
 
 def _bit(name: str) -> str:
@@ -230,7 +238,8 @@ def _bit(name: str) -> str:
     return f"{kept_bit(float(name.removeprefix('eps-'))):.3f}"
 
 
-def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
+def _plots(figures: Mapping[str, Figure], lossy: str) -> Iterator[Plot]:
+    on = f"Measured on {lossy} files." if lossy else ""
     eps = {name: float(name.removeprefix("eps-")) for name in figures if name.startswith("eps-")}
     paper = {2 * of: value for of, value in PAPER_SSIM.items() if not isinstance(of, str)}
     x = [*eps.values()]
@@ -246,14 +255,15 @@ def _plots(figures: Mapping[str, Figure]) -> Iterator[Plot]:
         )
     yield Plot(
         "ssim", "Similarity of reconstructed images", Axis("eps"), Axis("SSIM"),
-        curves, "The paper's epsilon is doubled, so that bits are flipped equally often.",
+        curves,
+        f"The paper's epsilon is doubled, so that bits are flipped equally often. {on}".rstrip(),
     )  # fmt: skip
     curves = [Curve("EmbeddingDP", x, [figures[n].accuracy for n in eps], marks=True)]
     for name in (BIT, NONE):
         level = figures[name].accuracy
         curves.append(Curve(said(name), [min(x), max(x)], [level] * 2, dashed=True))
     share = Axis("accuracy", unit="percent")
-    yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), share, curves)
+    yield Plot("accuracy", "Accuracy on held-out images", Axis("eps"), share, curves, on)
 
 
 def _picture(figures: Mapping[str, Figure], folder: Path) -> Path:

@@ -339,6 +339,35 @@ def test_a_plain_report_is_inverted(target: Target) -> None:
     assert finding.epsilon == np.inf
 
 
+@pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")  # of a small top-k set
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "signs",
+    [{"sign_eps": 1.0}, {"sign_eps": 100.0, "sign_k": 0.25, "sign_dim_out": 50}],
+    ids=["default k", "as much as the settings allow"],
+)
+def test_indices_and_one_sign_make_a_reconstruction_harder(
+    seed: int, signs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search that finds a plain report's image is no nearer to a signed one's than a guess."""
+    monkeypatch.setattr(inversion, "bounds", lambda effort: _small(cosine=30))
+
+    def found(**protection: Any) -> Any:
+        job = Job(
+            seed=seed, model="logistic", clients={"number": 1437, "fraction": 0.002},
+            training={"epochs": 1}, protection=protection,
+        )  # fmt: skip
+        return attack(Target.of(job), "quick", Watch())
+
+    plain, signed = found(name="not_encrypt"), found(name="signds", signds=signs)
+    assert plain.figure("mse").cases == signed.figure("mse").cases == 3
+    assert plain.figure("mse").guess == signed.figure("mse").guess, "the victims are the same"
+    assert plain.figure("mse").value < 1e-6
+    assert plain.figure("ssim").value > 0.99
+    assert signed.figure("mse").value > 0.5 * signed.figure("mse").guess
+    assert signed.figure("ssim").value < 0.6
+
+
 def test_more_effort_means_more_of_everything() -> None:
     def amounts(effort: Effort) -> np.ndarray:
         found = inversion.bounds(effort)

@@ -23,6 +23,13 @@ NOISE = ("protection=dp_encrypt", "protection.dp_encrypt.dp_eps=1.5",
          "protection.dp_encrypt.dp_delta=1e-3")  # fmt: skip
 BITS = ("protection=rr", "protection.unary.eps=0.3", "protection.unary.cells=3",
         "protection.unary.report=bits")  # fmt: skip
+OTHER_BITS = ("protection=oue", *BITS[1:])
+SIGNS = ("protection=signds", "protection.signds.sign_eps=1", "protection.signds.sign_k=0.25",
+         "protection.signds.sign_dim_out=1", "protection.signds.magnitude=fixed")  # fmt: skip
+SHARES = ("protection=distributed_dp", "protection.distributed_dp.target_epsilon=2",
+          "protection.distributed_dp.reconstruct_secrets_threshold=3",
+          "simulation.masks=false", "rounds=1")  # fmt: skip
+CENTRAL = ("protection=central_gaussian", "protection.central_gaussian.target_epsilon=2")
 #: A fault, the job that it spoils, a mechanism of `fedveil audit` with its trials, and a bound of a
 #: run's audit.
 FAULTS = [
@@ -32,6 +39,14 @@ FAULTS = [
      "by how far canaries move it"),
     (sabotage.half_the_lies, BITS, "rr, bits of a parameter", 3000,
      "a bit of the code told true"),
+    (sabotage.half_the_lies, OTHER_BITS, "oue, bits of a parameter", 3000,
+     "another bit of the code told true"),
+    (sabotage.selection_of_twice_the_epsilon, SIGNS, "signds, an update", 2000,
+     "a favoured selection told true"),
+    (sabotage.an_eighth_of_the_noise, SHARES, "noise in shares, an update", 1000,
+     "by entries that no update reaches, if the noise is Gaussian"),
+    (sabotage.an_eighth_of_the_noise, CENTRAL, "central gaussian, an update", 1000,
+     "if the noise is Gaussian"),
 ]  # fmt: skip
 #: The mechanisms of split learning.
 LEARNT = ("embedding", "label")
@@ -50,10 +65,21 @@ def attacked(command: Command, settings: tuple[str, ...]) -> tuple[int, str, str
     return command(*words, "--json", "--out", "attacked")
 
 
+def refuted_by_an_attack(command: Command, settings: tuple[str, ...]) -> str:
+    """Check that the attack on a spoilt job exits 1. Returns the folder with its finding."""
+    code, out, err = attacked(command, settings)
+    assert code == Exit.FAILED, err
+    (found,) = json.loads(out)
+    assert found["refutes"]
+    assert "epsilon at least: far apart, 1 round" in found["excesses"]
+    assert "error: 1 of 1 findings refute the protection's guarantee: epsilon at least: " in err
+    return "attacked"
+
+
 @pytest.mark.parametrize(
     ("fault", "settings", "mechanism", "trials", "bound"),
     FAULTS,
-    ids=[fault.__name__ for fault, *_ in FAULTS],
+    ids=[f"{fault.__name__}, {settings[0]}" for fault, settings, *_ in FAULTS],
 )
 def test_a_planted_fault_is_refuted_by_each_command(
     fault: sabotage.Sabotage,
@@ -77,13 +103,10 @@ def test_a_planted_fault_is_refuted_by_each_command(
         assert code == Exit.FAILED, err
         assert bound in err.partition("error: the audit refutes")[2]
 
-        code, out, err = attacked(command, settings)
-        assert code == Exit.FAILED, err
-        (found,) = json.loads(out)
-        assert found["refutes"]
-        assert "epsilon at least: far apart, 1 round" in found["excesses"]
-        assert "error: 1 of 1 findings refute the protection's guarantee: epsilon at least: " in err
-    for folder in ("run", "attacked"):
+        folders = ["run"]
+        if settings is not CENTRAL:  # whose reports have no noise yet, and no claim
+            folders.append(refuted_by_an_attack(command, settings))
+    for folder in folders:
         code, _, err = command("audit", folder)
         assert code == Exit.FAILED, err
         assert "1 of 1 findings refute the protection's guarantee" in err
@@ -98,7 +121,9 @@ def test_the_audited_claims_of_split_learning_are_no_looser_than_the_mechanisms(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [NOISE, BITS], ids=["noise", "bits"])
+@pytest.mark.parametrize(
+    "settings", [NOISE, BITS, OTHER_BITS, SIGNS, SHARES], ids=lambda settings: settings[0]
+)
 def test_without_a_fault_nothing_is_refuted(
     settings: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:

@@ -163,6 +163,22 @@ def figures(ssim: list[float], accuracy: list[float]) -> dict[str, Figure]:
     }
 
 
+def test_results_on_lossy_images_say_so_each() -> None:
+    """The probability of an unchanged bit, is measured on no image."""
+    made = figures([0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    for lossy in ("lossy JPEG", ""):
+        marked = [
+            verdict.ours.endswith("(lossy JPEG)") == bool(lossy)
+            for verdict in verdicts(made, lossy)
+            if not verdict.what.startswith("probability of an unchanged bit")
+        ]
+        assert marked == [True] * 5
+        told = [protected_features._table(made, lossy).caption]
+        told += [plot.note for plot in protected_features._plots(made, lossy)]
+        assert ["lossy JPEG files" in text for text in told] == [bool(lossy)] * 3
+    assert protected_features._LOSSY == {image_cut.JPEG: "lossy JPEG"}
+
+
 def judged(ssim: list[float], accuracy: list[float]) -> list[bool]:
     return [verdict.agrees for verdict in verdicts(figures(ssim, accuracy))]
 
