@@ -232,7 +232,10 @@ def test_a_job_reads_its_own_data_set_with_the_targets_of_its_task(
     # Any number is a target of some job, but this job learns classes.
     code, out, err = checked("halves")
     assert (code, "north accepts study.yaml" in out) == (1, True)
-    assert "reader = north_readers:halves: y_train holds 0.5 at example 0, but a label is a" in err
+    assert (
+        "reader = north_readers:halves: y_train holds 0.5 at example 0 and 6 more, but a label is a"
+        in err
+    )
     assert checked("sentences")[0] == 1
     # A job that is not permitted has nothing read for it.
     _, _, err = checked("raising", jobs={"digests": ["0" * 64]})

@@ -22,6 +22,7 @@ from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
 from fedveil.privacy.guarantee_strength import Figure, epsilon_text
+from fedveil.privacy.loss import format_epsilon
 from fedveil.privacy.loss import format_delta
 from fedveil.record.byte_count import shown_bytes
 from fedveil.run_display import describe, of_run
@@ -333,7 +334,8 @@ def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
         f"accuracy {last['accuracy']:.1%}",
         f"loss {last['loss']:#.3g}",
         f"up {shown_bytes(last['bytes_up_per_client'])}/client",
-        f"epsilon {epsilon_text(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
+        f"epsilon {epsilon_text(last['epsilon_run_every_round'], last['delta_run_every_round'])}",
+        f"most drawn {format_epsilon(last['epsilon_run_most_drawn'])}",
         f"{last['rejected']['wrong length']} clients left out",
     ):
         assert said in line

@@ -29,7 +29,7 @@ from fedveil.errors import (
 )
 from fedveil.link.channel import Exchange, Send
 from fedveil.vertical.compression import Errors
-from fedveil.vertical.crossing import abort_message
+from fedveil.vertical.crossing import abort_message, is_finite
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.part_optimizers import PartOptimizers
 from fedveil.vertical.schedule import Program, micro_sizes, programs
@@ -198,7 +198,7 @@ class Party:
         held: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
         left_out: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for place, tensor in state.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
+            if tensor.is_floating_point() and not is_finite(tensor):
                 raise InvalidValue(f"{place} is not finite")
             if place.endswith("running_var") and (tensor < 0).any():
                 raise InvalidValue(f"{place} is a variance below 0")

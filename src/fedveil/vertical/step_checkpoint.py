@@ -20,6 +20,7 @@ from fedveil.record.run_folder import CHECKPOINT, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact, sealed_parts
 from fedveil.vertical import tensor_fields
 from fedveil.vertical.account import has_begun
+from fedveil.vertical.crossing import is_finite
 from fedveil.vertical.party import Party
 
 _KEPT = 2
@@ -57,7 +58,7 @@ class Checkpoint:
 
     def _check_finite(self, folder: RunFolder) -> None:
         for place, tensor in self.tensors.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
+            if tensor.is_floating_point() and not is_finite(tensor):
                 found = f"{place} contains NaN or infinity after step {self.step}"
                 if not (steps := saved_steps(folder)):
                     raise ModelInvalid(f"{found}, before any training")
