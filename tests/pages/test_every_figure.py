@@ -22,8 +22,7 @@ from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
 from fedveil.privacy.guarantee_strength import Figure, epsilon_text
-from fedveil.privacy.loss import format_epsilon
-from fedveil.privacy.loss import format_delta
+from fedveil.privacy.loss import format_delta, format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.run_display import describe, of_run
 from fedveil.vertical.job import VerticalJob
