@@ -18,7 +18,7 @@ from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.remote import exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
-from fedveil.vertical.remote.brought_ids import GUESSES
+from fedveil.vertical.remote.brought_ids import BROUGHT
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.intersection import Exchanged
 from fedveil.vertical.remote.machine import Machine
@@ -336,7 +336,7 @@ def test_guesses_are_counted_over_restarts(tmp_path: Path) -> None:
         again = Machine.reopened(folder, lambda task: "bank", stack)
         assert again.standing().brought == {"lead": once}
         assert broken_off(again) == {"lead": 2 * once}
-    path = folder / GUESSES
+    path = folder / BROUGHT
     moved = path.rename(tmp_path / "copy")
     with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses is missing: it counts"):
         Machine.reopened(folder, lambda task: "bank", stack)

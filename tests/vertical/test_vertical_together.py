@@ -220,11 +220,14 @@ def test_a_class_that_only_training_or_held_out_examples_have_is_told(
     monkeypatch.setattr(vertical_parts.Ragged, "whole", whole)
     monkeypatch.setattr(vertical_parts.Ragged, "class_names", ["a", "b", "c"], raising=False)
     heard: list[str] = []
+    folder = _new()
     train(
         job(task="vertical_parts:ragged", epochs=1, privacy={"label_dp": label_dp}),
-        _new(),
+        folder,
         say=heard.append,
     )
+    log = (folder / "lead" / "events.log").read_text()
+    assert "labels: only" not in log, "other parties may be given the log"
     assert [sentence for sentence in heard if sentence.startswith("labels: only")] == [
         "labels: only training examples have the class 'c', so no metric measures how well the "
         "model predicts it",
@@ -436,8 +439,10 @@ def test_a_model_that_begins_with_a_weight_that_is_not_finite_is_refused(
         return split
 
     monkeypatch.setattr(vertical_parts.Bottoms, "split_model", spoilt)
+    folder = _new()
     with pytest.raises(ModelInvalid, match=r"right/0\.bias contains NaN or infinity .* before any"):
-        train(job(), _new())
+        train(job(), folder)
+    assert not (folder / "shop" / TRACEBACK).exists(), "nothing was sent"
 
 
 def _without(folder: Path, name: str, *parties: str) -> None:
@@ -624,19 +629,25 @@ def test_that_a_part_failed_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatc
         assert [str(each) for each in lines].count(told) == (name == party)
 
 
-def test_a_training_that_diverges_has_no_finite_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single example may decide whether it does, and other parties see that the run ends."""
+@pytest.mark.parametrize(("limit", "last"), [(None, 5), (2.5, 6)])
+def test_a_training_that_diverges_has_no_finite_epsilon(
+    limit: float | None, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single example may decide whether it does, and other parties see that the run ends.
+
+    Every fifth step is saved, and the last one before the limit.
+    """
     steps = PartOptimizers.step
 
     def diverging(self: PartOptimizers, number: int) -> None:
         steps(self, number)
-        if number == 5 and "left" in self:
+        if number == last and "left" in self:
             next(iter(self.state().values())).view(-1)[-1] = torch.nan
 
     monkeypatch.setattr(PartOptimizers, "step", diverging)
     folder = _new()
-    with pytest.raises(PartFailed, match="contains NaN or infinity after step 5"):
-        train(protected(embedding_dp={"eps": 0.5}), folder)
+    with pytest.raises(PartFailed, match=f"contains NaN or infinity after step {last}"):
+        train(protected(embedding_dp={"eps": 0.5}, max_epsilon=limit), folder)
     for party in ("lead", "bank", "shop"):
         told = [line.epsilon for line in read_accounts(folder / party) if line.what == FAILURE]
         assert told == ([math.inf] if party == "bank" else [])

@@ -47,8 +47,8 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
       largest class or token in `parts`.
     - "own" (targets for a user's own task) need `declared` outputs, or 1 if it is None.
 
-    Raises `DataInvalid` if `parts` contradict `declared`. Warns if classes below the largest have
-    no example and `declared` is None: then the labels probably do not count from 0 without gaps.
+    Raises `DataInvalid` if `parts` contradict `declared`. If `declared` is None, warns if label 0
+    or most classes below the largest have no example: the labels then probably have gaps.
     """
     declared = None if declared is None else _whole(name, declared)
     if kind in ("numbers", "bits"):
@@ -71,18 +71,19 @@ def _note_missing_classes(name: str, parts: list[Array]) -> None:
     found = np.unique(np.concatenate([np.unique(values(part)) for part in parts]))
     classes = int(found[-1]) + 1
     if found[0] != 0:
-        what = "no example has label 0. Labels count from 0, so the model has an output"
+        what = (
+            "no example has label 0. Labels count from 0, so the model has an output for a class "
+            "that never occurs"
+        )
     elif 2 * len(found) < classes:
         what = (
             f"the labels reach {classes - 1:,}, but only {len(found):,} different ones occur. "
             "`numpy.unique(labels, return_inverse=True)` numbers labels without gaps. The model "
-            "has an output"
+            "has outputs for classes that never occur"
         )
     else:
         return
-    warnings.warn(
-        f"data {name}: {what} for a class that never occurs", FedveilWarning, stacklevel=4
-    )
+    warnings.warn(f"data {name}: {what}", FedveilWarning, stacklevel=4)
 
 
 def check_derivable(kind: Targets, name: str, part: str) -> None:

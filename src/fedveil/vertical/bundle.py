@@ -51,6 +51,8 @@ CONTENTS, MANIFEST, SIGNATURES = "contents.json", "manifest.json", "signatures.j
 SENT = "sent"
 #: A digest of an example's id for each time that the example was scored.
 SCORED = "scored"
+#: What to do about a folder that lacks a file of counts.
+REMEDY = "Restore it from a copy. If an earlier version made this folder, train the model again"
 #: The folder of a bundle whose files scoring changes.
 STATE = "state"
 DIGEST_BYTES = 16
@@ -242,7 +244,7 @@ def scored_times(path: Path) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int
     """
     file, raw = path / STATE / SCORED, b""
     if not file.exists() and (file.parent / EVENTS).exists():
-        raise RunFolderError(f"{file} is missing: it records what was sent")
+        raise RunFolderError(f"{file} is missing: it records what was sent. {REMEDY}")
     if file.exists():
         with intact(file):
             raw = read_bytes(file, MOST_STATE_BYTES)

@@ -75,6 +75,10 @@ class PartyLog:
     def say(self, sentence: str) -> None:
         """Write a sentence to the log, and show it to the user who started this party."""
         self.event(sentence)
+        self.show(sentence)
+
+    def show(self, sentence: str) -> None:
+        """Show a sentence to the user alone. Other parties may be given the log."""
         self._say(sentence)
 
     def synced(self) -> tuple[int, str]:

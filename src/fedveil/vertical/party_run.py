@@ -34,7 +34,7 @@ from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, saved_steps
 from fedveil.vertical.step_window import StepWindow
 from fedveil.vertical.task import SUBSETS, Measured, Subset, aligned_by, files_of, lone_classes
-from fedveil.vertical.told_failures import kept_if_invalid, told_failure
+from fedveil.vertical.told_failures import as_part_failure, told_failure
 
 T = TypeVar("T")
 #: The file in a run's folder with the secret seed of a party on a machine of its own.
@@ -146,24 +146,25 @@ class PartyRun:
         """
         self.stopped = None
         try:
-            yield from self._train()
-        except LimitReached as limit:
-            self.stopped = str(limit)
-            yield from self.party.end(REACHED, at_limit=True)
-            if not self.done:
-                raise
-        except PeerAtLimit as limit:
-            self.stopped = str(limit)
-            if not self.done:
-                raise
+            yield from self._train_or_stop()
         finally:
             self.keep_account()
+        self._finish()
+
+    def _train_or_stop(self) -> Exchange[None]:
+        try:
+            yield from self._train()
+        except (LimitReached, PeerAtLimit) as limit:
+            self.stopped = str(limit)
+            if isinstance(limit, LimitReached):
+                yield from self.party.end(REACHED, at_limit=True)
+            if not self.done:
+                raise
         if self.stopped is not None:
             if self._parts.gradients.watch is not None:
                 self._parts.gradients.watch.run_ended()
             if self.done not in saved_steps(self.setting.folder):
                 self._checkpoint()
-        self._finish()
 
     def _train(self) -> Exchange[None]:
         job, parts = self.setting.job, self._parts
@@ -179,7 +180,7 @@ class PartyRun:
                 self.log.event(f"{CROSSES}{sentence}")
             labels = [self.setting.rows[subset].labels for subset in SUBSETS]
             for sentence in lone_classes(self.setting.task, *labels):
-                self.log.say(sentence)
+                self.log.show(sentence)
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
                 self.log.say(forecast)
         self._has_told = True
@@ -352,7 +353,7 @@ class PartyRun:
 
     def _checkpoint(self) -> None:
         metrics_bytes, metrics_digest = self.log.synced()
-        with kept_if_invalid(self.setting.folder, self.name), uninterrupted():
+        with as_part_failure(self.setting.folder, self.name), uninterrupted():
             Checkpoint(
                 step=self.done,
                 fingerprint=self._parts.fingerprint,

@@ -15,6 +15,7 @@ from fedveil.errors import ModelInvalid, PartFailed
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import FAILURE
 from fedveil.record.run_folder import TRACEBACK, RunFolder
+from fedveil.vertical.step_checkpoint import saved_steps
 
 
 def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
@@ -28,14 +29,17 @@ def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
 
 
 @contextmanager
-def kept_if_invalid(folder: RunFolder, party: str) -> Iterator[None]:
-    """A context in which an invalid model is a failure of a part, and kept as one.
+def as_part_failure(folder: RunFolder, party: str) -> Iterator[None]:
+    """A context in which an invalid model, if it was trained, is a failure of a part.
 
-    The other parties see that the run ends with it. Raises PartFailed for a ModelInvalid.
+    The other parties see that the run ends with it. Raises PartFailed for a ModelInvalid, or the
+    ModelInvalid itself if `folder` has no saved step, before anything was sent.
     """
     try:
         yield
     except ModelInvalid as error:
+        if not saved_steps(folder):
+            raise
         failure = PartFailed(str(error), told=f"a part of {party} failed")
         failure.__cause__ = error
         keep_failure(folder, failure)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update
 from fedveil.protections.catalog import POSITIONS, find
-from fedveil.protections.origin import VectorDigest, model_alone, origin_of
+from fedveil.protections.origin import Origin, VectorDigest, model_alone, origin_of
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
 from fedveil.settings.differences import differences
@@ -149,6 +149,12 @@ class OwnFiles:
         self.data = cache(self._data)
         #: Clients of one message have the same weights, which are digested once.
         self.digest_of = VectorDigest()
+
+    def origin(self, common: Words, fields: Collection[str], dimension: int) -> Origin:
+        """Return a function that digests the `fields` with which the server starts a training."""
+        told = {name: common[name] for name in fields if name not in ("weights", SUMMED_FIELD)}
+        weights = take_array(common, "weights", "float32", (None,))
+        return partial(origin_of, weights, dimension, told, self.digest_of)
 
     def _data(self) -> ClientsData:
         from fedveil.flower.job.client_training import shared_data
@@ -245,11 +251,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
-    origin = model_alone
-    if trains:
-        told = {name: common[name] for name in more if name not in ("weights", SUMMED_FIELD)}
-        sent = take_array(common, "weights", "float32", (None,))
-        origin = partial(origin_of, sent, protection.dimension, told, files.digest_of)
+    origin = files.origin(common, more, protection.dimension) if trains else model_alone
     answered_file = member.accounts.file(job_digest(job), member.client, "answered")
 
     def half(examples: int, sent: Update) -> ClientRound:
@@ -360,7 +362,7 @@ def _compile(training: RoundTraining, protection: Protection) -> None:
         if protection.name in POSITIONS:
             compile_reports(protection)
     except Exception as error:  # the user's model may raise anything, and does so again in training
-        _log.debug("the client's code is not compiled before its time starts: %s", _told(error))
+        _log.warning("the client's code is not compiled before its time starts: %s", _told(error))
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:

@@ -15,14 +15,16 @@ from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
+from fedveil.vertical.bundle import REMEDY
 from fedveil.vertical.party_run import OWN_SEED
 
-GUESSES = "guesses"
+#: The file's name.
+BROUGHT = "guesses"
 
 
 def keep_brought(root: RunFolder, brought: Mapping[str, int]) -> None:
     counts = json.dumps(brought, sort_keys=True)
-    root.write_atomically(GUESSES, sealed({"brought": counts}))
+    root.write_atomically(BROUGHT, sealed({"brought": counts}))
 
 
 def kept_brought(run: Path) -> dict[str, int]:
@@ -30,12 +32,11 @@ def kept_brought(run: Path) -> dict[str, int]:
 
     Raises RunFolderError if the file is damaged, or was deleted.
     """
-    path = run / GUESSES
+    path = run / BROUGHT
     if not path.exists():
         if (run / OWN_SEED).exists():
             raise RunFolderError(
-                f"{path} is missing: it counts the ids that other parties have sent. Restore it "
-                f"from a copy"
+                f"{path} is missing: it counts the ids that other parties have sent. {REMEDY}"
             )
         return {}
     with intact(path):

@@ -18,7 +18,7 @@ from fedveil.base.validate import integer
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.record.run_folder import EVENTS, RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
-from fedveil.vertical.bundle import SCORED
+from fedveil.vertical.bundle import REMEDY, SCORED
 from fedveil.vertical.rows import Ids
 
 #: The file in a bundle's `state` that counts the ids that each other party has sent.
@@ -55,8 +55,7 @@ class Guesses:
         path = folder.path / name
         if not path.exists():
             raise RunFolderError(
-                f"{path} is missing: it counts the ids that others have asked about. Restore it "
-                f"from a copy"
+                f"{path} is missing: it counts the ids that others have asked about. {REMEDY}"
             )
         with intact(path):
             raw = unsealed(read_bytes(path, MOST_STATE_BYTES))
