@@ -24,7 +24,7 @@ In a clone of the repository:
     fedveil reproduce NAME --scale small   # {SCALE_RULES["small"]}
     fedveil reproduce NAME --scale medium  # {SCALE_RULES["medium"]} (not all have it)
     fedveil reproduce NAME                 # {SCALE_RULES["full"]}; an interrupted one is resumed
-    fedveil reproduce NAME --published     # judge the curves beside the page NAME again, in seconds
+    fedveil reproduce NAME --published     # train only runs without a curve beside the pages
 
 The sources have numbers:
 

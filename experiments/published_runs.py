@@ -1,7 +1,8 @@
 """The accuracy curves of published runs, from which a page is judged again without training.
 
 A line of the file `NAME-runs.jsonl` beside the page NAME is one run: its job, with every key, and
-the rounds and accuracies of its tests.
+the rounds and accuracies of its tests. The file may have only some of the page's runs. These need
+not be trained again.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import arms, ldp_figures, published_runs, reproduction
 from experiments.arms import Arm
+from experiments.catalog import find
 from experiments.experiment import NewPart
 from experiments.ldp_jobs import job
 from experiments.outcome_page import verdicts
@@ -22,6 +23,8 @@ from folders import DOCS
 
 PAGES = DOCS / "reproductions"
 PUBLISHED = [file.name.removesuffix(SUFFIX) for file in sorted(PAGES.glob(f"*{SUFFIX}"))]
+#: Pages of which only some runs have published curves, until the others are repeated.
+IN_PART = ("ldp-noniid",)
 
 
 def run(of: Job, *accuracies: float) -> ReadRun:
@@ -152,8 +155,17 @@ def test_an_experiment_that_needs_models_has_no_published_curves(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("untrained")
 @pytest.mark.parametrize("name", PUBLISHED)
+def test_published_curves_are_of_the_pages_runs(name: str, tmp_path: Path) -> None:
+    (tmp_path / ALL).write_bytes((PAGES / f"{name}{SUFFIX}").read_bytes())
+    curves, runs = PublishedRuns.of(tmp_path), find(name).arms("full")  # type: ignore[attr-defined]
+    found = [each for each in runs if curves.find(each.name, each.job)]
+    assert len(found) == len((tmp_path / ALL).read_bytes().splitlines())
+    assert (len(found) < len(runs)) == (name in IN_PART)
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize("name", sorted({*PUBLISHED} - {*IN_PART}))
 def test_a_published_page_follows_from_its_curves(name: str, tmp_path: Path) -> None:
     """The page's verdicts, tables and plots, with this version's criteria."""
     page, outcome = reproduce(name, "full", tmp_path / "out", lambda line: None, published=True)
