@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
+from experiments.arms import listed
 from experiments.evidence import SLACK, decided, idle, learnt, with_interval, within
 from experiments.experiment import Verdict
 
@@ -47,7 +48,7 @@ def _lossless(drawn: Mapping[str, Sequence[float]]) -> Verdict:
     bare = idle({name: min(drawn[name]) for name in BARE}, _LABELS)
     return Verdict.of(
         agrees, "PW_ENCRYPT is lossless as accuracy: pw_encrypt minus not_encrypt", "lossless",
-        f"{with_interval(apart, 4)} ({_each(masked)} minus {_each(plain)})",
+        f"{with_interval(apart, 4)} ({listed(masked, 4)} minus {listed(plain, 4)})",
         held_to=f"seed by seed: the interval lies between -{_LOSSLESS:g} and {_LOSSLESS:g}. If it "
         "contains one of these, it says nothing",
         same="the masks cancel exactly, and the rounding to fixed-point numbers is too fine to "
@@ -55,10 +56,6 @@ def _lossless(drawn: Mapping[str, Sequence[float]]) -> Verdict:
         other="the rounding to fixed-point numbers changes the accuracy",
         nothing=bare or nothing,
     )  # fmt: skip
-
-
-def _each(accuracies: Sequence[float]) -> str:
-    return ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
 
 
 def _grows(name: str, points: Sequence[tuple[float, Sequence[float]]], bare: str) -> Verdict:

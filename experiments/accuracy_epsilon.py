@@ -163,9 +163,9 @@ def _told(scale: Scale, job: Job) -> str:
         f"round, the second attack has this sum. A point has {seeds} seed{'s' * (seeds > 1)}. "
         f"Without noise, all seeds train the same model, because each round has all clients, "
         f"and each client one batch. So {' and '.join(BARE)} are compared in other runs, with "
-        f"{LEAST_SEEDS} seeds: {drawn.clients_per_round} clients are drawn in each round, a "
-        f"client trains in batches of {drawn.training.batch_size}, and the server's learning "
-        f"rate is {drawn.server.lr:g}."
+        f"{LEAST_SEEDS} seeds. In these, {drawn.clients_per_round} clients are drawn in each "
+        f"round. A client trains in batches of {drawn.training.batch_size}, and the server's "
+        f"learning rate is {drawn.server.lr:g}."
     )
 
 

@@ -21,22 +21,16 @@ from experiments.evidence import (
 from experiments.experiment import Scale, Verdict
 from experiments.ldp_jobs import BASELINES, CELLS, LARGE, SPLITS, Task, labels
 
-#: Loss rates by task and mechanism.
-Rates = Mapping[tuple[Task, str], Lost]
 #: Two standard deviations of the difference of two accuracies near 0.988, each on 10,000 images.
 _SLACK_OF_MNIST = 0.003
 #: A total that is at most this many times another one is unchanged.
 _UNCHANGED = 1.0001
 
 
-def _unsure(slack: float = SLACK) -> str:
-    return f"a difference up to {slack:g} says nothing"
-
-
 def more(difference: str, seeds: int, slack: float = SLACK) -> str:
     """Return the criterion of `decided` in words, for a `difference` with `seeds` values."""
     if seeds < LEAST_SEEDS:
-        return f"{difference} is more than {slack:g}; {_unsure(slack)}"
+        return f"{difference} is more than {slack:g}; a difference up to {slack:g} says nothing"
     return (
         f"{difference}, seed by seed: the interval lies above 0; it says nothing if the interval "
         f"contains 0 and ends above {slack:g}"

@@ -77,7 +77,7 @@ class Epsilons(LDPFigure):
         tell("membership attacks")
         shown, tasks = self.shown[scale], self.tasks(scale)
         leaks: Leaks = {
-            task: [self._leakage(folder, runs, name) for name in
+            task: [_leakage(runs, name) for name in
                    [task, *(f"{task}-rr-{eps:g}" for eps in shown)]]
             for task in tasks
         }  # fmt: skip
@@ -101,10 +101,6 @@ class Epsilons(LDPFigure):
         plots.append(_leak_plot(scale, shown, leaks))
         return Outcome(self._ran(scale), verdicts, (), plots, seeds=1 if scale == "small" else 0)
 
-    def _leakage(self, folder: Path, runs: Runs, name: str) -> Measured:
-        names = [each for seed in SEEDS for each in [seeded(name, seed)] if each in runs]
-        return over_seeds([leakage(folder / each) for each in names])
-
     def _ran(self, scale: Scale) -> str:
         ran = (
             f"Epsilons: {', '.join(f'{eps:g}' for eps in self.shown[scale])}. The leakage rate is "
@@ -124,6 +120,10 @@ class Epsilons(LDPFigure):
             f"{len(SEEDS)} seeds: without protection, and from epsilon {lenet:g} (LeNet) or "
             f"{dense:g} (dense nets) on. The other runs have one seed."
         )
+
+
+def _leakage(runs: Runs, name: str) -> Measured:
+    return over_seeds([leakage(run.folder) for run in of_seeds(runs, name)])
 
 
 def _leak_plot(scale: Scale, shown: Sequence[float], leaks: Leaks) -> Plot:

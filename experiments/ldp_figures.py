@@ -162,7 +162,6 @@ class Clients(LDPFigure):
         "small": (25, 50, 100, 200),
         "full": (100, 200, 500, 1000),
     }
-    seeds: Mapping[Scale, Sequence[int]] = {"small": SEEDS[:1], "full": SEEDS}
     eps = EPSILONS[6]
 
     def table(self, scale: Scale) -> ArmArguments:
@@ -173,7 +172,7 @@ class Clients(LDPFigure):
             }
             for number in self.numbers[scale]
             for kind in ("not_encrypt", *MECHANISMS)
-            for seed in self.seeds[scale]
+            for seed in seeds_at(scale, self.eps)
         }  # fmt: skip
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
@@ -194,7 +193,7 @@ class Clients(LDPFigure):
             Axis("clients"), numbers, rates,
         )  # fmt: skip
         verdicts = [clients_help(kind, numbers, rates[kind]) for kind in MECHANISMS]
-        return Outcome(ran, verdicts, (), [plot], seeds=len(self.seeds[scale]))
+        return Outcome(ran, verdicts, (), [plot], seeds=len(seeds_at(scale, self.eps)))
 
 
 class NonIID(LDPFigure):

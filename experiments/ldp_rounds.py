@@ -71,7 +71,7 @@ class LeakageByRound(Experiment):
     scales = ("small", "medium")
     smaller: ClassVar[Mapping[Scale, str]] = dict.fromkeys(
         scales,
-        f"The dense nets are small ones because of the time: a round of the source's dense net "
+        f"The dense nets are small ones because of the time. A round of the source's dense net "
         f"takes {ROUND_S['dnn-purchase100']:.0f} s on two cores, so its runs on one data set would "
         f"take about {about(_DENSE_S)}.",
     )

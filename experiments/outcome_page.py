@@ -102,9 +102,10 @@ def why_smaller(experiment: Experiment, scale: Scale) -> str:
     """Return a sentence that says why a page has this scale and not `full`, or ""."""
     if scale == "full":
         return ""
+    if scale in experiment.smaller:
+        return experiment.smaller[scale]
     full = takes_about(experiment, "full")
-    takes = f"This page is not at scale `full`, because that takes about {full} on two cores."
-    return experiment.smaller.get(scale, takes)
+    return f"This page is not at scale `full`, because that takes about {full} on two cores."
 
 
 def _source(named: str) -> str:

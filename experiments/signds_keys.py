@@ -34,9 +34,9 @@ _EPOCHS, _LR = 2, 0.05
 _MORE_EPOCHS, _MORE_LR = 8, 0.2
 
 _WHY_SMALLER = (
-    "There is no scale `full`, because of the time: a run as long as those of the source's LeNet "
-    "experiment, with 600 rounds of 20 local epochs, took about 40 minutes on two cores "
-    "(`signds-lenet`), so all runs would take more than a day."
+    "There is no scale `full`, because of the time. The runs of the source's LeNet experiment have "
+    "600 rounds of 20 local epochs. One of them took about 40 minutes on two cores "
+    "(`signds-lenet`), so all runs of this length would take more than a day."
 )
 _SIGNDS = "protection.signds"
 _FIXED = f"{_SIGNDS}.magnitude=fixed"

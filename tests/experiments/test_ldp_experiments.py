@@ -308,15 +308,14 @@ def test_the_leakage_of_several_seeds_is_their_mean_with_its_interval() -> None:
     assert over_seeds(found[:1]) == found[0]
 
 
-def test_the_models_of_all_seeds_are_attacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_models_of_all_seeds_are_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     def attack(folder: Path) -> Measured:
         return share("leakage", {"a": 620, "a-seed-1": 640, "a-seed-2": 660}[folder.name], 1_000)
 
     monkeypatch.setattr(ldp_epsilon, "leakage", attack)
-    runs = {name: run(0.9) for name in ("a", "a-seed-1", "a-seed-2", "b-seed-1")}
-    assert ldp_epsilon.Epsilons()._leakage(tmp_path, runs, "a").value == pytest.approx(0.64)
+    names = ("a", "a-seed-1", "a-seed-2", "b-seed-1")
+    runs = {name: ReadRun(Path(name), {}, [], (), ()) for name in names}
+    assert ldp_epsilon._leakage(runs, "a").value == pytest.approx(0.64)
 
 
 def test_several_seeds_of_clients_are_judged_by_their_interval() -> None:
@@ -565,7 +564,7 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
 def test_a_miniature_of_the_epsilons(
     miniature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ldp_epsilon.Epsilons, "shown", {"small": (0.6, 9.6)})
+    monkeypatch.setattr(ldp_epsilon.Epsilons, "shown", {"small": (0.6, 9.6), "full": (9.6,)})
     _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
     assert [plot.name for plot in outcome.plots] == [
         "lenet-mnist",

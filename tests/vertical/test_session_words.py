@@ -45,7 +45,7 @@ from fedveil.vertical.job_split import report_entropy
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.remote import machine as machine_module
 from fedveil.vertical.remote import sessions
-from fedveil.vertical.remote.brought_ids import kept_brought
+from fedveil.vertical.remote.brought_ids import read_brought
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
@@ -406,10 +406,10 @@ def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.Monk
 def test_edited_guesses_are_refused(counts: str, tmp_path: Path) -> None:
     path = tmp_path / "guesses"
     path.write_bytes(sealed({"brought": json.dumps({"bank": 3, "shop": 0})}))
-    assert kept_brought(tmp_path) == {"bank": 3, "shop": 0}
+    assert read_brought(tmp_path) == {"bank": 3, "shop": 0}
     path.write_bytes(sealed({"brought": counts}))
     with pytest.raises(RunFolderError, match="it contains invalid counts"):
-        kept_brought(tmp_path)
+        read_brought(tmp_path)
 
 
 @pytest.mark.parametrize("party", ["lead", "bank"])
@@ -423,7 +423,7 @@ def test_deleted_guesses_are_missed_even_if_no_id_was_sent(party: str, tmp_path:
     with ExitStack() as stack, pytest.raises(RunFolderError, match="guesses is missing"):
         Machine.reopened(folder, lambda task: party, stack)
     (folder / "own-seed").unlink()
-    assert kept_brought(folder) == {}
+    assert read_brought(folder) == {}
 
 
 def test_the_last_common_step_is_all_parties_and_who_has_none_is_named(tmp_path: Path) -> None:

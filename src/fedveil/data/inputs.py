@@ -113,8 +113,9 @@ def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
 
 
 def _finite(name: str, part: str, x: Array) -> None:
-    if not np.isfinite(x).all():
-        place = place_of(np.atleast_1d(~np.isfinite(x).reshape(len(x), -1).all(axis=1)))
+    finite = np.isfinite(x)
+    if not finite.all():
+        place = place_of(np.atleast_1d(~finite.reshape(len(x), -1).all(axis=1)))
         raise DataInvalid(
             f"data {name}: {part} holds NaN or infinity (in float32) at {place}, but finite "
             "numbers are needed"

@@ -125,7 +125,7 @@ def _check_exact(tree: ast.expr, text: str, place: str) -> None:
 def _check_order(tree: ast.expr, text: str, place: str) -> None:
     """Raise `JobError` if a condition orders texts by a text that is written like a number.
 
-    As texts, '100' comes before '65', so `age > '65'` would count no one of 100. `text`, the
+    As texts, '100' comes before '65', so `age > '65'` would not count anybody aged 100. `text`, the
     condition as written, and `place`, its key, appear in the error message.
     """
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]

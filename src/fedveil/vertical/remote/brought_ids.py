@@ -27,7 +27,7 @@ def keep_brought(root: RunFolder, brought: Mapping[str, int]) -> None:
     root.write_atomically(BROUGHT, sealed({"brought": counts}))
 
 
-def kept_brought(run: Path) -> dict[str, int]:
+def read_brought(run: Path) -> dict[str, int]:
     """Read the number of ids that each other party has sent, from the run folder `run`.
 
     Raises RunFolderError if the file is damaged, or was deleted.

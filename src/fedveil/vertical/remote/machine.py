@@ -36,7 +36,7 @@ from fedveil.vertical.party_log import Progress
 from fedveil.vertical.party_parts import Setting
 from fedveil.vertical.party_run import OWN_SEED, PartyRun, begin
 from fedveil.vertical.remote import bundle_agreement, handshake
-from fedveil.vertical.remote.brought_ids import keep_brought, kept_brought
+from fedveil.vertical.remote.brought_ids import keep_brought, read_brought
 from fedveil.vertical.remote.bundle_agreement import last_message
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake import TRAIN
@@ -139,7 +139,7 @@ class Machine:
         machine.root = root
         if not (path / machine.party).is_dir():
             raise RunFolderError(f"{path} has no folder of the party {machine.party}")
-        machine._brought = kept_brought(path)
+        machine._brought = read_brought(path)
         own = path / machine.party
         if (own / RUN).exists():
             if any((own / CHECKPOINT).glob("*")) and not (path / OWN_SEED).exists():
@@ -245,7 +245,7 @@ class Machine:
     def _write(self) -> None:
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
-            keep_brought(self.root, self._brought)  # before the seed, see `kept_brought`
+            keep_brought(self.root, self._brought)  # before the seed, see `read_brought`
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
         self.folder = self.root.within(self.party)
         named = self.folder.path / RUN
