@@ -167,7 +167,7 @@ def summed(name: str, trials: int, **parameters: Any) -> Distinguished:
 
 def test_sums_are_told_apart_where_reports_say_nothing() -> None:
     assert summed("pw_encrypt", 100).right.value == 1
-    found = summed("distributed_dp", 1200, noise_multiplier=0.7, bits=16)
+    found = summed("distributed_dp", 2000, noise_multiplier=0.7, bits=16)
     assert 0.3 * found.audit.claim.epsilon < found.audit.bound <= found.audit.claim.epsilon
     assert found.right.low < stats.norm.cdf(1 / 0.7 / 2) < found.right.high
     assert 0.8 * found.audit.claim.epsilon < found.curve <= found.audit.claim.epsilon
