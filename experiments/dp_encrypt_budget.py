@@ -25,7 +25,7 @@ VALUES: Mapping[str, tuple[float, ...]] = {
 #: The share of the clients in a round: 100 clients at either scale.
 _SHARE: Mapping[Scale, float] = {"small": 1.0, "full": 0.1}
 _ROUNDS: Mapping[Scale, int] = {"small": 10, "full": 30}
-_SECONDS: Mapping[Scale, float] = {"small": 600, "full": 1_800}
+_SECONDS: Mapping[Scale, float] = {"small": 90, "full": 150}
 
 
 class DPEncryptBudget(Experiment):

@@ -49,10 +49,10 @@ def test_a_page_counts_its_own_verdicts_and_has_its_figures(name: str) -> None:
 def test_every_experiment_keeps_the_rule_of_its_scales(name: str) -> None:
     experiment = find(name)
     assert SCALE_RULES["small"] == "takes minutes"
-    assert SCALE_RULES["medium"] == "half an hour to five hours"
+    assert SCALE_RULES["medium"] == "takes up to five hours"
     assert experiment.estimate_s("small") < 3600
     if "medium" in experiment.scales:
-        assert 1800 <= experiment.estimate_s("medium") <= 5 * 3600
+        assert experiment.estimate_s("medium") <= 5 * 3600
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if (PAGES / f"{n}.md").is_file()])

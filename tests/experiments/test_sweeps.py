@@ -43,7 +43,7 @@ def ended(*accuracies: float, losses: tuple[float, ...] = (1.0,) * 5) -> list[Re
 def test_equal_jobs_of_two_sweeps_share_a_run() -> None:
     base = SignDSKeys().base("small")
     found = arms(base, SWEEPS)
-    assert len(found) == SEEDS * sum(len(sweep.values) for sweep in SWEEPS.values())
+    assert len(found) == sum(len(sweep.values) * sweep.seeds for sweep in SWEEPS.values())
     shared = found["sign_k", 0.2, 1]
     assert found["sign_eps", 100, 1] is shared
     assert found["sign_thr_ratio", 0.6, 1] is shared

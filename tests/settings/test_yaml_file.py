@@ -103,6 +103,7 @@ def test_a_long_text_of_digits_is_read_once(text: str):
         ("seed: 1\nseed: 2", ", line 2: the key seed is given twice"),
         ("training:\n  lr: 1\n  epochs: 1\n  lr: 2", ", line 4: the key lr is given twice"),
         ("3: 4", ", line 1: the key 3 is not text"),
+        ("# rounds: 3\n", " is empty: it needs at least one key with a value"),
         ("- 1", " holds [1], not keys with values"),
         ("word", " holds 'word', not keys with values"),
         (

@@ -169,10 +169,10 @@ def read(
 
 
 def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
-    """Return the mapping in a YAML text ({} if empty), or raise JobError that names `source`."""
+    """Return the mapping in a YAML text, or raise JobError that names `source`."""
     data = _parse(text, source, most_values)
     if data is None:
-        return {}
+        raise JobError([f"{source} is empty: it needs at least one key with a value"])
     if not isinstance(data, dict):
         hint = allowed.line_hint(text) or (
             "; write a key and its value like this: `rounds: 20`" if "=" in text else ""

@@ -17,7 +17,7 @@ Scale = Literal["small", "medium", "full"]
 #: The rule of each scale, for two cores. Not every experiment has every scale.
 SCALE_RULES: Mapping[Scale, str] = {
     "small": "takes minutes",
-    "medium": "half an hour to five hours",
+    "medium": "takes up to five hours",
     "full": "has the source's own size",
 }
 
