@@ -80,15 +80,33 @@ class Lost:
 
     @property
     def trend(self) -> list[list[float]]:
-        """`by_seed` from the first setting that learnt something on. Idle ones may follow."""
+        """`by_seed` from the first setting that learnt something on. Idle ones may follow.
+
+        If only the last one learnt something, the one before it comes first.
+        """
         first = next((i for i, each in enumerate(self.learnt) if each), len(self.noisy))
-        return self.by_seed[first:]
+        return self.by_seed[first - self._only_last :]
+
+    @property
+    def start(self) -> str:
+        """The settings of `trend`, in words."""
+        if self._only_last:
+            return "from the last run at chance level to the only one above it"
+        return "from the first run above chance level on"
+
+    @property
+    def _only_last(self) -> bool:
+        return len(self.learnt) > 1 and self.learnt[-1] and not any(self.learnt[:-1])
 
     @property
     def nothing(self) -> str:
         """A sentence that says why these runs show no trend, or "" if they can."""
-        few = sum(self.learnt) < 2
-        return self.without or ("fewer than two runs end above chance level" if few else "")
+        return self.without or ("" if self._only_last else self.few)
+
+    @property
+    def few(self) -> str:
+        """A sentence which says that fewer than two runs learnt something, or ""."""
+        return "" if sum(self.learnt) > 1 else "fewer than two runs end above chance level"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -43,12 +43,12 @@ def whole_interval(seeds: int) -> str:
 
 
 def falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Verdict:
-    """Judge whether accuracy-loss rates fall steadily from the first run that learnt something."""
+    """Judge whether accuracy-loss rates fall steadily, from the first run that learnt something."""
     agrees, nothing = (False, lost.nothing) if lost.nothing else falls(lost.trend, rise)
     fall = more("the fall from the first to the last", _seeds(lost.trend))
     return Verdict.of(
         agrees, what, "falls", ", ".join(map(with_interval, lost.by_seed)),
-        held_to=f"from the first run above chance level on: no step of the mean rises by more than "
+        held_to=f"{lost.start}: no step of the mean rises by more than "
         f"{rise:g}, and {fall}",
         same=same, other=other, nothing=nothing,
     )  # fmt: skip
@@ -70,7 +70,7 @@ def converges(runs: Runs, kind: str) -> Verdict:
     return Verdict.of(
         agrees, f"{kind}: mean accuracy over all rounds, by epsilon {listed(LARGE, 1)}",
         "rises with epsilon", ", ".join(map(with_interval, speeds)),
-        held_to=f"from the first run above chance level on: no step of the mean falls by more than "
+        held_to=f"{lost.start}: no step of the mean falls by more than "
         f"{SLACK:g}, and {more('the rise from the first to the last', _seeds(slow))}",
         same="with less noise, the model converges sooner",
         other="it does not rise from each epsilon to the next",

@@ -257,7 +257,7 @@ def leakage_within(leaks: Leaks, of_rr: Mapping[Task, Lost]) -> Iterator[Verdict
             same="without protection, the whole interval lies above guessing; these rates lie on "
             "the axis",
             other="the model memorises more or less than the source's",
-            nothing=lost.nothing or ("" if plain.low > 0.5 else guesses),
+            nothing=lost.without or lost.few or ("" if plain.low > 0.5 else guesses),
         )  # fmt: skip
 
 

@@ -35,9 +35,18 @@ def test_a_trend_begins_with_the_first_run_that_learnt() -> None:
     # an idle run in between counts
     assert [rate for (rate,) in runs.trend] == pytest.approx([0.5, 0.875, 0.0])
     assert not runs.nothing
-    few = lost([0.8] * 3, [0.1, 0.1, 0.7])
-    assert few.nothing == "fewer than two runs end above chance level"
+    assert runs.start == "from the first run above chance level on"
     assert "without protection (0.110)" in lost([0.8, 0.11], [0.7, 0.7]).nothing
+
+
+def test_a_single_run_that_learnt_shows_a_trend_only_if_it_has_the_least_noise() -> None:
+    few = "fewer than two runs end above chance level"
+    last = lost([0.8] * 3, [0.1, 0.12, 0.6])
+    assert [rate for (rate,) in last.trend] == pytest.approx([0.85, 0.25])
+    assert last.start == "from the last run at chance level to the only one above it"
+    assert (last.nothing, last.few) == ("", few)  # it is one model, but a fall
+    for others in ([0.1, 0.6, 0.12], [0.1, 0.12, 0.1], [0.6]):
+        assert lost([0.8] * len(others), others).nothing == few
 
 
 def test_each_run_is_compared_with_its_own_run_without_protection() -> None:
