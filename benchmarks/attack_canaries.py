@@ -292,7 +292,7 @@ def audited(job: Job) -> tuple[float, float, float, float]:
 def validity(runs: int) -> None:
     """Print how many of `runs` audits of a sound protection have a bound above the claim."""
     print(f"\nValidity, {runs} runs of 100 canaries each: runs with a bound above the claim")
-    print("| position | claim | at least | if canaries tell nothing of each other "
+    print("| protection | claim | at least | if canaries tell nothing of each other "
           "| if noise is Gaussian and alike | any |")  # fmt: skip
     print("|---|---|---|---|---|---|")
     for position, eps in (("dp_encrypt", 1.0), ("dp_encrypt", 4.0), ("central", 4.0),
@@ -310,7 +310,7 @@ def _over(found: np.ndarray) -> str:
 def faults(runs: int) -> None:
     """Print the number of runs of a broken protection in which the claim is refuted."""
     print(f"\nFaults at a claim of epsilon 8, {runs} runs each: runs in which it is refuted")
-    print("| position | fault | canaries | by the first bound | by the second | by the third "
+    print("| protection | fault | canaries | by the first bound | by the second | by the third "
           "| by any |")  # fmt: skip
     print("|---|---|---|---|---|---|---|")
     cases: list[tuple[str, int, dict[str, Any]]] = [
@@ -336,7 +336,7 @@ def faults(runs: int) -> None:
 def tightness(runs: int) -> None:
     """Print the share of a claim that the bounds reach."""
     print(f"\nTightness, the median of {runs} runs (and the least)")
-    print("| position | claim | canaries | at least | if they tell nothing of each other "
+    print("| protection | claim | canaries | at least | if they tell nothing of each other "
           "| if noise is Gaussian and alike |")  # fmt: skip
     print("|---|---|---|---|---|---|")
     cases = [
@@ -358,7 +358,7 @@ def tightness(runs: int) -> None:
 def accuracy(runs: int) -> None:
     """Print test accuracies with 0 to 100 canaries: digits, 100 clients, 30 rounds."""
     print(f"\nTest accuracy with canaries in, the mean of {runs} runs (and the least)")
-    print("| position | 0 canaries | 10 | 50 | 100 |")
+    print("| protection | 0 canaries | 10 | 50 | 100 |")
     print("|---|---|---|---|---|")
     for name, block in (("not_encrypt", {}), ("dp_encrypt", {"dp_eps": 1000.0}),
                         ("signds", {"sign_eps": 100.0}),

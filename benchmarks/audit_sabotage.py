@@ -114,7 +114,7 @@ def main() -> None:
     runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
     warnings.simplefilter("ignore", FedveilWarning)
     heads = [f"{canaries} canaries, {rounds} rounds" for canaries, rounds in EFFORTS]
-    print(f"| position | fault | runs | {' | '.join(heads)} | found at the last by |")
+    print(f"| protection | fault | runs | {' | '.join(heads)} | found at the last by |")
     print("|---|---|---|" + "---|" * (len(heads) + 1))
     began = time.perf_counter()
     for position, how, own, faults in ROWS:

@@ -180,7 +180,7 @@ def reports(position: str, parameters: int) -> tuple[float, float]:
 
 def show_reports(asked: argparse.Namespace) -> bool:
     """Print the results of `reports`, a row for each protection. Returns True."""
-    head("parameters", "position", "client, ns", "adding, ns")
+    head("parameters", "protection", "client, ns", "adding, ns")
     for parameters in asked.parameters:
         for position in asked.positions:
             reports(position, 5_000)  # loads and compiles the code
@@ -323,7 +323,7 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
 def show_halves(asked: argparse.Namespace) -> bool:
     """Print the results of `halves`, a row each. Returns True if no half exceeded its limit."""
     kept = True
-    head("parameters", "position", "report, MB", "client, s", "copies", "server, s", "copies")
+    head("parameters", "protection", "report, MB", "client, s", "copies", "server, s", "copies")
     for parameters in asked.parameters:
         for position in asked.positions:
             of = alone("halves", position, parameters, asked.clients)
@@ -339,7 +339,7 @@ def show_halves(asked: argparse.Namespace) -> bool:
 def show_rounds(asked: argparse.Namespace) -> bool:
     """Print the seconds of `rounds`, a row for each protection and each peer. Returns True."""
     parts_of = ("round, s", "training", "protection", "aggregation", "CPU, s", "memory, MB")
-    head("model", "position", *parts_of)
+    head("model", "protection", *parts_of)
     for model in asked.model:
         if model == "adapters":
             alone("base", "")
@@ -356,7 +356,7 @@ def show_rounds(asked: argparse.Namespace) -> bool:
 
 def show_deployed(asked: argparse.Namespace) -> bool:
     """Print the results of `deployed`, a row for each protection. Returns True."""
-    head("model", "position", "clients", "reports", "round, s", "aggregation", "memory, MB")
+    head("model", "protection", "clients", "reports", "round, s", "aggregation", "memory, MB")
     for model in asked.model:
         for position in asked.positions:
             of = deployed(position, model, asked.clients)

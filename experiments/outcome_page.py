@@ -15,7 +15,6 @@ from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import CONFIDENCE
-from fedveil.studies.checkout import SCALE_RULES
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
@@ -27,15 +26,12 @@ SOURCES = {
     "002": "Zhang Hao, Towards federated learning local differential privacy design, 2022",
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
-_READING = (
-    f"Scale `small` {SCALE_RULES['small']}, `medium` {SCALE_RULES['medium']}; `full` "
-    f"{SCALE_RULES['full']}."
-)
 _COLUMNS = (
     "Each row compares a result of the source with ours (here). The verdict is `agrees` if our "
-    "result meets the criterion, and `says nothing` if a run that it needs learnt nothing, or if "
-    "the data cannot decide. The last column explains the verdict. Accuracies and rates are "
-    "fractions: 0.967 is 96.7%. The documentation's page on the switch explains the protections."
+    "result meets the criterion, and `says nothing` if a run that it needs ended at chance level "
+    "(no better than guessing), or if its seeds are too few to decide. The last column explains "
+    "the verdict. Accuracies and rates are fractions: 0.967 is 96.7%. The documentation's page on "
+    "the switch explains the protections."
 )
 
 
@@ -89,8 +85,14 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     read = [run for run in outcome.curves.values() if not run.folder.exists()]
     took += _without(copied, "that it copied from another experiment")
     took += _without(len(read), "whose published curves it read")
-    yield f"{took}. {_READING}"
+    yield f"{took}. {scales(experiment)}"
     yield ""
+
+
+def scales(experiment: Experiment) -> str:
+    """Return a sentence with the experiment's scales, and how long each of them takes."""
+    each = [f"`{scale}` ({takes_about(experiment, scale)})" for scale in experiment.scales]
+    return f"Its scales, with the estimated times on two cores: {', '.join(each)}."
 
 
 def _without(count: int, which: str) -> str:

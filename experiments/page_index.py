@@ -17,13 +17,13 @@ _LIST = "\n".join(f"- **{number}**: {title}" for number, title in SOURCES.items(
 _HEAD = f"""# Reproductions
 
 `fedveil reproduce` repeats the experiments of the four sources that fedveil implements, and
-compares the results. The experiments are in the folder `experiments/` of the repository.
-In a clone of the repository:
+compares the results. An interrupted experiment is resumed if you run its command again. The
+experiments are in the folder `experiments/` of the repository. In a clone of the repository:
 
     fedveil reproduce                      # list the experiments
     fedveil reproduce NAME --scale small   # {SCALE_RULES["small"]}
     fedveil reproduce NAME --scale medium  # {SCALE_RULES["medium"]} (not all have it)
-    fedveil reproduce NAME                 # {SCALE_RULES["full"]}; an interrupted one is resumed
+    fedveil reproduce NAME                 # scale full: {SCALE_RULES["full"]}
     fedveil reproduce NAME --published     # train only runs without a curve beside the pages
 
 The sources have numbers:

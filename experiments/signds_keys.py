@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from experiments import writers
 from experiments.arms import LAST, mean_accuracy
-from experiments.evidence import decided, idle, with_interval
+from experiments.evidence import CONFIDENCE, decided, idle, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept, last_checkpoint
 from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
@@ -26,6 +26,8 @@ _DIGITS = 10
 #: Parameters of the LeNet with 62 classes.
 DIM = 66_126
 _TEST_PART = 5
+#: The start of the data's names.
+_FEW = "few_tests_"
 #: The number of rounds between two readings of the estimate of the step.
 _STRIDE = 2
 _ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
@@ -77,17 +79,17 @@ SWEEPS: Mapping[str, Sweep] = {
 }
 
 
-def few_tests() -> dict[str, Any]:
-    """Return the data of the writers of scale medium, with every fifth test image."""
-    return _fewer(writers.mnist_name("medium"))
+def __getattr__(name: str) -> Any:
+    """Return the function of `writers` after `few_tests_`, with every fifth test image.
+
+    Jobs name their data so: a run on real writers differs from one on simulated writers.
+    """
+    if name.startswith(_FEW):
+        return partial(_few_tests, name.removeprefix(_FEW))
+    raise AttributeError(name)
 
 
-def few_tests_small() -> dict[str, Any]:
-    """Return the data of the writers of scale small, with every fifth test image."""
-    return _fewer(writers.mnist_name("small"))
-
-
-def _fewer(name: str) -> dict[str, Any]:
+def _few_tests(name: str) -> dict[str, Any]:
     data: dict[str, Any] = getattr(writers, name)()
     return data | {part: data[part][::_TEST_PART] for part in ("x_test", "y_test")}
 
@@ -113,7 +115,7 @@ class SignDSKeys(Experiment):
                     "fraction": 1,
                 },
                 "data": {
-                    "name": f"experiments.signds_keys:few_tests{'_small' if small else ''}",
+                    "name": f"experiments.signds_keys:{_FEW}{writers.mnist_name(scale)}",
                     "split": "by_client",
                 },
                 "model": "lenet_femnist",
@@ -151,7 +153,7 @@ class SignDSKeys(Experiment):
                         protection="signds") for seed, found in enumerate(steps)]),
         ]  # fmt: skip
         verdicts = [*outputs(), *judged(runs), step_shrinks(steps, runs["sign_k"][0.2])]
-        return Outcome(_told(base, scale), verdicts, [_table(runs)], plots, seeds=SEEDS)
+        return Outcome(_told(base, scale), verdicts, [_table(runs)], plots, seeds=0)
 
 
 def _rates(runs: Mapping[str, Swept], name: str) -> Swept:
@@ -348,18 +350,19 @@ def step_shrinks(steps: Sequence[Sequence[float]], base: Sequence[ReadRun]) -> V
 
 
 def _told(base: Job, scale: Scale) -> str:
+    data = writers.mnist_name(scale)
     return (
         f"A LeNet with 62 classes for {base.rounds} rounds of {base.training.epochs} local epochs "
         f"with learning rate {base.training.lr:g}. The {base.clients.number} clients are the "
-        f"writers of `{writers.mnist_name(scale)}`, all of them in every round; every fifth test "
+        f"writers of `{data}`{writers.hands(data)}, all of them in every round; every fifth test "
         f"image is used. Keys that are not varied have the source's values: k 0.2, eps 100, "
         f"ratio 0.6, out 0, and an estimated step. Where out is varied, eps is {_SMALL_EPS} or "
         f"{_LARGE_EPS}, and the step is fixed at 4 / clients. Where sign_global_lr is varied, the "
-        f"step is fixed at this key / clients; with all clients, it has {_RATE_SEEDS} seeds. "
-        f"Clients that train more have {_MORE_EPOCHS} local "
+        f"step is fixed at this key / clients. Clients that train more have {_MORE_EPOCHS} local "
         f"epochs, learning rate {_MORE_LR:g}, or both. The source states trends without sizes. The "
-        f"dimensions of a report follow from the keys and the size of the model, {DIM:,}, "
-        f"without training."
+        f"dimensions of a report follow from the keys and the size of the model, {DIM:,}, without "
+        f"training. A figure is the mean of {SEEDS} seeds, and of {_RATE_SEEDS} where "
+        f"sign_global_lr is varied with all clients, with its {CONFIDENCE:.0%} confidence interval."
     )
 
 

@@ -133,20 +133,13 @@ def _told(scale: Scale, job: Job) -> str:
             "A client has about half as many as in FEMNIST. " if "written" in data else ""
         )
     return (
-        f"{smaller}The data is `{data}`{_hands(data)}, for a LeNet with 62 classes. The source "
-        f"states neither the batch size ({job.training.batch_size} here) nor who takes part in a "
-        f"round (everybody here). Its step was fixed at 4, and is estimated since the next "
-        f"release; both are shown. Four things can be compared: the bytes, whether the loss "
+        f"{smaller}The data is `{data}`{writers.hands(data)}, for a LeNet with 62 classes. The "
+        f"source states neither the batch size ({job.training.batch_size} here) nor who takes "
+        f"part in a round (everybody here). Its step was fixed at 4, and is estimated since the "
+        f"next release; both are shown. Four things can be compared: the bytes, whether the loss "
         f"falls, whether the AUC rises, and the accuracies that the text of an earlier release "
         f"states, for k 0.01 and 200 rounds."
     )
-
-
-def _hands(data: str) -> str:
-    if "femnist" in data:
-        return ""
-    real = " (MNIST by its real writers; others wrote the test images)"
-    return real if "written" in data else " (MNIST, divided among simulated writers)"
 
 
 def judged(runs: Runs) -> Iterator[Verdict]:

@@ -38,8 +38,9 @@ reason. "Command" runs the experiment or the test that checks the statement.
 
 If an experiment checks a statement, its status follows from the verdicts on that experiment's
 page. It is P if a verdict says nothing, or if the run is smaller than the source's and the
-statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs. A
-statement that does not depend on the size is S at any size; "where" then says which size was run.
+statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs, or if
+fedveil differs from the statement in something that no verdict tests. A statement that does not
+depend on the size is S at any size; "where" then says which size was run.
 
 **{tally}.**
 """

@@ -48,6 +48,14 @@ def mnist_name(scale: str) -> str:
     return f"mnist_{kind}" if scale == "full" else f"mnist_{kind}_{scale}"
 
 
+def hands(name: str) -> str:
+    """Return who wrote the images of the data function `name`, as a remark, or "" for FEMNIST."""
+    if "femnist" in name:
+        return ""
+    real = " (MNIST by its real writers; others wrote the test images)"
+    return real if "written" in name else " (MNIST, divided among simulated writers)"
+
+
 def mnist_written() -> dict[str, Any]:
     """Return the first hundred writers of MNIST, with all of their images."""
     return _written_by(WRITERS, None)

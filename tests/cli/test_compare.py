@@ -96,7 +96,7 @@ def test_an_interrupted_comparison_says_how_to_go_on(
     monkeypatch.setattr(Federation, "_round", cut)
     code, _, err = command("compare", job, *ALONE, "--out", "my c")
     assert code == Exit.INTERRUPTED
-    assert err == "interrupted; `fedveil compare --resume 'my c'` goes on from here\n"
+    assert err == "interrupted; `fedveil compare --resume 'my c'` resumes from here\n"
 
 
 def test_it_fails_where_every_cell_fails(

@@ -115,7 +115,7 @@ def test_an_experiment_that_was_cut_off_is_gone_on_with(
     code, _, err = command(*arguments)
     assert code == Exit.INTERRUPTED
     assert err.endswith(
-        "\ninterrupted; `fedveil reproduce toy --scale full --out 'in here'` goes on from here\n"
+        "\ninterrupted; `fedveil reproduce toy --scale full --out 'in here'` resumes from here\n"
     ), err
     assert not (tmp_path / "in here" / "toy.md").exists()
     begun = json.loads((tmp_path / "in here" / BEGUN).read_text())

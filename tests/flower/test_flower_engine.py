@@ -316,7 +316,7 @@ def test_a_client_without_a_node_is_a_dropout_and_too_few_to_start_end_the_run(t
     assert (record["dropped"], record["reports"]) == (2, 4)
     with pytest.raises(RunStopped, match="3 of 6 clients were connected within") as caught:
         serve(app, LocalGrid(app, tmp_path / "s", range(3)), tmp_path / "other")
-    assert "`flwr run` of the same app goes on" in caught.value.__notes__[0]
+    assert "`flwr run` of the same app resumes" in caught.value.__notes__[0]
 
 
 def test_a_node_that_became_another_client_is_noticed(tmp_path: Path):

@@ -93,7 +93,7 @@ def test_finished_cells_are_read_and_a_begun_one_is_resumed(
     with pytest.raises(KeyboardInterrupt) as end:
         compared(tmp_path / "cut", *names)
     path = tmp_path / "cut"
-    assert end.value.__notes__ == [f"`fedveil compare --resume {path}` goes on from here"]
+    assert end.value.__notes__ == [f"`fedveil compare --resume {path}` resumes from here"]
     rounds[:] = [0] * 4
     again = compared(path, *names)
     assert rounds[4:] == [2, 1, 2]  # what is left of the second, and the third
@@ -336,14 +336,14 @@ def test_a_run_tells_its_progress_when_it_begins_and_when_it_is_resumed(
 
 def test_an_error_that_names_a_command_names_that_of_the_study() -> None:
     noted, bare = RunStopped("away"), RunStopped("away")
-    noted.add_note("`fedveil run --resume x` goes on from here")
-    for error, notes in ((noted, ["`fedveil compare` goes on from here"]), (bare, [])):
+    noted.add_note("`fedveil run --resume x` resumes from here")
+    for error, notes in ((noted, ["`fedveil compare` resumes from here"]), (bare, [])):
         with pytest.raises(RunStopped) as raised, resumed_by("fedveil compare"):
             raise error
         assert getattr(raised.value, "__notes__", []) == notes
     with pytest.raises(KeyboardInterrupt) as ended, resumed_by("fedveil compare"):
         raise KeyboardInterrupt  # between two runs, so that no run has added a note
-    assert ended.value.__notes__ == ["`fedveil compare` goes on from here"]
+    assert ended.value.__notes__ == ["`fedveil compare` resumes from here"]
 
 
 def test_a_search_without_a_result_is_saved_like_any_other(tmp_path: Path) -> None:

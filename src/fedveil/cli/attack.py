@@ -56,8 +56,8 @@ Try = Annotated[
     Effort,
     typer.Option(
         "--effort",
-        help="Computation to spend. For the built-in jobs on two cores, quick takes minutes, "
-        "standard about an hour, and full possibly much longer.",
+        help="Computation to spend. For the built-in jobs on two cores, quick takes at most a few "
+        "minutes, standard about an hour, and full possibly much longer.",
     ),
 ]
 Out = Annotated[

@@ -84,7 +84,7 @@ _Seeds = Annotated[
 _Try = Annotated[
     Effort | None,
     typer.Option(
-        help="Computation for the attack on each run: quick trains 4 shadow models, "
+        help="Computation for the attack on each run: quick trains 4 reference models, "
         "standard 32, full 64. Default: quick."
     ),
 ]

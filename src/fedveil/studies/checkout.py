@@ -18,7 +18,7 @@ Scale = Literal["small", "medium", "full"]
 SCALE_RULES: Mapping[Scale, str] = {
     "small": "takes minutes",
     "medium": "takes up to five hours",
-    "full": "has the source's own size",
+    "full": "the source's own size",
 }
 
 

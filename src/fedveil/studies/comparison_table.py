@@ -168,7 +168,7 @@ def _privacy(found: Sequence[Line]) -> Table:
     columns = ["setting", *(f"epsilon of {what}" for what in LEDGER.values())]
     attacked = any(line.finding is not None for line in found)
     if attacked:
-        columns.append("members told from others")
+        columns.append("membership attack (AUC)")
     rows = []
     for line in found:
         row = [str(line.setting)]

@@ -51,7 +51,7 @@ def resumed_by(command: str) -> Iterator[None]:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
         if isinstance(end, KeyboardInterrupt) or hasattr(end, "__notes__"):
-            end.__notes__ = [f"`{command}` goes on from here"]
+            end.__notes__ = [f"`{command}` resumes from here"]
         raise
 
 

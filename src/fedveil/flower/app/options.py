@@ -34,7 +34,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 class Options(Settings):
     """The settings that every protection has. Commas separate several names in one setting."""
 
-    protection: PositionName | None = Field(None, description="the switch's position")
+    protection: PositionName | None = Field(None, description="the protection")
     weighting: Weighting | None = Field(
         None,
         description="how clients count; left out: by_size under pw_encrypt without central_eps, "

@@ -76,7 +76,7 @@ def open_folder(path: Path, job: Job) -> RunFolder:
 class FlowerEngine(Engine):
     """The engine whose clients are Flower's SuperNodes. The server has only test examples."""
 
-    how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
+    how_to_resume = "`flwr run` of the same app resumes after the last complete round in {folder}"
     reports_leave = True
 
     def __init__(self, grid: Grid, app: Path) -> None:
