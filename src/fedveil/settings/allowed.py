@@ -31,6 +31,7 @@ _USUAL = {
     "learning_rate": ("lr",), "epsilon": ("target_epsilon", "dp_eps", "sign_eps", "eps"),
     "eps": ("target_epsilon", "dp_eps", "sign_eps"), "num_rounds": ("rounds",),
     "num_clients": ("number",), "batchsize": ("batch_size",), "clip": ("dp_norm_clip",),
+    "rr": ("unary",), "oue": ("unary",),
 }  # fmt: skip
 #: Keys of another kind of job, and the key in their place: a vertical job has no rounds.
 _OF_OTHER_JOBS = {"rounds": "epochs", "num_rounds": "epochs"}
