@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from experiments import writers
 from experiments.arms import LAST, mean_accuracy
-from experiments.evidence import CONFIDENCE, decided, idle, with_interval
+from experiments.evidence import decided, idle, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept, last_checkpoint
 from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
@@ -21,6 +21,7 @@ from fedveil.mechanisms import SignDS
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
+from fedveil.privacy.finding import CONFIDENCE
 
 _DIGITS = 10
 #: Parameters of the LeNet with 62 classes.

@@ -384,6 +384,7 @@ def test_all_clients_begin_and_a_later_round_needs_only_the_least(
         (200, Withheld(5, "the client's own log says why")),
         (2, Unreached(5)),
         (4, None),  # there was a reply, but it is lost
+        (5, None),  # the node is away, perhaps since its reply is with the SuperLink
     ],
 )
 def test_a_reply_that_was_lost_may_have_been_a_report(code: int, answer: Any) -> None:

@@ -100,11 +100,12 @@ def answers_with(grid: LocalGrid, node: int, error: Error) -> None:
     ("code", "given"),
     [
         (2, False),  # the client's app raised
-        (5, False),  # the node left before the message reached it
+        (3, True),  # the message is gone, perhaps after its answer was on its way
         (4, True),  # there was a reply, but it is lost
+        (5, True),  # the node is away, perhaps since its reply is with the SuperLink
     ],
 )
-def test_an_error_reply_tells_that_none_has_left_unless_one_was_lost(
+def test_an_error_of_the_client_tells_that_no_report_has_left_and_one_of_the_superlink_does_not(
     tmp_path: Path, charges: dict[int, set[int]], code: int, given: bool
 ) -> None:
     app, _ = app_of(tmp_path / "app", job(rounds=1, protection="signds"))
@@ -164,6 +165,7 @@ def _spoilt(reply: Message) -> Message:
         ("nothing", True),
         ("no report", True),
         (4, True),  # there was a reply, but it is lost
+        (5, True),  # the node is away, perhaps since its reply is with the SuperLink
         (2, False),  # the client's app raised
     ],
 )
@@ -188,6 +190,6 @@ def test_a_strategys_ledger_has_what_may_have_left(
     record = strategy.rounds[0]
     assert record.reports == 0
     assert (sum(record.rejected.values()), record.dropped) == {
-        "nothing": (0, 2), "no report": (2, 0), 4: (0, 2), 2: (0, 0),
+        "nothing": (0, 2), "no report": (2, 0), 4: (0, 2), 5: (0, 2), 2: (0, 0),
     }[comes]  # fmt: skip
     assert strategy.ledger.epsilon("run") == (2 * 40 if given else 0)

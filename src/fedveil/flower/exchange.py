@@ -15,6 +15,10 @@ from fedveil.rounds.outcomes import ClientId, Refused, Report
 
 #: Number of replies that may wait in memory while one is folded.
 BATCH = 8
+#: The errors that the SuperLink makes by itself.
+_BY_SUPERLINK = frozenset(
+    {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+)
 #: The pause between two polls for replies grows from the first to the second.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 
@@ -52,9 +56,13 @@ def exchange(
         time.sleep(min(pause, left))
 
 
-def reply_was_lost(reply: Message) -> bool:
-    """Return True if an error reply says that the real reply is no longer available."""
-    return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
+def may_have_reported(reply: Message) -> bool:
+    """Return True if the client may have sent a report, although its reply is an error.
+
+    This is so if the SuperLink made the error and not the client. The SuperLink says that a node is
+    not available, for example, without a look at the replies that it already has from this node.
+    """
+    return reply.error.code in _BY_SUPERLINK
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:

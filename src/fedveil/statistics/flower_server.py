@@ -13,7 +13,7 @@ from fedveil.base.message import Message, encode
 from fedveil.base.plain_text import say
 from fedveil.errors import RunStopped
 from fedveil.federated.job import Job
-from fedveil.flower.exchange import exchange, reply_was_lost, reported
+from fedveil.flower.exchange import exchange, may_have_reported, reported
 from fedveil.flower.job.app_folder import server_roster
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.records import addressed_records, check_report, common_record
@@ -114,5 +114,5 @@ def _read(client: int, reply: FlowerMessage) -> Answer | None:
 
         if reply.error.code == ERROR_CODE:
             return outcomes.Withheld(client, "the client's own log says why")
-        return None if reply_was_lost(reply) else outcomes.Unreached(client)
+        return None if may_have_reported(reply) else outcomes.Unreached(client)
     return reported(client, reply)

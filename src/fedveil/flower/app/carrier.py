@@ -14,7 +14,7 @@ from fedveil.base.message import Message, encode
 from fedveil.errors import MessageInvalid
 from fedveil.flower.app.clear_metrics import METRICS
 from fedveil.flower.app.field_names import OFFER, WITHHELD, number_of
-from fedveil.flower.exchange import exchange, reply_was_lost
+from fedveil.flower.exchange import exchange, may_have_reported
 from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier, shared
@@ -81,7 +81,7 @@ class AppCarrier(Carrier):
         if reply is None:
             return outcomes.Unreached(client)
         if reply.has_error():
-            if reply_was_lost(reply):
+            if may_have_reported(reply):
                 return None
             reason = reply.error.reason or f"error {reply.error.code}"
             if reason.startswith(WITHHELD):

@@ -12,7 +12,7 @@ from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
-from fedveil.flower.exchange import exchange, reply_was_lost, reported
+from fedveil.flower.exchange import exchange, may_have_reported, reported
 from fedveil.flower.job import job_client
 from fedveil.flower.job.example_shape import form_fields, shape_field
 from fedveil.flower.job.node_mapping import Members
@@ -199,7 +199,7 @@ class GridExecutor(Executor):
         if reply is None:
             yield from map(outcomes.Unreached, clients)
         elif reply.has_error():
-            if not reply_was_lost(reply):
+            if not may_have_reported(reply):
                 word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
                 yield from (self._without(client, word) for client in clients)
         elif node in self._members.shared:
