@@ -6,10 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import beta, binom, binomtest, norm, t
 
 from fedveil.entropy import Seeded
-from fedveil.privacy.intervals import area, chance_of_ranks, median, share
+from fedveil.privacy.intervals import area, chance_of_ranks, median, share, share_of_groups
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
@@ -38,6 +38,46 @@ def test_the_interval_of_a_share_is_clopper_and_pearsons(
     exact = binomtest(hits, cases).proportion_ci(confidence, "exact")
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
     assert (found.name, found.value, found.guess, found.cases) == ("s", hits / cases, 0.25, cases)
+
+
+def test_the_interval_of_a_share_of_groups_covers_although_cases_depend_on_each_other() -> None:
+    """Most groups of five are right or wrong together. Single cases would miss far too often."""
+    draw, true = Seeded(2, "groups").generator(), 0.6
+    missed = {"groups": 0, "cases": 0}
+    for _ in range(400):
+        together = draw.random((25, 1)) < true
+        alone = draw.random((25, 5)) < true
+        right = np.where(draw.random((25, 1)) < 0.8, together, alone)
+        for how, found in (
+            ("groups", share_of_groups("s", right.sum(1), [5] * 25)),
+            ("cases", share("s", int(right.sum()), 125)),
+        ):
+            missed[how] += not found.low <= true <= found.high
+    assert missed["groups"] <= 0.05 * 400 + 3 * np.sqrt(0.05 * 0.95 * 400)
+    assert missed["cases"] > 60
+
+
+def test_a_share_of_groups_has_the_interval_of_its_effective_number_of_cases() -> None:
+    found = share_of_groups("s", [3, 0, 4, 2], [3, 2, 5, 6], guess=0.2, confidence=0.9)
+    share_, total = 9 / 16, 16
+    residuals = np.array([3, 0, 4, 2]) - share_ * np.array([3, 2, 5, 6])
+    variance = 4 / 3 * (residuals**2).sum() / total**2
+    number = share_ * (1 - share_) / variance * (t.ppf(0.95, 15) / t.ppf(0.95, 3)) ** 2
+    ends = [
+        beta.ppf(0.05, share_ * number, number - share_ * number + 1),
+        beta.ppf(0.95, share_ * number + 1, number - share_ * number),
+    ]
+    assert (found.low, found.high) == pytest.approx(ends)
+    assert (found.name, found.value, found.guess, found.cases) == ("s", share_, 0.2, 16)
+    # All right, or no difference between groups: as many cases as groups. One group is one case.
+    for hits, cases, alike in (
+        ([2, 5], [2, 5], (2, 2)),
+        ([1, 2], [2, 4], (1, 2)),
+        ([3], [3], (1, 1)),
+    ):
+        same = share("s", *alike)
+        found = share_of_groups("s", hits, cases)
+        assert (found.low, found.high) == pytest.approx((same.low, same.high))
 
 
 def pairs_won(members: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured
@@ -25,11 +25,45 @@ def share(
     level.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
+    return Measured(name, hits / cases, *_clopper_pearson(hits, cases, confidence), guess, cases)
+
+
+def share_of_groups(
+    name: str,
+    hits: Sequence[int] | Int64s,
+    cases: Sequence[int] | Int64s,
+    *,
+    guess: float = np.nan,
+    confidence: float = CONFIDENCE,
+) -> Measured:
+    """Return the metric `name`, the sum of `hits` / the sum of `cases`. Both have one per group.
+
+    Groups are independent, but the cases of one group may depend on each other in any way, such as
+    the words of one text. The interval is that of Korn and Graubard (1998): Clopper-Pearson's, for
+    the number of independent cases whose share would vary as much. If the groups do not differ, or
+    all cases are hits or none is, that number is the number of groups.
+    """
+    hits_of, cases_of = np.asarray(hits, np.float64), np.asarray(cases, np.float64)
+    groups, total = len(cases_of), integer("cases", int(cases_of.sum()), 1)
+    value = float(hits_of.sum()) / total
+    number = float(groups)
+    if groups > 1 and 0 < value < 1:
+        spread = float(((hits_of - value * cases_of) ** 2).sum()) * groups / (groups - 1)
+        if spread:
+            tails = (special().stdtrit(n - 1, (1 + confidence) / 2) for n in (total, groups))
+            number = value * (1 - value) * total**2 / spread * float(np.divide(*tails)) ** 2
+    number = min(max(number, 1.0), float(total))
+    low, high = _clopper_pearson(value * number, number, confidence)
+    return Measured(name, value, low, high, guess, total)
+
+
+def _clopper_pearson(hits: float, cases: float, confidence: float) -> tuple[float, float]:
+    """Return the interval. The number of cases need not be whole."""
     tail = (1 - confidence) / 2
     inverse = special().betaincinv
-    low = float(inverse(hits, cases - hits + 1, tail)) if hits else 0.0
+    low = float(inverse(hits, cases - hits + 1, tail)) if hits > 0 else 0.0
     high = float(inverse(hits + 1, cases - hits, 1 - tail)) if hits < cases else 1.0
-    return Measured(name, hits / cases, low, high, guess, cases)
+    return low, high
 
 
 def median(

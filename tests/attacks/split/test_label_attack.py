@@ -256,9 +256,24 @@ def test_at_the_first_step_one_label_of_each_class_is_known() -> None:
     follower: Any = SimpleNamespace(
         target=SimpleNamespace(job=SimpleNamespace(batch_size=6), crossed=lambda positions: None),
         true=np.arange(40) % 2, classes=2, looks=lambda crossed, count: [np.ones((count, 3))],
-        guesses=lambda run, known: 1 - run.true, share=lambda name, guesses, true, of: len(of),
+        guesses=lambda run, known: 1 - run.true,
+        share=lambda name, guesses, true, of, group: (len(of), group.tolist()),
     )  # fmt: skip
-    assert labels._first_step(follower, 2, Watch()) == 2 * (6 - 2)
+    assert labels._first_step(follower, 2, Watch()) == (2 * (6 - 2), [0] * 4 + [1] * 4)
+
+
+def test_examples_that_were_guessed_together_widen_the_interval() -> None:
+    """A batch in which two names are exchanged is wrong as a whole."""
+    follower: Any = SimpleNamespace(shares=np.array([0.5, 0.5]))
+    true, guesses = np.arange(40) % 2, np.arange(40) % 2
+    guesses[30:] = 1 - guesses[30:]
+    of, batch = np.arange(40), np.repeat(np.arange(4), 10)
+    together, alone = (
+        labels._Follower.share(follower, "s", guesses, true, of, group) for group in (batch, None)
+    )
+    assert together.value == alone.value == 0.75
+    assert (together.cases, alone.cases) == (40, 40)
+    assert together.low < 0.2 < 0.5 < alone.low
 
 
 def test_the_attacker_is_the_first_follower_that_receives_a_gradient() -> None:

@@ -17,7 +17,7 @@ from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import share
+from fedveil.privacy.intervals import share, share_of_groups
 from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.label_reading import (
     Window,
@@ -213,16 +213,23 @@ class _Follower:
         found[run.norms == 0] = self.shares.argmax()
         return found
 
-    def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
+    def share(
+        self, name: str, guesses: Int64s, true: Int64s, of: Int64s, group: Int64s | None = None
+    ) -> Measured:
         """Return the metric `name`: the share of right `guesses` among some examples.
 
-        `of` are the indices of these examples, and `true` the true classes. Nothing is measured if
-        `of` is empty.
+        `of` are the indices of these examples, and `true` the true classes. `group` has a number
+        for each of these examples: those with the same number were guessed together, so that one
+        mistake may be all of theirs. Nothing is measured if `of` is empty.
         """
         if not len(of):
             return Measured(name, math.nan, cases=0, unmeasured="there are no such examples")
         common = float((true[of] == self.shares.argmax()).mean())
-        return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
+        right = guesses[of] == true[of]
+        if group is None:
+            return share(name, int(right.sum()), len(of), guess=common)
+        hits, cases = np.bincount(group, right).astype(np.int64), np.bincount(group)
+        return share_of_groups(name, hits, cases, guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
@@ -242,7 +249,8 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
         before += len(true)
         watch.step(number + 1, batches, "first steps")
     everything = np.concatenate(guesses), np.concatenate(truth), np.concatenate(judged)
-    return follower.share("step 1", *everything)
+    batch = np.repeat(np.arange(batches), [*map(len, judged)])
+    return follower.share("step 1", *everything, batch)
 
 
 def _added(

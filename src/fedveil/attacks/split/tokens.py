@@ -28,7 +28,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.language.transformer import TiedHead, WordAndPosition
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import share
+from fedveil.privacy.intervals import share_of_groups
 from fedveil.vertical.split import module_of
 
 #: Number of reports, at fixed weights, that the attacker adds up.
@@ -62,7 +62,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     for name, guesses in {**_from_vectors(cut, read, pairs), **_from_gradients(cut, read)}.items():
         true = truth[name.startswith("next")].reshape(guesses.shape)
         guess = float((true == common).mean())
-        figures.append(share(name, int((guesses == true).sum()), true.size, guess=guess))
+        right = (guesses == true).reshape(windows, -1)
+        figures.append(share_of_groups(name, right.sum(1), [right.shape[1]] * windows, guess=guess))
     most = ceiling(cut.shape[1], words, cut.eps) if cut.bits else 1.0
     figures.append(Measured("ceiling of even codes", most))
     promised = target.promised(cut.part, REPORTS)
