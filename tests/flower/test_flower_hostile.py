@@ -95,8 +95,9 @@ def test_no_configuration_switches_the_protection_off(place, own):
     grid = federation(
         calls=calls, **{"node_config": own, place: {**own, "fedveil.protection": name}}
     )
-    records = content({"round": 1}, {"protection": "rr", "weighting": "equal"})
-    words = {k: v for k, v in decode(records["fedveil.offer"]["encoded"]).items() if "eps" not in k}
+    records = content({"round": 1}, {"protection": "rr"})
+    words = decode(records["fedveil.offer"]["encoded"])
+    words = {field: v for field, v in words.items() if not field.startswith("parameter.")}
     settings = {"protection": name, "weighting": "by_size", "parameter.max_examples": 65_535}
     records["fedveil.offer"]["encoded"] = encode({**words, **settings})
     reply = ask(grid, records)

@@ -268,7 +268,8 @@ def _digest(data: ClientsData) -> bytes | None:
         if array.dtype.hasobject:
             return None
         digest.update(f"{name} {array.dtype.descr} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).view(np.uint8) if array.size else b"")
+        if array.size:
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.digest()
 
 
