@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,25 @@ def test_a_value_is_rounded_so_that_the_target_holds(
         return ratio <= 1, ratio
 
     assert _edge(fits, CostKey("noise", falls), start) == found
+
+
+def test_the_value_that_is_found_is_itself_within_the_target() -> None:
+    """The least allowed noise is one rounding error above a value of four digits.
+
+    For many such values, the inverse of their inverse is larger, and so within the target.
+    """
+    values = [n / 1000 for n in range(1000, 10_000)]
+    larger = [value for value in values if 1 / (1 / value) > value]
+    assert len(larger) == 618
+    for value in larger[::20]:
+        edge = math.nextafter(value, math.inf)
+
+        def fits(noise: float, edge: float = edge) -> tuple[bool, float]:
+            return noise >= edge, edge / noise
+
+        found = _edge(fits, CostKey("noise", falls=True), 1.0)
+        assert found == pytest.approx(value + 0.001)
+        assert fits(found)[0]
 
 
 REFUSED = r"^protection.name = {} adds noise to every averaged tensor, which breaks the buffers 1\."

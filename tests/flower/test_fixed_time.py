@@ -23,7 +23,9 @@ from test_every_client_reports import asked, form, raising, stay
 
 import parts
 from fedveil.base.message import decode
+from fedveil.engine.job_protection import job_digest
 from fedveil.errors import ClientWithheld
+from fedveil.federated.job import Job
 from fedveil.flower import ProtectedStrategy, ProtectMod, fixed_time
 from fedveil.flower.app.clear_metrics import LATE
 from fedveil.flower.app.field_names import TIME, WITHHELD
@@ -35,6 +37,7 @@ from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job.client_training import Training
 from fedveil.flower.own_account import OwnLedger
 from fedveil.flower.records import MESSAGE
+from fedveil.flower.sealed_state import StateFolder
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import TIMING
 from flower_app_parts import FakeGrid, Node, client_app, record_of
@@ -170,6 +173,52 @@ def test_a_training_that_is_too_slow_counts_as_an_update_of_zero(
         for g in (usual, grid)
     ]
     assert reports[0] == reports[1]
+
+
+@pytest.fixture
+def late_job(
+    tmp_path: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Job]:
+    """Return the app of a job whose server asks for a time that is too short for client 3."""
+    train = Training.update
+
+    def slow(self: Training, client: int, *more: Any) -> Any:
+        if client == 3:
+            slept.append(61.0)
+        return train(self, client, *more)
+
+    monkeypatch.setattr(Training, "update", slow)
+    waiting = {"answer_s": 100.0, "answer_after_s": 60.0, "repeats": 9}
+    return app_of(tmp_path / "app", job(rounds=2, protection=RR, deployment=waiting))
+
+
+def test_an_answer_of_a_job_that_left_late_is_in_the_clients_account_and_log(
+    late_job: tuple[Path, Job], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It left late in two rounds. The log says so once."""
+    app, settings = late_job
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run = serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    assert [record["reports"] for record in run.metrics] == [6, 6]
+    folder, digest = StateFolder(tmp_path / "state"), job_digest(settings)
+    paths = [folder.file(digest, client, "late") for client in range(6)]
+    assert [path.exists() for path in paths] == [client == 3 for client in range(6)]
+    assert OwnLedger(paths[3])._read()[1][0].in_clear == (LATE,)
+    assert caplog.text.count("answered the server after the fixed time") == 1
+    assert "client 3 answered the server after the fixed time" in caplog.text
+
+
+def test_a_late_answer_begins_no_account_of_reports(
+    late_job: tuple[Path, Job], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cost of earlier reports, which no limit counted, is unknown to a later limit."""
+    app, _ = late_job
+    serve(app, LocalGrid(app, tmp_path / "state"), tmp_path / "run")
+    grid = LocalGrid(app, tmp_path / "state")
+    grid.contexts[103].node_config |= {"max-epsilon": 1e9, "seeded": False}
+    run = serve(app, grid, tmp_path / "again")
+    assert [record["reports"] for record in run.metrics] == [5, 5]
+    assert "has given 2 reports of this job without a limit" in caplog.text
 
 
 @pytest.mark.parametrize("examples", [240, 6])

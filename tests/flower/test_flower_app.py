@@ -470,13 +470,21 @@ def test_a_training_of_the_apps_own_name_is_protected_as_any_other():
 
 
 @pytest.mark.parametrize(
-    ("pins", "warned"),
-    [({}, 1), ({"reveal": "loss"}, 1), ({"max_epsilon": 1e9}, 1), ({"protection": "rr"}, 0)],
+    ("pins", "run_config", "warned"),
+    [
+        ({}, {}, 1),
+        ({"reveal": "loss"}, {}, 1),
+        ({"max_epsilon": 1e9}, {}, 1),
+        ({}, {"fedveil.protection": "rr"}, 1),
+        ({"protection": "rr"}, {}, 0),
+    ],
 )
-def test_a_client_that_demands_no_protection_says_so_once(pins, warned, caplog):
-    """Other demands set no least protection."""
-    mods = [ProtectMod(**pins)]
-    run(federation(2, mods), ProtectedStrategy(flower.FedAvg(), protection="rr"), rounds=2)
+def test_a_client_that_demands_no_protection_says_so_once(pins, run_config, warned, caplog):
+    """Other demands set no least protection, and the server can change the run configuration."""
+    grid = federation(2, [ProtectMod(**pins)])
+    for node in grid.nodes.values():
+        node.context.run_config.update(run_config)
+    run(grid, ProtectedStrategy(flower.FedAvg(), protection="rr"), rounds=2)
     said = "this client pins nothing and takes the server's word for rr"
     assert caplog.text.count(said) == warned
 

@@ -87,6 +87,24 @@ def test_an_offer_of_no_protection_is_refused():
     assert calls == []
 
 
+@pytest.mark.parametrize("own", [{}, {"fedveil.reveal": "", "fedveil.keep": "b"}])
+@pytest.mark.parametrize("place", ["run_config", "node_config"])
+def test_no_configuration_switches_the_protection_off(place, own):
+    """The server names not_encrypt as if it were a class of the client's own."""
+    calls, name = [], "fedveil.protections.not_encrypt:NotEncrypt"
+    grid = federation(
+        calls=calls, **{"node_config": own, place: {**own, "fedveil.protection": name}}
+    )
+    records = content({"round": 1}, {"protection": "rr"})
+    words = decode(records["fedveil.offer"]["encoded"])
+    words = {field: v for field, v in words.items() if not field.startswith("parameter.")}
+    settings = {"protection": name, "weighting": "by_size", "parameter.max_examples": 65_535}
+    records["fedveil.offer"]["encoded"] = encode({**words, **settings})
+    reply = ask(grid, records)
+    assert reply.has_error()
+    assert calls == []
+
+
 @pytest.mark.parametrize("place", ["run_config", "node_config", "mod"])
 def test_an_offer_weaker_than_the_clients_pin_is_refused(place):
     pin = {"protection": "rr", "eps": 1.0}

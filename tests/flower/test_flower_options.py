@@ -14,9 +14,15 @@ from fedveil.flower.app.options import joined, parse
 from fedveil.flower.app.pins import kept, limits, may_reveal, pins_of, refuse_weaker
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.directions import directions, weakened
+from fedveil.protections.not_encrypt import NotEncrypt
 from fedveil.settings.settings import Settings
 
 RUN = 3
+NAKED = "fedveil.protections.not_encrypt:NotEncrypt"
+
+
+class Renamed(NotEncrypt):
+    name = "renamed"
 
 
 def offer(clients=20, **keys):
@@ -52,6 +58,11 @@ def test_several_names_are_a_list_a_tuple_or_a_text(several):
         ({"protection": "signds", "sign_k": 0.4}, r"sign_k = 0.4 is outside \(0, 0.25\]"),
         ({"protection": "signd"}, "protection = 'signd' is not one of .*did you mean signds"),
         ({"protection": "not_encrypt"}, "protection = 'not_encrypt' is not one of"),
+        ({"protection": NAKED}, "protection = '.*:NotEncrypt' is not available in an app"),
+        (
+            {"protection": f"{__name__}:Renamed"},
+            "protection = '.*:Renamed' is not available in an app",
+        ),
         ({"protection": "rr", "sign_eps": 1.0}, "sign_eps = 1.0 is not a known key"),
         ({"sign_eps": 1.0}, "sign_eps = 1.0 needs protection beside it"),
         ({"protection": "oue", "eps": "2"}, "eps = '2' is not a number"),

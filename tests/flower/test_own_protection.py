@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedveil
@@ -80,13 +82,16 @@ def train(arrays: dict[str, np.ndarray], node: int) -> tuple[dict[str, np.ndarra
     return {name: array + 0.25 for name, array in arrays.items()}, {"num-examples": 5}
 
 
-def federation(**pins: Any) -> FakeGrid:
-    return FakeGrid(Node(n, client_app(train, [ProtectMod(**pins)])) for n in range(1, CLIENTS + 1))
+def federation(run_config: Mapping[str, Any] | None = None, **pins: Any) -> FakeGrid:
+    apps = {n: client_app(train, [ProtectMod(**pins)]) for n in range(1, CLIENTS + 1)}
+    return FakeGrid(Node(n, app, run_config=run_config) for n, app in apps.items())
 
 
-def test_in_somebodys_flower_app() -> None:
+@pytest.mark.parametrize("configured", [False, True])
+def test_in_somebodys_flower_app(configured: bool) -> None:
+    """The run configuration may name it too, if the client does."""
     named = {"protection": BLOCK["name"], **BLOCK["own"]}
-    grid = federation(**named)
+    grid = federation({f"fedveil.{k}": v for k, v in named.items() if configured}, **named)
     strategy = ProtectedStrategy(FedAvg(), **named)
     result = strategy.start(grid, record_of({"w": np.zeros(4, np.float32)}), num_rounds=1)
     assert strategy.rounds[0].reports == BLOCK["own"]["most"]
@@ -105,6 +110,24 @@ def test_no_code_is_imported_at_a_servers_word() -> None:
     assert reason == (
         "the offer's protection = ready:Ready is code that this client does not name itself"
     )
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("pins", [{}, {"protection": "signds"}, {"protection": "elsewhere:Ready"}])
+def test_no_code_is_imported_at_the_word_of_a_run_configuration(
+    pins: dict[str, str], kind: str, tmp_path: Path
+) -> None:
+    """The server names a module that happens to be on the client's machine."""
+    (tmp_path / "lying_about.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    (tmp_path / "elsewhere.py").write_text(CODE)
+    grid = federation({"fedveil.protection": "lying_about:open"}, **pins)
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, kind)])
+    assert reply.error.reason == (
+        "withheld: the run configuration names the code fedveil.protection = lying_about:open, "
+        "which this client does not name itself, in its node configuration or in ProtectMod"
+    )
+    assert "lying_about" not in sys.modules
+    assert not (tmp_path / "ran").exists()
 
 
 def test_its_parameters_are_checked_as_any_others() -> None:

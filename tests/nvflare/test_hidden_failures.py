@@ -32,6 +32,7 @@ from nvflare.private.fed.client.client_runner import (
 from nvflare.private.privacy_manager import Scope
 
 from fedveil.nvflare.components import SiteResultFilter, SiteTaskFilter
+from fedveil.nvflare.hidden_failures import hide_failures
 from fedveil.site.site_folder import Site
 from nvflare_parts import NOISE, resources, site_in
 
@@ -56,6 +57,10 @@ class Failing(Executor):  # type: ignore[misc]
         return DXO(DataKind.WEIGHTS, {"w": weights + np.float32(0.5)}).to_shareable()
 
 
+class Panic(BaseException):
+    """Derives from BaseException alone, as pyo3_runtime.PanicException does."""
+
+
 def raises(error: BaseException) -> Callable[[], Any]:
     def fail() -> Any:
         raise error
@@ -68,6 +73,7 @@ FAILURES = {
     "an error that NVFlare takes to end the job": raises(RuntimeError("loss is nan")),
     "an unsafe job": raises(UnsafeJobError("row 7")),
     "an end of the process": raises(SystemExit(3)),
+    "a panic of a library in Rust": raises(Panic("row 7 has no label")),
     "no result": lambda: None,
     "a result of another kind": lambda: {"w": [1.0]},
 }
@@ -130,6 +136,20 @@ def test_an_executor_that_fails_leaves_as_an_update_of_zero(tmp_path: Path, what
     assert client.site.account("heart").spent().releases == 2
     log = (client.site.folder / "logs" / "nvflare" / "site.log").read_text()
     assert log.count("reported an update of zero") == 2
+
+
+def test_an_interrupt_of_the_process_is_no_failure_of_its_executor(tmp_path: Path) -> None:
+    class Runner:
+        executor = Failing(raises(KeyboardInterrupt()))
+
+        def find_executor(self, task: str) -> Executor:
+            return self.executor
+
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.RUNNER, Runner(), private=True, sticky=False)
+    hide_failures(fl_ctx, "train")
+    with pytest.raises(KeyboardInterrupt):
+        Runner.executor.execute("train", Shareable(), fl_ctx, Signal())
 
 
 def test_the_answer_of_a_failure_leaves_at_the_fixed_time(tmp_path: Path) -> None:

@@ -150,6 +150,33 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert found.startswith("training.lr_schedule is 'cosine'")
 
 
+def test_no_job_chooses_a_folder_of_the_sites_machine(tmp_path: Path) -> None:
+    """The template's own folder, a bundled model and a listed job are allowed."""
+    language = {"model": "hf:models/small", "task": "next_token", "data": {"name": "own:letters"}}
+    (tmp_path / "language.yaml").write_text(job(**language).to_yaml())
+    (tmp_path / "digits.yaml").write_text(job().to_yaml())
+    free = ("jobs.may_differ", sorted(Job.model_fields))
+    named = ("data.heart.named", "own:letters")
+
+    def of_template(file: str, *changes: tuple[str, Any]) -> Policy:
+        return of(("jobs.digests", []), ("jobs.template", file), free, *changes)
+
+    policy = of_template("language.yaml", named)
+    assert reasons(policy, job(**language, rounds=9), tmp_path) == []
+    for folder in ("hf:/home/ada/letters", "hf:models/../../ada", "hf:models/small/"):
+        hostile = job(**{**language, "model": folder})
+        (found,) = reasons(policy, hostile, tmp_path)
+        assert found == (
+            f"model is '{folder}', but 'hf:models/small' in the template language.yaml, and a job "
+            f"cannot choose a folder of this machine. Add the job to jobs.digests"
+        )
+        listed = of(("jobs.digests", [Order(hostile, None).digest.hex()]), named)
+        assert reasons(listed, hostile, tmp_path) == []
+    (found,) = reasons(of_template("digits.yaml", named), job(**language), tmp_path)
+    assert found.startswith("model is 'hf:models/small', but 'logistic' in the template")
+    assert reasons(of_template("digits.yaml"), job(model="lenet"), tmp_path) == []
+
+
 def test_a_template_is_a_job_as_its_author_wrote_it(tmp_path: Path) -> None:
     """`fedveil deploy` gives every job secure randomness, and a job's author none."""
     seeded = job(privacy={**job().privacy.model_dump(exclude_unset=True), "randomness": "seeded"})

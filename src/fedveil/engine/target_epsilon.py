@@ -157,11 +157,14 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
     def at(cost: float) -> float:
         return 1 / cost if key.falls else cost
 
-    def tried(cost: float) -> tuple[bool, float]:
+    def checked(value: float) -> tuple[bool, float]:
         try:
-            return fits(at(cost))
+            return fits(value)
         except (InvalidValue, ValidationError):
             return False, math.inf
+
+    def tried(cost: float) -> tuple[bool, float]:
+        return checked(at(cost))
 
     low = high = at(start)
     good, below = tried(low)
@@ -188,7 +191,8 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
         else:
             high, above = middle, ratio
     nearest = key.rounded(at(high), _DIGITS)
-    return nearest if tried(at(nearest))[0] else key.rounded(at(low), _DIGITS)
+    # Not `tried(at(nearest))`: 1 / (1 / nearest) may be larger than `nearest`, and cost less.
+    return nearest if checked(nearest)[0] else key.rounded(at(low), _DIGITS)
 
 
 def _crossing(low: float, high: float, below: float, above: float) -> float:

@@ -14,6 +14,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
+from fedveil.base.own_code import interrupts
 from fedveil.errors import SiteRefused
 
 
@@ -36,7 +37,7 @@ class _Executing:
     """Calls an executor, and always returns a `Shareable`.
 
     If the executor raises an exception or returns something else, the `Shareable` has the return
-    code of an error.
+    code of an error. An interrupt (`interrupts`) is raised again.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -46,7 +47,9 @@ class _Executing:
     def __call__(self, task: str, data: Shareable, fl_ctx: FLContext, abort: Any) -> Shareable:
         try:
             result = self._execute(task, data, fl_ctx, abort)
-        except (Exception, SystemExit):
+        except BaseException as error:
+            if interrupts(error):
+                raise
             self._executor.log_exception(fl_ctx, f"the executor of the task {task} failed")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         right = isinstance(result, Shareable)

@@ -68,6 +68,11 @@ class Admission:
         for key, theirs, mine in changed:
             if not any(f"{key}.".startswith(prefix) for prefix in free):
                 yield f"{key} is {theirs}, but {mine} in the template {jobs.template}"
+            elif key == "model" and order.job.has_language_model:
+                yield (
+                    f"model is {theirs}, but {mine} in the template {jobs.template}, and a job "
+                    f"cannot choose a folder of this machine. Add the job to jobs.digests"
+                )
 
     def _strength(self, job: Job) -> Iterator[str]:
         least, name = self.policy.strength, job.protection.name

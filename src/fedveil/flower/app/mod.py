@@ -35,6 +35,7 @@ from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import Options, parse
 from fedveil.flower.app.pins import (
     Pin,
+    Refused,
     answer_after_s,
     kept,
     limits,
@@ -98,7 +99,7 @@ class ProtectMod:
         """Return the reply to a message of the server. `call_next` calls the user's app."""
         try:
             if (wrong_order := mod_outside()) is not None:
-                raise _Refused(wrong_order)
+                raise Refused(wrong_order)
             pins = pins_of(self._keywords, context.run_config, context.node_config)
             if message.metadata.message_type.split(".")[0] != "train":
                 shown = _evaluated(message, context, call_next, pins)
@@ -117,7 +118,7 @@ class ProtectMod:
             said = short(str(error), LONGEST_LOGGED)
             log.warning("fedveil: this client sends no report: %s", said)
             # An error about the server's message reveals nothing. Any other may depend on the data.
-            told = said if isinstance(error, _Refused) else "for a reason in its own log"
+            told = said if isinstance(error, Refused) else "for a reason in its own log"
             return _error(ErrorCode.MOD_FAILED_PRECONDITION, f"{WITHHELD}{told}", message)
         except Exception as error:  # Flower would send its text
             log.exception("fedveil: this client sends no report")
@@ -126,7 +127,7 @@ class ProtectMod:
         return FlowerMessage(content, reply_to=message)
 
     def _warn_without_pin(self, pins: list[Pin], offer: Offer) -> None:
-        if not self._warned and not any(pin.options.protection for pin in pins):
+        if not self._warned and not own_protections(pins):
             self._warned = True
             log.warning(
                 "fedveil: this client pins nothing and takes the server's word for %s; "
@@ -138,10 +139,6 @@ class ProtectMod:
 
 def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
     return FlowerMessage(Error(code, reason), reply_to=message)
-
-
-class _Refused(MessageInvalid):
-    """Raised if this client refuses what the server's message asks for."""
 
 
 class _Arrays(NamedTuple):
@@ -169,7 +166,7 @@ class _Answer:
             self._round = take(self._words, "round", int)
             refuse_weaker(self.offer, pins, context.run_id)
         except MessageInvalid as error:
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
         self._protection: Protection = self.offer.protection(context.run_id)
 
     def content(self) -> RecordDict:
@@ -180,7 +177,7 @@ class _Answer:
         # The server's arrays are sent with the training phase, and with no other.
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
-            raise _Refused(f"{trains} is asked for before {phases[0]} in this round")
+            raise Refused(f"{trains} is asked for before {phases[0]} in this round")
         with FixedTime(self._answer_after_s if training else None, self._left_late) as time:
             if training:
                 half, report, metrics = self._train(kept, time)
@@ -202,7 +199,7 @@ class _Answer:
                 return half, half.respond(self._words, None)
         except ClientWithheld as error:
             # In a phase without an update, errors depend only on the server's message.
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
 
     def _train(
         self, kept: Message | None, time: FixedTime
@@ -237,16 +234,16 @@ class _Answer:
     def _arrays(self) -> _Arrays:
         """Return the arrays that the server sent, from which training starts, with their layout.
 
-        Raises `_Refused` if the server's `Offer` states another number of entries than the arrays
+        Raises `Refused` if the server's `Offer` states another number of entries than the arrays
         have, or if the update would contain an array that this client keeps local.
         """
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
         if layout.dimension != self.offer.dimension:
-            raise _Refused("the offer is for another number of entries than the arrays have")
+            raise Refused("the offer is for another number of entries than the arrays have")
         if sent := [place.name for place in layout.places if matches(place.name, kept(self._pins))]:
-            raise _Refused(f"the offer sends what this client keeps (keep): {', '.join(sent)}")
+            raise Refused(f"the offer sends what this client keeps (keep): {', '.join(sent)}")
         return _Arrays(layout, before, layout.vector(before), partial(digest, before))
 
     @property
@@ -270,7 +267,7 @@ class _Answer:
             cost = asked_spending(self._protection, self._words)
             OwnLedger(_lasting(self._context, "account")).charge(cost, limits(self._pins), told)
         except MessageInvalid as error:
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
 
     def _half(
         self,
@@ -297,13 +294,13 @@ class _Answer:
     def _kept(self, state: SealedState) -> Message | None:
         """Return the client's state from the round's previous phase, or None if there is none.
 
-        Raises `_Refused` if the settings that the server offers have changed since that phase.
+        Raises `Refused` if the settings that the server offers have changed since that phase.
         """
         kept = state.take(self._round)
         if kept is None:
             return None
         if kept[_TERMS] != self.offer.job(self._context.run_id):
-            raise _Refused("the offer is another than at the round's beginning")
+            raise Refused("the offer is another than at the round's beginning")
         return {name: value for name, value in kept.items() if name != _TERMS}
 
     def _examples(self, content: RecordDict) -> int:
@@ -378,7 +375,7 @@ def _take_time(message: FlowerMessage) -> Options:
     try:
         return parse({ANSWER_AFTER_S: content.config_records[TIME][ANSWER_AFTER_S]})
     except (KeyError, JobError):
-        raise _Refused(f"{TIME} holds no {ANSWER_AFTER_S} in (0, 1e6]") from None
+        raise Refused(f"{TIME} holds no {ANSWER_AFTER_S} in (0, 1e6]") from None
 
 
 def _state_of(context: Context) -> SealedState:

@@ -136,7 +136,7 @@ def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):
-        parameters = find(position).settings_type
+        parameters = _for_apps(position, prefix).settings_type
     model = Options if parameters is None else _options_of(parameters)
     if parameters is None and position is None and (strangers := set(keys) - set(_OWN)):
         raise JobError(
@@ -153,6 +153,19 @@ def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
         if position is not None and parameters is None:  # the remaining keys need it
             found = {path: text for path, text in found.items() if path[0] in _OWN}
         raise JobError([f"{prefix}{text}" for text in found.values()]) from None
+
+
+def _for_apps(name: str, prefix: str) -> type[Protection]:
+    """Return the class of the protection `name`. Raises `JobError` if it is not for apps."""
+    found = find(name)
+    if not found.for_apps:
+        raise JobError(
+            [
+                f"{prefix}protection = {shown(name)} is not available in an app: write one of "
+                f"{', '.join(OFFERED)}, or a class of your own"
+            ]
+        )
+    return found
 
 
 _OWN = tuple(Options.model_fields)

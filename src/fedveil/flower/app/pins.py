@@ -3,7 +3,7 @@
 A client's demands come from three sources: the keyword arguments of its `ProtectMod`, the app's run
 configuration, and the configuration of its SuperNode (`--node-config`). A pin has the demands of
 one source. The server's offer must meet every pin. The run configuration comes from the server. So
-it can only add demands, and never removes another source's.
+it can only add demands, and never removes another source's. It cannot make the client import code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedveil.base.own_code import is_function
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import PREFIX, Options, of_config, parse
@@ -24,6 +25,10 @@ WEIGHT_KEY = "num-examples"
 
 #: The source that the server can change.
 _RUN = "the run configuration"
+
+
+class Refused(MessageInvalid):
+    """Raised if this client refuses what the server asks for. The server receives the text."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,29 @@ def pins_of(
     """Return one `Pin` for each source that makes demands. Raises `JobError` for an invalid key.
 
     The sources are the `keywords` of the client's `ProtectMod`, the app's run configuration, and
-    the configuration of the client's node.
+    the configuration of the client's node. Raises `Refused` if the run configuration names a
+    protection's code that neither of the other two names.
     """
+    _refuse_code(of_config(run_config), keywords, of_config(node_config))
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
         ("the node configuration", of_config(node_config), PREFIX),
     )
     return [Pin(source, parse(keys, prefix)) for source, keys, prefix in sources if keys]
+
+
+def _refuse_code(run: Mapping[str, Any], *own: Mapping[str, Any]) -> None:
+    """Raise `Refused` if the settings `run` name a protection's code that none in `own` names.
+
+    Reading a setting with such a name imports the code. So this compares the texts before.
+    """
+    name, named = run.get("protection"), [keys.get("protection") for keys in own]
+    if isinstance(name, str) and is_function(name) and name not in named:
+        raise Refused(
+            f"{_RUN} names the code {PREFIX}protection = {name}, which this client does not name "
+            f"itself, in its node configuration or in ProtectMod"
+        )
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
@@ -149,7 +169,8 @@ def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
 
 
 def own_protections(pins: Sequence[Pin]) -> frozenset[str]:
-    return frozenset(pin.options.protection for pin in pins if pin.options.protection)
+    """Return the names of the protections that the client's own code or node demands."""
+    return frozenset(p.options.protection for p in pins if p.is_own and p.options.protection)
 
 
 def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:

@@ -5,6 +5,7 @@ This module needs torch, so `job_client` imports it only when it needs examples 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,9 +48,10 @@ from fedveil.rounds.outcomes import ClientId
 
 _log = logging.getLogger("flwr")
 
-#: Cached features by job, model, client and data, for a process that trains more than once. The
-#: number of clients is limited, since one process may simulate them all.
-_seen_before: dict[tuple[bytes, str, ClientId, str | None], ClientsData] = {}
+#: Cached features by job, model, client and data, each after a digest of the examples. They are for
+#: a process that trains more than once. The number of clients is limited, since one process may
+#: simulate them all.
+_seen_before: dict[tuple[bytes, str, ClientId, str | None], tuple[bytes, ClientsData]] = {}
 _MOST_SEEN = 16
 
 
@@ -187,28 +189,46 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
+        """Return the client's examples with the inputs of the trained layers.
+
+        If there are fixed layers, their outputs (features) are cached. The examples themselves are
+        read in every round, so no feature of a changed or removed example is used again.
+        """
+        own = self._own(client, function)
+        digest = None if self._part.features is None else _digest(own)
+        if digest is None:
+            return self._inputs(own)
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
-        if name in _seen_before:
-            return _seen_before[name]
-        device = self._job.training.device
+        known, seen = _seen_before.pop(name, (b"", own))
+        if known != digest:
+            seen = self._inputs(own)
+        if len(_seen_before) < _MOST_SEEN:
+            _seen_before[name] = digest, seen
+        return seen
+
+    def _own(self, client: ClientId, function: str | None) -> ClientsData:
+        """Read and check the client's examples."""
         if self._job.privacy.unit == "example":
             form = self._form()
             own = client_data(self._job, client, function, self._shared, form).only(client)
             if own.x.shape[1:] != form.shape:
                 raise _other_shape(own.x, self._shape)
-            assert own.usable is not None, "each record is read by itself"
-            x, usable = self._part.usable_inputs(own.x, own.usable, device)
-            if said := described(usable):
-                _log.warning("%s", said)
-            seen = replace(own, x=x, usable=usable)
-        else:
-            own = client_data(self._job, client, function, self._shared).only(client)
-            own = replace(own, x=_of_shape(own, self._shape))
-            _check_targets(own, self._shape, self._targets)
-            seen = replace(own, x=self._part.inputs(own.x, device))
-        if self._part.features is not None and len(_seen_before) < _MOST_SEEN:
-            _seen_before[name] = seen
-        return seen
+            return own
+        own = client_data(self._job, client, function, self._shared).only(client)
+        own = replace(own, x=_of_shape(own, self._shape))
+        _check_targets(own, self._shape, self._targets)
+        return own
+
+    def _inputs(self, own: ClientsData) -> ClientsData:
+        """Return the examples `own` with the outputs of the fixed layers, if any, as inputs."""
+        device = self._job.training.device
+        if self._job.privacy.unit != "example":
+            return replace(own, x=self._part.inputs(own.x, device))
+        assert own.usable is not None, "each record is read by itself"
+        x, usable = self._part.usable_inputs(own.x, own.usable, device)
+        if said := described(usable):
+            _log.warning("%s", said)
+        return replace(own, x=x, usable=usable)
 
     def _form(self) -> Form:
         shape = self._shape
@@ -239,6 +259,18 @@ class _Needed(Examples):
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
         found = self._data.of(client, entropy, unchanged=unchanged)
         return replace(found, given_up=self._given_up)
+
+
+def _digest(data: ClientsData) -> bytes | None:
+    """Return a digest of all examples in `data`, or None if they contain Python objects."""
+    digest = hashlib.sha256()
+    for name, array in data.arrays().items():
+        if array.dtype.hasobject:
+            return None
+        digest.update(f"{name} {array.dtype.descr} {array.shape} ".encode())
+        if array.size:
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:

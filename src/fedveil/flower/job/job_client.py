@@ -41,10 +41,9 @@ from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
 from fedveil.flower.job.member import Member, RoundTraining, members_of
+from fedveil.flower.job.own_charges import charge, left_late
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
-from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
-from fedveil.flower.own_file import number_in
 from fedveil.flower.records import (
     Addressed,
     encoded_records,
@@ -276,8 +275,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     training = _training(files, member, common) if trains else None
     if training is not None and after_s is not None:
         _compile(training, protection)
-    late = None if member.owner is None else member.owner.left_late
-    with FixedTime(after_s, late) as time:
+    with FixedTime(after_s, partial(left_late, job, member)) as time:
         if training is not None:
             answered = _trained(job, member, protection, asked, training, half, time)
         else:  # no update needed: no model, no examples
@@ -311,7 +309,7 @@ def _trained(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    _charge(job, member, protection, asked)
+    charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
     answered = answer_trained(
@@ -374,23 +372,3 @@ def _answer_after_s(job: Job, member: Member) -> float | None:
 def _told(error: BaseException) -> str:
     place = place_of(error)
     return reason(error) if place is None else f"{reason(error)} ({place})"
-
-
-def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to the client's own account, or nothing if the job's randomness is seeded.
-
-    `asked` is the server's message that requests the report.
-    """
-    if job.privacy.randomness != "secure":  # seeded draws are only for tests
-        return
-    file, limits = partial(member.accounts.file, job_digest(job), member.client), []
-    if own := member.own_limits(job):
-        limits += own
-        OwnLedger(file("account")).begin(number_in(file("reports")) or 0)
-    spending = asked_spending(protection, {})
-    count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
-    if job.privacy.max_epsilon is not None:
-        limits.append((job.privacy.max_epsilon, job.privacy.delta))
-    limits += total_of(job.protection.position, protection.settings)
-    if limits:
-        OwnLedger(file("account")).charge(asked_spending(protection, asked), limits)
