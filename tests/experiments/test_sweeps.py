@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments import (
@@ -15,11 +16,13 @@ from experiments import (
     ldp_rounds,
     signds_keys,
     sweeps,
+    writers,
 )
 from experiments.dp_encrypt_keys import DPEncryptKeys
 from experiments.saved_results import last_checkpoint
 from experiments.signds_keys import SWEEPS, SignDSKeys
 from experiments.sweeps import SEEDS, Sweep, arms, compared
+from fedveil.data import mnist
 from fedveil.entry.simulation import simulate
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
@@ -126,6 +129,24 @@ def test_the_dimensions_of_a_report_follow_the_keys() -> None:
     assert outs == [10, 25, 50]
     assert min(share for _, _, share in signds_keys.plans("sign_dim_out, large eps")) > 0.999
     assert {verdict.answer for verdict in signds_keys.outputs()} <= {"agrees", "differs"}
+
+
+@pytest.mark.parametrize(("here", "kind"), [(True, "written"), (False, "synthetic")])
+def test_the_data_of_a_run_says_who_wrote_it(
+    here: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run on simulated writers would resume one on real writers."""
+    monkeypatch.setattr(mnist, "writers_are_here", lambda: here)
+    for scale, function in (("small", f"mnist_{kind}_small"), ("medium", f"mnist_{kind}_medium")):
+        module, _, name = SignDSKeys().base(scale).data.name.partition(":")
+        assert (module, name) == ("experiments.signds_keys", f"few_tests_{function}")
+        fake = {"x_train": np.ones(3), "x_test": np.arange(11), "y_test": np.arange(11) + 20}
+        monkeypatch.setattr(writers, function, lambda fake=fake: fake)
+        found = getattr(signds_keys, name)()
+        assert (found["x_test"].tolist(), found["y_test"].tolist()) == ([0, 5, 10], [20, 25, 30])
+        assert found["x_train"] is fake["x_train"]
+    with pytest.raises(AttributeError):
+        _ = signds_keys.few
 
 
 def test_a_larger_step_sways_and_more_clients_need_it() -> None:
