@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.base.plain_text import remark
 from fedveil.cli.vertical import machines, new_rows, one_process, serve_predictions
 from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
 from fedveil.errors import InvalidValue
@@ -354,7 +355,7 @@ def test_a_service_has_the_limits_that_were_asked_for(
     opening, sought = asked
     assert (*opening[:2], *opening[3:]) == (Path("run"), ["a.csv"], Path("keys"), 33)
     assert sought[:-1] == (kept, "127.0.0.1:7", Path("keys"), False, 9)
-    assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3)
+    assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3, remark)
     assert saved == ["lead"]
 
     class Service:

@@ -13,7 +13,8 @@ among the subject's alternative names.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,17 +28,9 @@ from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.base.validate import integer
 from fedveil.errors import CertificateError, PeerRefused
-from fedveil.link.certificate_chain import (
-    ascent,
-    common_name,
-    described,
-    is_root,
-    load_chain,
-    names_in,
-    pem_of,
-    weakness,
-)
+from fedveil.link.certificate_chain import ascent, described, load_chain, names_in, pem_of, weakness
 from fedveil.link.names import check_name
+from fedveil.link.own_certificate import check_own
 from fedveil.link.private_key import load_key, pem_of_key
 from fedveil.link.revocation import RevocationLists
 from fedveil.link.tls_settings import TlsSettings, read_secret
@@ -80,7 +73,7 @@ class Credentials:
         )
         key = load_key(_read_key(settings.path(settings.key)), settings)
         found = cls(party, folder, pem_of(chain), pem_of_key(key), pem_of(roots), settings, known)
-        _check(found, chain, roots, key.public_key())
+        check_own(found, chain, roots, key.public_key())
         return found
 
     def name_of(self, party: str) -> str:
@@ -138,33 +131,48 @@ class Credentials:
     def client_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        return self._loaded(context)
+        self._loaded(context)
+        if (path := self.settings.crl_path) is not None:
+            with self._unchanged():
+                context.load_verify_locations(cafile=path)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        return context
 
     def server_context(self) -> ssl.SSLContext:
+        """Return a TLS server's context, which checks everything but revocation lists.
+
+        A context keeps the lists that it has loaded. So a server calls `check_peer` for each
+        connection, which reads them again.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
+        # A ticket has the peer's own certificate only, and `check_peer` needs those above it too.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
         return self._loaded(context)
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         settings = self.settings
         self.revocations()  # reports an expired list more clearly than TLS does
         context.load_verify_locations(cadata=self.authority.decode())
-        try:
+        with self._unchanged():
             context.load_cert_chain(
                 settings.path(settings.certificate),
                 settings.path(settings.key),
                 password=settings.password() or _no_password,
             )
-            if settings.crl_path is not None:
-                context.load_verify_locations(cafile=settings.crl_path)
-                context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        return context
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:  # an SSLError is one
             raise CertificateError(
                 f"the files in {self.folder} have changed and cannot be used any more: "
                 f"{error.strerror or error}"
             ) from None
-        return context
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
@@ -278,79 +286,6 @@ def _builder(
         .not_valid_before(now - _CLOCK_SLACK)
         .not_valid_after(now + timedelta(days=days))
     )
-
-
-def _check(
-    found: Credentials,
-    chain: Sequence[x509.Certificate],
-    roots: Sequence[x509.Certificate],
-    key: object,
-) -> None:
-    files, own = found.settings, chain[0]
-    if key != own.public_key():
-        raise CertificateError(
-            f"{files.key} in {found.folder} is not the key of {files.certificate}, in which the "
-            f"party's own certificate comes first"
-        )
-    if found.party_of(own) != found.party:
-        _refuse_name(found, own)
-    if not any(is_root(root) for root in roots):
-        raise CertificateError(
-            f"{files.path(files.authority)} holds no root: add the authority's certificate that "
-            f"is signed by itself"
-        )
-    path = ascent(own, [*chain, *roots])
-    if not any(root in path for root in roots if is_root(root)):
-        raise CertificateError(
-            f"{files.certificate} in {found.folder} is not of the authority in {files.authority}: "
-            f"intermediate certificates, if there are any, follow the party's own in "
-            f"{files.certificate}"
-        )
-    for certificate in path:
-        _check_dates(found, certificate, certificate is own)
-        if (weak := weakness(certificate)) is not None:
-            raise CertificateError(
-                f"the certificate of {common_name(certificate.subject)} in {found.folder} is "
-                f"weak: {weak}"
-            )
-    if (lists := found.revocations()) is not None and (fault := lists.fault(path)) is not None:
-        raise CertificateError(fault)
-
-
-def _refuse_name(found: Credentials, own: x509.Certificate) -> None:
-    names = names_in(own)
-    if not names:
-        raise CertificateError(
-            f"the certificate in {found.folder} is nobody's, and the party here is {found.party}: "
-            f"it needs a subject alternative name, beside which a common name does not count"
-        )
-    if found.name_of(found.party) in names:
-        raise CertificateError(
-            f"the certificate in {found.folder} names several parties of the job, and so is "
-            f"nobody's: {described(own)}"
-        )
-    wanted = found.name_of(found.party)
-    named = found.party if wanted == found.party.lower() else f"{found.party} ({wanted})"
-    raise CertificateError(
-        f"the certificate in {found.folder} is {described(own)}'s, and the party here is {named}"
-    )
-
-
-def _check_dates(found: Credentials, certificate: x509.Certificate, is_own: bool) -> None:
-    now = datetime.now(UTC)
-    what = f"the certificate in {found.folder}"
-    if not is_own:
-        what = f"the certificate of {common_name(certificate.subject)} in {found.folder}"
-    if certificate.not_valid_after_utc < now:
-        raise CertificateError(
-            f"{what} expired on {certificate.not_valid_after_utc:%F}: get a new one from its "
-            f"authority (`fedveil vertical certificates` makes one, if that made it)"
-        )
-    if certificate.not_valid_before_utc > now:
-        raise CertificateError(
-            f"{what} is valid only from {certificate.not_valid_before_utc:%F %H:%M} UTC on: check "
-            f"the clock"
-        )
 
 
 def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
