@@ -162,7 +162,7 @@ def test_a_link_is_secure_or_is_said_not_to_be(
 
 
 def test_certificates_are_valid_for_as_long_as_asked(command: Command, watched: Watched) -> None:
-    watched("fedveil.link.tls.write_certificates")
+    watched("fedveil.link.own_authority.write_certificates")
     asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
     for more, days in ((("--days", 7), 7), ((), 825)):
         with pytest.raises(Reached):
@@ -174,7 +174,7 @@ def test_each_certificate_is_given_to_its_party_alone(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrote = [Path("there", party) for party in ("bank", "lead")]
-    monkeypatch.setattr("fedveil.link.tls.write_certificates", lambda *asked, days: wrote)
+    monkeypatch.setattr("fedveil.link.own_authority.write_certificates", lambda *asked, days: wrote)
     asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
     assert command(*asked)[1].splitlines() == [
         "wrote there/bank: give this folder only to bank",

@@ -27,9 +27,10 @@ from fedveil.errors import (
     RightMissing,
     RunFolderError,
 )
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.rights import check_right
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.record.sealed_message import sealed
 from fedveil.vertical.remote.sessions import Meeting, _check_purpose, _told_of
 from fedveil.vertical.scoring import http_server

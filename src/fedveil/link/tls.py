@@ -1,6 +1,5 @@
-"""Certificates that authenticate the parties: a private authority, and a certificate per party.
+"""Certificates that authenticate the parties: a party's own, and those that its peers show.
 
-    DIR/authority.key        stays with the user who ran `certificates`; it can impersonate anybody
     DIR/PARTY/authority.pem  the authority that PARTY trusts
     DIR/PARTY/certificate.pem
     DIR/PARTY/key.pem        known to PARTY only
@@ -16,28 +15,28 @@ import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
-from fedveil.base.validate import integer
 from fedveil.errors import CertificateError, PeerRefused
-from fedveil.link.certificate_chain import ascent, described, load_chain, names_in, pem_of, weakness
-from fedveil.link.names import check_name
-from fedveil.link.own_certificate import check_own
+from fedveil.link.certificate_chain import (
+    ascent,
+    common_name,
+    described,
+    is_root,
+    load_chain,
+    names_in,
+    pem_of,
+    weakness,
+)
 from fedveil.link.private_key import load_key, pem_of_key
 from fedveil.link.revocation import RevocationLists
 from fedveil.link.tls_settings import TlsSettings, read_secret
-from fedveil.record.run_folder import make_folder
 
-AUTHORITY_DAYS = 3650
-_CLOCK_SLACK = timedelta(days=1)
 _MADE_BY = "; `fedveil vertical certificates` makes it"
 
 
@@ -68,12 +67,12 @@ class Credentials:
         known = tuple(dict.fromkeys([party, *parties]))
         settings.check_names([*known, *(() if parties else settings.names)])
         chain, roots = (
-            load_chain(_read(settings.path(file)), settings.path(file))
+            load_chain(read_pem(settings.path(file)), settings.path(file))
             for file in (settings.certificate, settings.authority)
         )
         key = load_key(_read_key(settings.path(settings.key)), settings)
         found = cls(party, folder, pem_of(chain), pem_of_key(key), pem_of(roots), settings, known)
-        check_own(found, chain, roots, key.public_key())
+        _check(found, chain, roots, key.public_key())
         return found
 
     def name_of(self, party: str) -> str:
@@ -175,26 +174,6 @@ class Credentials:
             ) from None
 
 
-def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Write a folder for each party, with its key, certificate and authority. Returns the folders.
-
-    The certificates are valid for `days` days. Uses the certificate authority in `folder`, or
-    creates one there. Raises CertificateError if a party's folder exists.
-    """
-    integer("days", days, 1, AUTHORITY_DAYS)
-    _check_parties(folder, parties)
-    make_folder(folder)
-    try:
-        if not (folder / "authority.key").exists():
-            _write_authority(folder)
-        authority_key = _load_authority_key(folder / "authority.key")
-        authority = load_chain(_read(folder / "authority.pem"), folder / "authority.pem")[0]
-        return [_write_party(folder, party, authority, authority_key, days) for party in parties]
-    except OSError as error:
-        where = error.filename or folder
-        raise CertificateError(f"{where} cannot be written: {error.strerror or error}") from None
-
-
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
     """Return the party that the certificate in `folder` names.
 
@@ -204,98 +183,82 @@ def named_in(folder: Path, parties: Sequence[str]) -> str | None:
     path = settings.path(settings.certificate)
     if not path.exists():
         return None
-    names = names_in(load_chain(_read(path), path)[0])
+    names = names_in(load_chain(read_pem(path), path)[0])
     found = [party for party in parties if settings.name_of(party) in names]
     return found[0] if len(found) == 1 else None
 
 
-def _check_parties(folder: Path, parties: Sequence[str]) -> None:
-    taken = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
-    for party in parties:
-        check_name("the party", party)
-        if parties.count(party) > 1:
-            raise CertificateError(f"the party {party} is named twice")
-        if party in taken:
+def _check(
+    found: Credentials,
+    chain: Sequence[x509.Certificate],
+    roots: Sequence[x509.Certificate],
+    key: object,
+) -> None:
+    files, own = found.settings, chain[0]
+    if key != own.public_key():
+        raise CertificateError(
+            f"{files.key} in {found.folder} is not the key of {files.certificate}, in which the "
+            f"party's own certificate comes first"
+        )
+    if found.party_of(own) != found.party:
+        _refuse_name(found, own)
+    if not any(is_root(root) for root in roots):
+        raise CertificateError(
+            f"{files.path(files.authority)} holds no root: add the authority's certificate that "
+            f"is signed by itself"
+        )
+    path = ascent(own, [*chain, *roots])
+    if not any(root in path for root in roots if is_root(root)):
+        raise CertificateError(
+            f"{files.certificate} in {found.folder} is not of the authority in {files.authority}: "
+            f"intermediate certificates, if there are any, follow the party's own in "
+            f"{files.certificate}"
+        )
+    for certificate in path:
+        _check_dates(found, certificate, certificate is own)
+        if (weak := weakness(certificate)) is not None:
             raise CertificateError(
-                f"{folder / party} is there already: remove it first to make new certificates"
+                f"the certificate of {common_name(certificate.subject)} in {found.folder} is "
+                f"weak: {weak}"
             )
-        # TLS compares names without regard to case.
-        alike = [name for name in taken if name.lower() == party.lower()]
-        if alike:
-            raise CertificateError(
-                f"the parties {alike[0]} and {party} differ in case alone, which certificates do "
-                f"not tell apart"
-            )
-        taken.add(party)
+    if (lists := found.revocations()) is not None and (fault := lists.fault(path)) is not None:
+        raise CertificateError(fault)
 
 
-def _write_authority(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
-    usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    certificate = (
-        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
+def _refuse_name(found: Credentials, own: x509.Certificate) -> None:
+    names = names_in(own)
+    if not names:
+        raise CertificateError(
+            f"the certificate in {found.folder} is nobody's, and the party here is {found.party}: "
+            f"it needs a subject alternative name, beside which a common name does not count"
+        )
+    if found.name_of(found.party) in names:
+        raise CertificateError(
+            f"the certificate in {found.folder} names several parties of the job, and so is "
+            f"nobody's: {described(own)}"
+        )
+    wanted = found.name_of(found.party)
+    named = found.party if wanted == found.party.lower() else f"{found.party} ({wanted})"
+    raise CertificateError(
+        f"the certificate in {found.folder} is {described(own)}'s, and the party here is {named}"
     )
-    _write_certificate(folder / "authority.pem", certificate)
-    # The key is written last. If it is missing, the creation was interrupted and starts again.
-    _write_key(folder / "authority.key", key)
 
 
-def _write_party(
-    folder: Path,
-    party: str,
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    days: int,
-) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
-    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party)])
-    certificate = (
-        _builder(name, authority.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(party)]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-    target = folder / party
-    target.mkdir(mode=0o700)
-    _write_certificate(target / "authority.pem", authority)
-    _write_certificate(target / "certificate.pem", certificate)
-    _write_key(target / "key.pem", key)
-    return target
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _check_dates(found: Credentials, certificate: x509.Certificate, is_own: bool) -> None:
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SLACK)
-        .not_valid_after(now + timedelta(days=days))
-    )
-
-
-def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(_read_key(path), password=None)
-    except (ValueError, TypeError):
-        raise CertificateError(f"{path} is not an unencrypted private key in PEM") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{path} is not the key that `fedveil vertical certificates` made")
-    return key
+    what = f"the certificate in {found.folder}"
+    if not is_own:
+        what = f"the certificate of {common_name(certificate.subject)} in {found.folder}"
+    if certificate.not_valid_after_utc < now:
+        raise CertificateError(
+            f"{what} expired on {certificate.not_valid_after_utc:%F}: get a new one from its "
+            f"authority (`fedveil vertical certificates` makes one, if that made it)"
+        )
+    if certificate.not_valid_before_utc > now:
+        raise CertificateError(
+            f"{what} is valid only from {certificate.not_valid_before_utc:%F %H:%M} UTC on: check "
+            f"the clock"
+        )
 
 
 def _no_password() -> str:
@@ -303,7 +266,8 @@ def _no_password() -> str:
     return ""
 
 
-def _read(path: Path) -> bytes:
+def read_pem(path: Path) -> bytes:
+    """Read a file of certificates. Raises CertificateError if it cannot be read."""
     try:
         return read_bytes(path, MOST_KEY_BYTES)
     except OSError as error:
@@ -312,14 +276,3 @@ def _read(path: Path) -> bytes:
 
 def _read_key(path: Path) -> bytes:
     return read_secret(path, str(path), "the key")
-
-
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_whole(path, pem, 0o600)
-
-
-def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    write_whole(path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
