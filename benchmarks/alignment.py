@@ -32,8 +32,9 @@ from fedveil.link.channel import drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.vertical.remote import handshake
 from fedveil.vertical.remote.handshake import Standing
 from figures import Figure, show

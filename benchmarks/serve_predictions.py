@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.own_authority import write_certificates
+from fedveil.link.tls import Credentials
 from figures import Figure, show
 
 FEDVEIL = (sys.executable, "-m", "fedveil", "vertical")

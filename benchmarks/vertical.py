@@ -34,8 +34,9 @@ from fedveil.link.channel import drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.vertical.memory_reuse import keep_freed_memory
 from fedveil.vertical.party import Party

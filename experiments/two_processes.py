@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedveil.entry.vertical import resume, train
 from fedveil.errors import RunFailed
-from fedveil.link.tls import write_certificates
+from fedveil.link.own_authority import write_certificates
 from fedveil.record.run_folder import JOB, MODEL
 from fedveil.settings import yaml_file
 from fedveil.vertical.job import VerticalJob

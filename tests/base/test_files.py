@@ -18,6 +18,7 @@ from fedveil.base.files import (
     locked,
     open_in_place,
     open_to_append,
+    put_new_in_place,
     write_all,
     write_new,
     write_whole,
@@ -44,6 +45,40 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_it_is_left
     )
     write_whole(file, b"new")
     assert synced == [(tmp_path / f"file{PARTIAL}", False), (tmp_path, True)]
+
+
+def without_links(source: Path, target: Path) -> None:
+    """Do what `os.link` does on a file system such as FAT."""
+    raise PermissionError(errno.EPERM, "Operation not permitted", str(source), None, str(target))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_is_put_in_place_only_if_the_place_is_free(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+        monkeypatch.setattr("os.link", without_links)
+    file, partial = tmp_path / "file", tmp_path / f"file{PARTIAL}"
+    gone = tmp_path / "gone"
+    for taken in (lambda: file.write_text("another's"), lambda: file.symlink_to(gone)):
+        partial.write_text("own")
+        taken()
+        with pytest.raises(FileExistsError):
+            put_new_in_place(partial, file)
+        assert partial.read_text() == "own"
+        assert file.is_symlink() or file.read_text() == "another's"
+        assert not gone.exists()
+        file.unlink()
+    partial.chmod(0o640)
+    synced = list[tuple[Path, bool]]()
+    monkeypatch.setattr(
+        "os.fsync",
+        lambda opened: synced.append((Path(f"/proc/self/fd/{opened}").resolve(), file.exists())),
+    )
+    put_new_in_place(partial, file)
+    assert synced == [(partial, False), (tmp_path, True)]
+    assert [*tmp_path.iterdir()] == [file]
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("own", 0o640)
 
 
 def test_a_new_file_is_its_owners_alone_and_never_replaces_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.base.plain_text import remark
 from fedveil.cli.vertical import machines, new_rows, one_process, serve_predictions
 from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
 from fedveil.errors import InvalidValue
@@ -161,7 +162,7 @@ def test_a_link_is_secure_or_is_said_not_to_be(
 
 
 def test_certificates_are_valid_for_as_long_as_asked(command: Command, watched: Watched) -> None:
-    watched("fedveil.link.tls.write_certificates")
+    watched("fedveil.link.own_authority.write_certificates")
     asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
     for more, days in ((("--days", 7), 7), ((), 825)):
         with pytest.raises(Reached):
@@ -173,7 +174,7 @@ def test_each_certificate_is_given_to_its_party_alone(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrote = [Path("there", party) for party in ("bank", "lead")]
-    monkeypatch.setattr("fedveil.link.tls.write_certificates", lambda *asked, days: wrote)
+    monkeypatch.setattr("fedveil.link.own_authority.write_certificates", lambda *asked, days: wrote)
     asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
     assert command(*asked)[1].splitlines() == [
         "wrote there/bank: give this folder only to bank",
@@ -354,7 +355,7 @@ def test_a_service_has_the_limits_that_were_asked_for(
     opening, sought = asked
     assert (*opening[:2], *opening[3:]) == (Path("run"), ["a.csv"], Path("keys"), 33)
     assert sought[:-1] == (kept, "127.0.0.1:7", Path("keys"), False, 9)
-    assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3)
+    assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3, remark)
     assert saved == ["lead"]
 
     class Service:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +23,8 @@ CORPUS = [b"the cat sat on the mat\n" * 40, "über die Brücke, über den Fluß\
 PAIRS = PairTokenizer.train(CORPUS, 300)
 #: Several line ends or blanks in a row are one token.
 SPACED = PairTokenizer.train([b"ab  12\n\n\nab   12\n\n" * 40], 300)
+#: It leaves numbers of its vocabulary unused.
+SHORT = PairTokenizer.train([b"abab cdcd" * 20], 300)
 TOKENIZERS: list[Tokenizer] = [ByteTokenizer(), PAIRS, SPACED]
 #: Line ends, blanks and bytes that are no UTF-8 come often, as pieces are cut near them.
 HARD = st.lists(
@@ -113,6 +118,63 @@ def test_a_damaged_tokenizer_is_refused() -> None:
         PairTokenizer.from_bytes(PAIRS.to_bytes(), size)
     with pytest.raises(InvalidValue, match=re.escape("vocabulary = 256 is outside [257, inf)")):
         PairTokenizer.train(CORPUS, 256)
+
+
+def tokens(**changed: int) -> Callable[[dict[str, Any]], None]:
+    return lambda file: file["model"]["vocab"].update(changed)
+
+
+def added(text: str) -> Callable[[dict[str, Any]], None]:
+    """Return a function that adds a special token, which is in no vocabulary of a model."""
+    signs = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    token = {"id": 298, "content": text, "special": True, **signs}
+    return lambda file: file["added_tokens"].append(token)
+
+
+NOT_WHOLE = "its tokens lose or add bytes"
+PADDING = {
+    "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 7000,
+    "pad_type_id": 0, "pad_token": "[PAD]",
+}  # fmt: skip
+TRUNCATION = {"direction": "Right", "max_length": 100, "strategy": "LongestFirst", "stride": 0}
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            tokens(a=5000),
+            "token 'a' has the number 5000, and vocabulary = 300 has numbers up to 298",
+        ),
+        (tokens(a=299), "its token 'a' has the number 299, and vocabulary = 300 has"),
+        (tokens(a=300), "its token 'a' has the number 300, and vocabulary = 300 has"),
+        (added("\u0100"), "its token '\\u0100' has a letter above U+00FF, which is no byte"),
+        (tokens(**{"\u20ac\n": 290}), "its token '\\u20ac\\n' has a letter above U+00FF, which"),
+        (tokens(**{"z" * 99: 70}), "has the number 70, as another token has"),
+        (lambda file: file["model"]["vocab"].pop("\xff"), NOT_WHOLE),
+        (lambda file: file.update(normalizer={"type": "Lowercase"}), NOT_WHOLE),
+        (lambda file: file.update(truncation=TRUNCATION), NOT_WHOLE),
+        (lambda file: file.update(padding=PADDING), NOT_WHOLE),
+        (
+            lambda file: file.update(
+                model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+            ),
+            NOT_WHOLE,
+        ),
+    ],
+)
+def test_an_edited_tokenizer_is_one_sentence(
+    edit: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    file = json.loads(SHORT.to_bytes())
+    assert PairTokenizer.from_bytes(json.dumps(file).encode(), 300).pieces() == SHORT.pieces()
+    edit(file)
+    with pytest.raises(DataInvalid) as error:
+        PairTokenizer.from_bytes(json.dumps(file).encode(), 300)
+    assert str(error.value).startswith("the tokenizer's file was edited: its token")
+    assert said in str(error.value)
+    assert len(str(error.value)) < 200
+    assert "\n" not in str(error.value)
 
 
 def test_text_comes_from_files_in_the_order_of_their_paths(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedveil.link import tls
+from fedveil.link import own_authority
 from fedveil.link.certificate_chain import described, is_authority, is_root, weakness
 from pki import Authority, OldRoot, name
 
@@ -47,7 +47,7 @@ def test_short_curves_are_weak() -> None:
     short = "its key is on the curve secp224r1, and P-256 is the least"
     for curve, why in ((ec.SECP224R1(), short), (ec.SECP256R1(), None)):
         key = ec.generate_private_key(curve)
-        issued = tls._builder(name("a"), name("root"), key.public_key(), 1)
+        issued = own_authority._builder(name("a"), name("root"), key.public_key(), 1)
         assert weakness(issued.sign(ROOT.key, hashes.SHA256())) == why
 
 
@@ -59,7 +59,9 @@ def test_a_signature_that_is_not_known_makes_no_root_and_a_damaged_name_is_none(
     assert not is_root(unknown)
     assert weakness(unknown) == "its key or its signature is of a kind that is not known"
     damaged = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"names")
-    own = tls._builder(name("a"), ROOT.name, ROOT.key.public_key(), 1).add_extension(damaged, False)
+    own = own_authority._builder(name("a"), ROOT.name, ROOT.key.public_key(), 1).add_extension(
+        damaged, False
+    )
     assert described(own.sign(ROOT.key, hashes.SHA256())) == "nobody"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fedveil.errors import FedveilError, LinkLost, PeerRefused
+from fedveil.errors import FedveilError, InvalidValue, LinkLost, PeerRefused
 from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
@@ -184,6 +184,44 @@ def test_a_temporary_failure_between_equal_refusals_starts_their_count_anew(
     ):
         link.receive()
     assert list(ahead) == [REVOKED]
+
+
+BROKEN_PROXY = "http://user:s3cret/word@proxy.example:3128"
+NO_PROXY = "the environment variable grpc_proxy is no URL of a proxy: "
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_a_malformed_proxy_is_refused_before_anything_is_dialled(
+    is_secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --insecure too, where gRPC would read the proxy first."""
+    monkeypatch.setenv("grpc_proxy", BROKEN_PROXY)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    own: Any = SimpleNamespace(check_usage=lambda listens: None) if is_secure else None
+    with pytest.raises(InvalidValue, match=f"^{NO_PROXY}") as error:
+        Dialer(Address("127.0.0.1", 1), Link("lead"), "bank", own)
+    assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_a_proxy_that_becomes_malformed_ends_the_link_with_its_sentence(
+    is_secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by a party's own code, in the process of the link."""
+    for name in ("no_grpc_proxy", "no_proxy", "grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    channel = SimpleNamespace(stream_stream=lambda path: EndedCall)
+    monkeypatch.setattr(Dialer, "_channel", lambda self, pem: nullcontext(channel))
+    monkeypatch.setattr(dialer, "FIRST_WAIT_S", 0.0)
+    context = SimpleNamespace(set_alpn_protocols=lambda names: None)
+    own: Any = SimpleNamespace(check_usage=lambda listens: None, client_context=lambda: context)
+    link = Link("lead", patience_s=60.0)
+    dialling = Dialer(Address("127.0.0.1", 1), link, "bank", own if is_secure else None)
+    monkeypatch.setenv("grpc_proxy", BROKEN_PROXY)
+    with dialling, pytest.raises(InvalidValue, match=f"^{NO_PROXY}") as error:
+        link.receive()
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -231,16 +231,18 @@ def test_a_certificate_of_two_parties_names_neither(pki: Pki, tmp_path: Path) ->
     assert named_in(folder, PARTIES) is None
 
 
-def test_both_ends_ask_for_a_certificate_and_check_the_lists_of_its_whole_chain(
+def test_both_ends_ask_for_a_certificate_and_a_client_checks_the_lists_of_its_whole_chain(
     pki: Pki, tmp_path: Path
 ) -> None:
     folder = pki.bank.write(tmp_path / "bank", pki.root, crl="crl.pem")
     (folder / "crl.pem").write_bytes(pem(pki.root.crl(), pki.middle.crl(), pki.issuing.crl()))
     own = read(folder)
-    for context in (own.server_context(), own.client_context()):
-        assert context.verify_mode == ssl.CERT_REQUIRED
-        assert ssl.VERIFY_CRL_CHECK_CHAIN in context.verify_flags
-    assert own.server_context().minimum_version == ssl.TLSVersion.TLSv1_2
+    ends = own.server_context(), own.client_context()
+    assert [context.verify_mode for context in ends] == [ssl.CERT_REQUIRED] * 2
+    # A server reads the lists again for each connection, and a context keeps what it has loaded.
+    checks = [ssl.VERIFY_CRL_CHECK_CHAIN in context.verify_flags for context in ends]
+    assert checks == [False, True]
+    assert ends[0].minimum_version == ssl.TLSVersion.TLSv1_2
 
 
 # --- passwords

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import CertificateError, RightMissing, SplitInvalid
+from fedveil.errors import CertificateError, InvalidValue, RightMissing, SplitInvalid
 from fedveil.link import proxy
 from fedveil.link.names import check_name
 from fedveil.link.rights import check_right, may
@@ -64,6 +64,37 @@ def test_an_empty_variable_is_the_first_that_is_set(connected: Callable[..., Any
     assert connected(host, grpc_proxy="", **proxied) == (host, 8443)
     assert connected(host, no_proxy=host, **proxied) == (host, 8443)
     assert connected(host, no_grpc_proxy="", no_proxy=host, **proxied)[:2] == ("second", 3128)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret/t0ken@proxy.example:3128", "http://user:s3cret#t0ken@proxy.example",
+        "http://user:s3cret?t0ken@proxy.example:3128", "http://user:31/s3cret@proxy.example:3128",
+        "http://s3cret/t0ken@proxy.example:3128", "http://s3cret@proxy.example:port",
+        "http://user:s3cret@[proxy.example", "http://user:s3cret@pro xy.example:3128",
+        "http://user:s3cret@proxy..example:3128", "http://user:s3cret\udcff@proxy.example:3128",
+        "http://user:s3cret@proxy.example:70000",
+    ],
+)  # fmt: skip
+def test_a_malformed_proxy_is_one_sentence_without_its_password(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slash, for example, ends the part of a URL that has the user, the password and the host."""
+    for name in (*proxy._PROXIES, *proxy._EXCEPTIONS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(proxy.socket, "create_connection", None)
+    monkeypatch.setenv("https_proxy", url)
+    address = Address("bank.example", 8443)
+    for act in (lambda: proxy.check_proxy(address), lambda: proxy.connect(address, 1.0)):
+        with pytest.raises(InvalidValue) as error:
+            act()
+        said = str(error.value)
+        assert said.startswith("the environment variable https_proxy is no URL of a proxy: write ")
+        assert not [part for part in ("s3cret", "t0ken", "example", "70000") if part in said]
+        assert error.value.__context__ is None, "a traceback would show it"
+    monkeypatch.setenv("no_proxy", "bank.example")
+    proxy.check_proxy(address)
 
 
 @pytest.mark.parametrize(

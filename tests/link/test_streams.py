@@ -22,8 +22,9 @@ from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
 from fedveil.link.listener import Listener
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.streams import Address, Greeting
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 60.0

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.cli.exits import Exit
 from fedveil.errors import CertificateError, InvalidValue, SplitInvalid
-from fedveil.link import tls
+from fedveil.link import own_authority
 from fedveil.link.certificate_chain import names_in
-from fedveil.link.tls import Credentials, named_in, write_certificates
+from fedveil.link.own_authority import write_certificates
+from fedveil.link.tls import Credentials, named_in
 from pki import KINDS, Authority
 
 HOUR = timedelta(hours=1)
@@ -129,11 +130,67 @@ def test_names_that_no_certificate_can_tell_apart(folder: Path) -> None:
         write_certificates(folder, ["shop"], days=0)
 
 
-def test_an_authority_that_was_cut_short_in_the_making_is_made_again(tmp_path: Path) -> None:
-    write_certificates(tmp_path, [])
-    (tmp_path / "authority.key").unlink()
-    write_certificates(tmp_path, ["bank"])
+@pytest.mark.parametrize("files", [0, 1])
+def test_an_authority_that_was_cut_short_in_the_making_is_finished(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies after it has written this number of files."""
+    write, written = own_authority.write_whole, list[Path]()
+
+    def until_killed(path: Path, data: bytes, mode: int) -> None:
+        if len(written) == files:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, data, mode)
+
+    monkeypatch.setattr(own_authority, "write_whole", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_certificates(tmp_path, ["bank"])
+    monkeypatch.undo()
+    write_certificates(tmp_path, ["lead", "bank"])
     Credentials.read(tmp_path, "bank")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_an_authority_whose_key_is_kept_elsewhere_is_never_replaced(folder: Path) -> None:
+    key, away = folder / "authority.key", folder.parent / "offline.key"
+    key.rename(away)
+    before = contents(folder)
+    with pytest.raises(CertificateError, match=r"\.pem is there without its key, .*\.key: put the"):
+        write_certificates(folder, ["shop", "till"])
+    assert contents(folder) == before
+    assert not (folder / "shop").exists()
+    key.symlink_to(folder.parent / "unmounted" / "offline.key")
+    with pytest.raises(CertificateError, match=r"authority\.key cannot be read: No such file"):
+        write_certificates(folder, ["shop"])
+    assert contents(folder) == before
+    key.unlink()
+    away.rename(key)
+    write_certificates(folder, ["shop"])
+    assert Credentials.read(folder, "shop").authority == before["authority.pem"]
+
+
+def test_a_partys_own_folder_keeps_the_authority_that_it_trusts(tmp_path: Path) -> None:
+    root = Authority("Example Root")
+    folder = root.leaf("bank").write(tmp_path / "bank", root)
+    before = contents(folder)
+    with pytest.raises(CertificateError, match="choose another folder for a new authority"):
+        write_certificates(folder, ["shop"])
+    assert contents(folder) == before
+
+
+def test_no_certificate_is_made_with_the_key_of_another_authority(
+    folder: Path, tmp_path: Path
+) -> None:
+    write_certificates(tmp_path / "other", [])
+    shutil.copy(tmp_path / "other" / "authority.key", folder / "authority.key")
+    with pytest.raises(CertificateError, match=r"is not the key of the authority in .*\.pem"):
+        write_certificates(folder, ["shop"])
+    assert not (folder / "shop").exists()
 
 
 def test_a_certificate_of_another_party(folder: Path) -> None:
@@ -153,7 +210,7 @@ def test_a_certificate_that_names_several_parties_is_nobodys(folder: Path) -> No
         (["fl.bank.example"], None),
         ([], None),
     ):
-        builder = tls._builder(name, name, key.public_key(), 1)
+        builder = own_authority._builder(name, name, key.public_key(), 1)
         if names:
             named = x509.SubjectAlternativeName([x509.DNSName(one) for one in names])
             builder = builder.add_extension(named, critical=False)
@@ -211,7 +268,7 @@ def test_a_certificate_that_has_expired_or_is_not_valid_yet(
         def now(cls, tz: object = None) -> datetime:
             return datetime(year, 2, 3, 4, 5, tzinfo=UTC)
 
-    monkeypatch.setattr(tls, "datetime", Other)
+    monkeypatch.setattr(own_authority, "datetime", Other)
     write_certificates(tmp_path, ["bank"], days=1)
     monkeypatch.undo()
     with pytest.raises(CertificateError, match=f"the certificate in .* {why}"):

@@ -35,7 +35,7 @@ from fedveil.errors import (
     JobError,
     RunFolderError,
 )
-from fedveil.link.tls import write_certificates
+from fedveil.link.own_authority import write_certificates
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import column_encoding, csv_format
 from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from fedveil.errors import BundleInvalid, ExchangeError
 from fedveil.link.channel import drive_together
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.own_authority import write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.bundle import Bundle, Manifest, write_manifest
 from fedveil.vertical.remote.bundle_agreement import agree

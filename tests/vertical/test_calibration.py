@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,27 @@ def test_a_file_of_predictions_is_new_and_has_all_that_was_predicted(tmp_path: P
         assert np.array_equal(told["outputs"], outputs)
     with pytest.raises(FedveilError, match=r"told\.npz already exists"):
         PredictionFile(tmp_path / "told.npz")
+
+
+@pytest.mark.parametrize("name", ["told.csv", "told.npz"])
+def test_a_file_that_appears_while_predictions_are_computed_is_not_overwritten(
+    name: str, tmp_path: Path
+) -> None:
+    """A command waits for other parties, so another program has time to write the same name."""
+    outputs = np.array([[1], [2]], np.float32)
+    found = Predictions(np.array(["a", "b"]), outputs, {"prediction": ["1", "2"]})
+    path, partial = tmp_path / name, tmp_path / f"{name}.part"
+    file = PredictionFile(path)
+    path.write_text("another person's")
+    with pytest.raises(FedveilError, match=rf"{re.escape(name)} appeared meanwhile; it") as error:
+        file.write(found)
+    assert path.read_text() == "another person's"
+    assert error.value.__notes__ == [f"the predictions so far are in {partial}"]
+    path.unlink()
+    saved = partial.read_bytes()
+    partial.unlink()
+    file.write(found)
+    assert path.read_bytes() == saved, "nothing is lost"
 
 
 def test_a_fingerprint_is_of_the_rows_that_are_used_and_their_labels() -> None:

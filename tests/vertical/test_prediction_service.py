@@ -14,13 +14,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.errors import (
     CertificateError,
@@ -29,9 +27,10 @@ from fedveil.errors import (
     RightMissing,
     RunFolderError,
 )
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.rights import check_right
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.record.sealed_message import sealed
 from fedveil.vertical.remote.sessions import Meeting, _check_purpose, _told_of
 from fedveil.vertical.scoring import http_server
@@ -40,7 +39,6 @@ from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
 from fedveil.vertical.scoring.service import PredictionService
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Together
-from pki import Authority
 from scoring_parts import together, trained
 
 
@@ -244,15 +242,6 @@ def test_a_client_is_told_when_to_ask_again_and_connections_are_few(
             said = served.raw(b"")
         assert b" 503 " in said
         assert b"too many connections" in said
-
-
-def test_a_certificate_with_a_weak_key_has_no_names() -> None:
-    root, asked = Authority("root"), HttpServer(Address("127.0.0.1", 0), print, object())  # type: ignore[arg-type]
-    for kind, names in (("p256", ["desk"]), ("rsa1024", [])):
-        der = root.leaf("desk", kind=kind).certificate.public_bytes(Encoding.DER)
-        shown = SimpleNamespace(getpeercert=lambda binary_form, der=der: der)
-        writer = SimpleNamespace(get_extra_info=lambda what, shown=shown: shown)
-        assert asked._client(writer) == names  # type: ignore[arg-type]
 
 
 def test_an_id_is_rewritten_as_the_ids_of_the_file_are(source: Together) -> None:

@@ -17,8 +17,9 @@ import yaml
 from fedveil.errors import PeerRefused, PeerRestarted
 from fedveil.link.channel import Receive
 from fedveil.link.link import Link
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.vertical.remote.sessions import Meeting
 from fedveil.vertical.scoring import sources
 from fedveil.vertical.scoring.scorer import Scorer

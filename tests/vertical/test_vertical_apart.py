@@ -36,8 +36,9 @@ from fedveil.errors import (
     RunFolderError,
 )
 from fedveil.link.link import Link
+from fedveil.link.own_authority import write_certificates
 from fedveil.link.streams import Address
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.record.event_log import faults
 from fedveil.vertical import Optimizer, Part, SplitModel, VerticalJob, evaluate, resume, train
 from fedveil.vertical.crossing import check_sizes

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import vertical_process
-from fedveil.link.tls import write_certificates
+from fedveil.link.own_authority import write_certificates
 from fedveil.vertical import VerticalJob, train
 from pki import Authority, pem
 

@@ -59,6 +59,24 @@ def put_in_place(partial: Path, path: Path) -> None:
     sync_to_disk(path.parent)
 
 
+def put_new_in_place(partial: Path, path: Path) -> None:
+    """Rename `partial` to `path`. Raises FileExistsError if `path` exists, and changes nothing.
+
+    On a file system without hard links, `path` is empty for a moment.
+    """
+    sync_to_disk(partial)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here; an error of another kind recurs in the next line
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        partial.replace(path)
+    else:
+        partial.unlink()
+    sync_to_disk(path.parent)
+
+
 def open_to_append(path: Path) -> io.FileIO:
     """Open a file to append, or create it. Raises OSError for a symbolic link, pipe or device."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")

@@ -5,7 +5,7 @@ Text is bytes throughout, so joining the tokens gives the same bytes again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +34,8 @@ _CHUNK = (
 #: Documents are tokenised in pieces of about this size, several at once. They are cut at the
 #: beginning of a line: a chunk ends there anyway, so the tokens are those of the whole document.
 _PIECE_BYTES = 1 << 16
+#: A tokenizer from a file has to return these documents unchanged.
+_PROBES = (bytes(range(256)), b"a")
 
 
 def read(source: str | Path | None) -> list[bytes]:
@@ -108,6 +110,7 @@ class PairTokenizer:
                 f"the tokenizer has {model.get_vocab_size()} tokens and the end of a "
                 f"document, which do not fit in vocabulary = {vocabulary}"
             )
+        self._pieces = _bytes_of(model.get_vocab(), vocabulary)
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
@@ -128,13 +131,24 @@ class PairTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary: int) -> PairTokenizer:
+        """Load a tokenizer from what `to_bytes` returned.
+
+        Raises DataInvalid if `data` is of no tokenizer that returns the bytes of every text.
+        """
         try:
             model = _library().Tokenizer.from_str(data.decode())
         except MissingExtra:
             raise
         except Exception as error:  # the library raises Exception itself
             raise DataInvalid(f"the tokenizer's file cannot be read: {error}") from None
-        return cls(model, vocabulary)
+        found = cls(model, vocabulary)
+        try:
+            is_whole = join(found.encode(_PROBES), found.pieces()) == b"".join(_PROBES)
+        except Exception:  # such as for a byte without a token
+            is_whole = False
+        if not is_whole:
+            raise DataInvalid("the tokenizer's file was edited: its tokens lose or add bytes")
+        return found
 
     def to_bytes(self) -> bytes:
         """Encode the tokenizer in the JSON format of the `tokenizers` package."""
@@ -150,10 +164,7 @@ class PairTokenizer:
 
     def pieces(self) -> Sequence[bytes | None]:
         """Return each token's bytes, or None for the end token and for each unused token."""
-        found: list[bytes | None] = [None] * self.vocabulary
-        for text, token in self._model.get_vocab().items():
-            found[token] = text.encode("latin-1")
-        return found
+        return self._pieces
 
 
 Tokenizer: TypeAlias = ByteTokenizer | PairTokenizer
@@ -165,6 +176,29 @@ def _library() -> Any:
     except ImportError:
         raise MissingExtra("tokenizers", "vertical", "byte-pair encoding") from None
     return tokenizers
+
+
+def _bytes_of(tokens: Mapping[str, int], vocabulary: int) -> list[bytes | None]:
+    """Return the bytes of each token, in the order of the numbers in `tokens`. None has no bytes.
+
+    Raises DataInvalid for a number that two tokens have or that is not below that of the end token,
+    the last of the `vocabulary`, and for a token with a letter that stands for no byte.
+    """
+    found: list[bytes | None] = [None] * vocabulary
+    for text, number in tokens.items():
+        told = f"the tokenizer's file was edited: its token {text[:20]!a}"
+        if number >= vocabulary - 1:
+            raise DataInvalid(
+                f"{told} has the number {number}, and vocabulary = {vocabulary} has numbers up to "
+                f"{vocabulary - 2} for tokens"
+            )
+        if found[number] is not None:
+            raise DataInvalid(f"{told} has the number {number}, as another token has")
+        try:
+            found[number] = text.encode("latin-1")
+        except UnicodeEncodeError:
+            raise DataInvalid(f"{told} has a letter above U+00FF, which is no byte") from None
+    return found
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:

@@ -7,6 +7,8 @@ possible issuer, so a check of all issuers also covers that path.
 from __future__ import annotations
 
 import ipaddress
+import ssl
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +40,18 @@ def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise CertificateError(f"{path} is not a certificate in PEM") from None
+
+
+def sent_certificates(secure: ssl.SSLObject) -> list[x509.Certificate]:
+    """Return the certificates that the peer of a TLS connection sent, its own first.
+
+    Raises ValueError if a certificate cannot be parsed.
+    """
+    if sys.version_info >= (3, 13):
+        return [x509.load_der_x509_certificate(one) for one in secure.get_unverified_chain()]
+    # Up to Python 3.12, only the object inside has this method. It returns PEM.
+    sent = getattr(secure, "_sslobj").get_unverified_chain()  # noqa: B009
+    return x509.load_pem_x509_certificates("".join(one.public_bytes() for one in sent).encode())
 
 
 def normal_name(name: str) -> str:

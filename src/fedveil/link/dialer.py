@@ -15,10 +15,17 @@ from typing import Any
 
 from cryptography import x509
 
-from fedveil.errors import CertificateError, FedveilError, LinkLost, MessageInvalid, PeerRefused
+from fedveil.errors import (
+    CertificateError,
+    FedveilError,
+    InvalidValue,
+    LinkLost,
+    MessageInvalid,
+    PeerRefused,
+)
 from fedveil.link.certificate_chain import described, pem_of, weakness
 from fedveil.link.link import Link
-from fedveil.link.proxy import connect
+from fedveil.link.proxy import check_proxy, connect
 from fedveil.link.streams import CALL, OPTIONS, SERVICE, Address, Greeting, check_plaintext
 from fedveil.link.tls import Credentials
 from fedveil.rounds.outcomes import LONGEST_LOGGED, short
@@ -41,7 +48,8 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 class Dialer:
     """A context in which a thread keeps a stream of `link` to the leader at `address` open.
 
-    The thread opens a new stream after each break, until `link` is over.
+    The thread opens a new stream after each break, until `link` is over. The constructor raises
+    InvalidValue if the URL of the HTTP proxy is malformed.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class Dialer:
             check_plaintext("--connect", address)
         else:
             credentials.check_usage(listens=False)
+        check_proxy(address)  # before gRPC reads the proxy's URL
         self._address, self._link, self._party = address, link, party
         self._credentials = credentials
         self._stopped = threading.Event()
@@ -91,7 +100,7 @@ class Dialer:
                 check_no_tls(self._address)
         # One of this party's files may be incomplete while it is being replaced. The next attempt
         # reads it again.
-        except (PeerRefused, CertificateError) as error:
+        except (PeerRefused, CertificateError, InvalidValue) as error:
             wrong = error
         except OSError as error:
             self._link.absent(str(error.strerror or error))
@@ -175,7 +184,7 @@ def leader_certificate(address: Address, leader: str, own: Credentials) -> bytes
 
     `own` are this party's credentials. Raises PeerRefused if the certificate is invalid or revoked,
     or does not belong to `leader`, or if the leader rejects this party's certificate. Raises
-    OSError if nobody listens at `address`.
+    OSError if nobody listens at `address`, and InvalidValue if the proxy's URL is malformed.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])
@@ -187,6 +196,8 @@ def leader_certificate(address: Address, leader: str, own: Credentials) -> bytes
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             raise PeerRefused(f"what listens at {address} does not speak TLS") from None
+        raise
+    except InvalidValue:  # a proxy's URL is malformed
         raise
     except ValueError as error:
         raise PeerRefused(f"the certificate at {address} cannot be read: {error}") from None

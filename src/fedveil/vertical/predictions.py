@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array
-from fedveil.base.files import PARTIAL, put_in_place
+from fedveil.base.files import PARTIAL, put_new_in_place
 from fedveil.base.own_code import called
 from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, RunFolderError
@@ -107,13 +107,17 @@ def unfinished(path: Path) -> Iterator[Path]:
     """Yield a path for writing predictions. Renames the file to `path` when the block ends.
 
     After an error or Ctrl-C, the file keeps its name, which ends in `.part`. So predictions that
-    cost privacy are not lost, and do not look complete.
+    cost privacy are not lost, and do not look complete. If a file `path` has appeared meanwhile,
+    raises RunFolderError and leaves both files as they are.
     """
     partial = _partial(path)
     try:
         with explained(path):
             yield partial
-            put_in_place(partial, path)
+            try:
+                put_new_in_place(partial, path)
+            except FileExistsError:
+                raise RunFolderError(f"{path} appeared meanwhile; it is not overwritten") from None
     except BaseException as error:
         if partial.exists():
             error.add_note(f"the predictions so far are in {partial}")

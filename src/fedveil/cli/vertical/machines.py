@@ -134,8 +134,11 @@ def certificates(
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:
-    """Create each party's TLS certificate, and a certificate authority if DIRECTORY has none."""
-    from fedveil.link.tls import write_certificates
+    """Create each party's TLS certificate, and a certificate authority if DIRECTORY has none.
+
+    An authority that is there is never replaced, even if its key is kept elsewhere.
+    """
+    from fedveil.link.own_authority import write_certificates
 
     wrote = list(write_certificates(directory, party, days=days))
     for path in wrote:

@@ -89,7 +89,7 @@ def serve_predictions(
         own = None
         if tls is not None:
             own = Credentials.read(tls, source.leader.name, list(source.leader.split.parties))
-        service = PredictionService(source, own, queue=queue, guesses=guesses)
+        service = PredictionService(source, own, queue=queue, guesses=guesses, report=remark)
         if (note := service.note) is not None:
             remark(note)
         scheme = "http" if own is None else "https"

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server on loopback or mutual TLS.
 
 The number of connections, and the bytes and seconds of a header and of a body, have limits. A
-connection that exceeds a limit gets an error response and is closed.
+connection that exceeds a limit gets an error response and is closed. With TLS, the client's
+certificate is checked when a connection opens, and again for each request on it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, Final
 import h11
 from cryptography import x509
 
-from fedveil.link.certificate_chain import names_in, weakness
+from fedveil.errors import CertificateError, PeerRefused
+from fedveil.link.certificate_chain import names_in, sent_certificates
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 
@@ -67,10 +69,21 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class HttpServer:
-    """Listens on an address and passes each request to `handle`."""
+    """Listens on an address and passes each request to `handle`.
 
-    def __init__(self, address: Address, handle: Handler, credentials: Credentials | None) -> None:
+    With credentials, a client must show a certificate. `report` is called with the reason of a
+    refusal, once for each reason.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        handle: Handler,
+        credentials: Credentials | None,
+        report: Callable[[str], None] = print,
+    ) -> None:
         self._address, self._handle, self._own = address, handle, credentials
+        self._report, self._reported = report, set[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[asyncio.Server, Address]:
@@ -95,11 +108,15 @@ class HttpServer:
         self._tasks.add(task)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
         try:
-            client = self._client(writer)
             if len(self._tasks) > MOST_CONNECTIONS:
                 await _send(connection, writer, Answer(503, {"error": "too many connections"}, 1))
                 return
-            while await self._one(connection, reader, writer, client):
+            sent = self._sent(writer)
+            # Without this check, a revoked client could keep idle connections open.
+            if (refusal := await self._refusal(sent)) is not None:
+                await _send(connection, writer, refusal)
+                return
+            while await self._one(connection, reader, writer, sent):
                 connection.start_next_cycle()
         except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
             pass  # the client has gone, or is too slow
@@ -115,24 +132,55 @@ class HttpServer:
             writer.transport.abort()
             self._tasks.discard(task)
 
-    def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate, or None without TLS.
+    def _sent(self, writer: asyncio.StreamWriter) -> Sequence[x509.Certificate] | None:
+        """Return the certificates that the client sent, its own first, or None without TLS.
 
-        Returns [] if the certificate uses weak cryptography, so that its names are not trusted.
+        Returns [] if a certificate cannot be parsed.
         """
         if self._own is None:
             return None
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        certificate = x509.load_der_x509_certificate(shown)
-        return [] if weakness(certificate) is not None else names_in(certificate)
+        try:
+            return sent_certificates(writer.get_extra_info("ssl_object"))
+        except ValueError:
+            return []
+
+    async def _refusal(self, sent: Sequence[x509.Certificate] | None) -> Answer | None:
+        """Return an Answer that refuses a client which has `sent` these certificates, or None.
+
+        The revocation lists are read again in each call, so a new list applies at once.
+        """
+        if self._own is None or sent is None:
+            return None
+        if not sent:
+            return self._refused(403, "this certificate cannot be read")
+        try:
+            # A thread, because long lists would delay other requests.
+            await asyncio.to_thread(self._own.check_peer, sent[0], sent[1:])
+        except (PeerRefused, ValueError) as error:
+            return self._refused(403, str(error))
+        except CertificateError as error:  # it names files of this machine
+            return self._refused(503, str(error), "this certificate cannot be checked at present")
+        return None
+
+    def _refused(self, status: int, why: str, told: str | None = None) -> Answer:
+        """Report `why` a client is refused. Returns an Answer that says it, or `told` instead."""
+        if why not in self._reported:
+            self._reported.add(why)
+            self._report(f"refused: {why}")
+        return Answer(status, {"error": told or why})
 
     async def _one(
         self,
         connection: h11.Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        client: Sequence[str] | None,
+        sent: Sequence[x509.Certificate] | None,
     ) -> bool:
+        """Answer one request of a client that has `sent` these certificates (None: without TLS).
+
+        Returns True if the connection can have another request.
+        """
+        client = None if sent is None else names_in(sent[0])
         try:
             request = await self._request(connection, reader, writer, client)
         except h11.RemoteProtocolError as error:
@@ -145,8 +193,11 @@ class HttpServer:
             return False
         if isinstance(request, Answer):
             return await _send(connection, writer, request)
+        is_head = request.method == "HEAD"
+        if (refusal := await self._refusal(sent)) is not None:
+            return await _send(connection, writer, refusal, is_head=is_head)
         answer = await self._handle(request)
-        await _send(connection, writer, answer, is_head=request.method == "HEAD")
+        await _send(connection, writer, answer, is_head=is_head)
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
     async def _request(

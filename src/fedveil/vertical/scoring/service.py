@@ -48,13 +48,20 @@ class PredictionService:
 
     At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids. If
     it has asked for more, all its further requests are refused. If only its requests with unknown
-    ids were refused, a refusal would reveal that an id is unknown.
+    ids were refused, a refusal would reveal that an id is unknown. `report` gets the reasons why
+    certificates are refused.
     """
 
     def __init__(
-        self, source: Source, own: Credentials | None, *, queue: int = 64, guesses: int = 100
+        self,
+        source: Source,
+        own: Credentials | None,
+        *,
+        queue: int = 64,
+        guesses: int = 100,
+        report: Callable[[str], None] = print,
     ) -> None:
-        self._source, self._own = source, own
+        self._source, self._own, self._report = source, own, report
         self._answers, self._decision = Answers(source), Decision(source.leader)
         ids = source.leader.ids
         self._row = {ids[row].item(): row for row in source.common.tolist()}
@@ -78,7 +85,7 @@ class PredictionService:
         if self._own is None:
             check_plaintext("--http", address)
         try:
-            http = HttpServer(address, self.handle, self._own)
+            http = HttpServer(address, self.handle, self._own, self._report)
             server, here = await http.start()
         except OSError as error:
             raise InvalidValue(
