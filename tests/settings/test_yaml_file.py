@@ -68,7 +68,7 @@ def test_settings_of_several_kinds():
 
 @pytest.mark.parametrize(("override", "sentence"), vectors("setting_sentences.txt"))
 def test_a_setting_that_cannot_be_applied(override: str, sentence: str):
-    assert problems("{}", override) == [sentence]
+    assert problems("name: n", override) == [sentence]
 
 
 def test_a_setting_mends_what_the_file_has_wrong():

@@ -58,7 +58,7 @@ class Job(JobFields):
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
         """Load a job as `load` does. Also returns notes on the translation of a MindSpore file."""
-        data = {} if path is None else yaml_file.read(path)
+        data = {} if path is None else yaml_file.read_job(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
         try:

@@ -56,7 +56,7 @@ class CheckedJob(Settings):
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
         """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
-        return cls.read({} if path is None else yaml_file.read(path), overrides)
+        return cls.read({} if path is None else yaml_file.read_job(path), overrides)
 
     @classmethod
     def of(cls, job: Self | Mapping[str, Any] | str | Path) -> Self:
