@@ -86,10 +86,10 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Build one party's objects for a run. Warnings about the party's outputs go to `log`."""
+    """Build one party's objects for a run. Warnings about its outputs are private to it."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
-    reports = Reports(setting.entropy, folder.path, log.event)
+    reports = Reports(setting.entropy, folder.path, log.note)
     count = setting.rows["train"].count
     order = Order(setting.order_seed, count, job.batch_size, _set_aside(job, count))
     # Randomness drawn again from a seed is the same, and reveals nothing new.
