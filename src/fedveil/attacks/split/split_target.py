@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.own_data import private_parts, sends_unprotected
 from fedveil.vertical.party import Party
 from fedveil.vertical.returned_gradients import ReturnedGradients, drawn_key
 from fedveil.vertical.rows import Order, Rows, align
@@ -142,6 +144,22 @@ class SplitTarget:
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
         times = 1 if privacy is not None and privacy.reuse else reports
         return projected(charges, times).figure_every_round(self.job.privacy.delta)
+
+    def promised_of(self, party: str, reports: int = 1) -> Figure:
+        """Return the ledger's epsilon for an example after `reports` reports of everything.
+
+        It counts all parts whose output `party` computes from its own data and sends. It is
+        infinite if one of them is unprotected.
+        """
+        if sends_unprotected(self.split, party):
+            charges = EmbeddingDP(None).loss.charges(1)
+        else:
+            charges = [
+                (loss, count * (1 if privacy.reuse else reports))
+                for part, privacy in private_parts(self.split, party)
+                for loss, count in EmbeddingDP(privacy.eps).loss.charges(math.prod(part.output))
+            ]
+        return projected(charges, 1).figure_every_round(self.job.privacy.delta)
 
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
