@@ -34,9 +34,9 @@ from fedveil.vertical.party_parts import (
     _fingerprint,
     _labelled,
     _returned,
-    _set_aside,
     assemble,
     changed_since,
+    set_aside,
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
@@ -87,7 +87,7 @@ def test_a_fingerprint_is_of_all_that_a_resumed_run_needs_unchanged() -> None:
 
 def test_a_share_set_aside_leaves_some_on_both_sides() -> None:
     def aside(share: float | None) -> int:
-        return _set_aside(VerticalJob(scoring={"calibration": share}), 21)
+        return set_aside(VerticalJob(scoring={"calibration": share}), 21)
 
     assert [aside(None), aside(0.26), aside(0.95)] == [0, 5, 20]
     for share, count in ((0.02, 0), (0.98, 21)):

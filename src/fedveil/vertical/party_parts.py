@@ -91,7 +91,7 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.note)
     count = setting.rows["train"].count
-    order = Order(setting.order_seed, count, job.batch_size, _set_aside(job, count))
+    order = Order(setting.order_seed, count, job.batch_size, set_aside(job, count))
     # Randomness drawn again from a seed is the same, and reveals nothing new.
     fresh = not isinstance(setting.entropy, Seeded)
     releases = Releases(folder, order, fresh=fresh, epochs=job.epochs)
@@ -124,7 +124,8 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
     )
 
 
-def _set_aside(job: VerticalJob, count: int) -> int:
+def set_aside(job: VerticalJob, count: int) -> int:
+    """Return how many of `count` training examples are set aside for a calibrator."""
     share = job.scoring.calibration
     if share is None:
         return 0

@@ -34,6 +34,8 @@ from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
 from fedveil.vertical.own_data import private_parts, sends_unprotected
 from fedveil.vertical.party import Party
+from fedveil.vertical.party_parts import set_aside
+from fedveil.vertical.party_run import OWN_SEED
 from fedveil.vertical.returned_gradients import ReturnedGradients, drawn_key
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
@@ -66,6 +68,8 @@ class SplitTarget:
 
     `told` is the leader's table with the labels used in training, after LabelDP. The true labels
     are in `rows`. `trained` is True if the weights are a run's result, False if they are initial.
+    `initial` has the initial weights of a run. It is None for a job, and for a run in which parties
+    drew their weights from seeds of their own.
 
         >>> from fedveil.attacks.split.split_target import SplitTarget
         >>> from fedveil.vertical import VerticalJob
@@ -80,6 +84,7 @@ class SplitTarget:
     rows: Mapping[Subset, Mapping[str, Rows]]
     told: Rows
     trained: bool = False
+    initial: Mapping[str, torch.Tensor] | None = None
 
     @classmethod
     def of(cls, job: VerticalJob) -> SplitTarget:
@@ -90,6 +95,9 @@ class SplitTarget:
     def of_run(cls, folder: str | Path) -> SplitTarget:
         path = Path(folder)
         target = cls._made(VerticalJob.load(job_of(path)), path)
+        initial = None
+        if not (path / OWN_SEED).exists():
+            initial = copy.deepcopy(target.split.joined().state_dict())
         for party in target.split.parties:
             held = path / party / MODEL
             if not held.is_file():
@@ -98,7 +106,7 @@ class SplitTarget:
                 )
             owned = target.split.owned_by(party)
             read_model(held, nn.ModuleDict({part.name: module_of(part) for part in owned}))
-        return replace(target, trained=True)
+        return replace(target, trained=True, initial=initial)
 
     @classmethod
     def _made(cls, job: VerticalJob, folder: Path | None) -> SplitTarget:
@@ -107,6 +115,18 @@ class SplitTarget:
         rows = {subset: _rows(task, split, subset) for subset in SUBSETS}
         told = _told(job, task, rows["train"][split.leader], folder)
         return cls(job, task, split, rows, told)
+
+    def at_start(self) -> SplitTarget:
+        """Return the target before the run's first step, or unchanged if that is not known.
+
+        The steps that `begun` then plays are those that the parties have seen in the run, if the
+        run's randomness comes from its seed.
+        """
+        if not self.trained or self.initial is None:
+            return self
+        split = copy.deepcopy(self.split)
+        split.joined().load_state_dict(self.initial)
+        return replace(self, split=split, trained=False)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
         """Copy the target, and replace the privacy settings of its job with `privacy`.
@@ -122,6 +142,16 @@ class SplitTarget:
     @property
     def examples(self) -> int:
         return self.told.count
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps in the job."""
+        return self.job.epochs * self._order.steps
+
+    @cached_property
+    def _order(self) -> Order:
+        job, count = self.job, self.examples
+        return Order(job.seed, count, job.batch_size, set_aside(job, count))
 
     def crossing(self, part: str) -> Crossing:
         """Return the first crossing at which another party receives the output of `part`.
@@ -175,7 +205,7 @@ class SplitTarget:
 
         The indices are those of the step's training examples.
         """
-        order = Order(self.job.seed, self.examples, self.job.batch_size)
+        order = self._order
         parties = self._parties()
         for step in range(1, steps + 1):
             positions = order.of_step(step)
