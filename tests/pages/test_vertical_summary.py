@@ -43,7 +43,7 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
         "in any party's account. No epsilon covers an example's influence on the later reports of "
         "others, through the training of left and middle. The gradients"
     ) in partly.promise.text
-    mixed = [Line(math.inf, 0.0, influence("left", in_batch=True)), *lines, taught[1]]
+    mixed = [Line(math.inf, 0.0, influence("left", "batch")), *lines, taught[1]]
     both = vertical_ending(run, run, mixed).promise
     assert both.value == told.promise.value
     assert (

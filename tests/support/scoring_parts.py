@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 
 from fedveil.link.channel import Exchange, drive_together
+from fedveil.link.tls import Credentials
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
+from fedveil.vertical.bundle import Bundle, write_manifest
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Together
+from fedveil.vertical.signatures import Signatures, sign
 from lying_side import Change, lying_side
 
+PARTIES = ("lead", "bank")
 ROWS, NEW = 190, 113
 #: Ids of new rows that only the bank has, and only the leader has.
 BANKS, LEADERS = 5, 7
@@ -136,3 +141,16 @@ def played(
         "bank": lying_side(follow_once(both["bank"]), bank or {}),
     }
     return drive_together(exchanges, encoded=True)["lead"]
+
+
+def signed(folder: Path, keys: dict[str, Credentials], **by: str) -> dict[str, Path]:
+    """Sign the bundles of a run, each party's with its own key unless `by` names another."""
+    paths = {party: folder / "run" / party / "bundle" for party in PARTIES}
+    manifest = Bundle.read(paths["lead"]).manifest
+    data = manifest.written()
+    made = {party: sign(keys[by.get(party, party)], data) for party in PARTIES}
+    for path in paths.values():
+        opened = RunFolder.reopen(path)
+        write_manifest(opened, manifest, Signatures(made))
+        opened.close()
+    return paths

@@ -255,7 +255,7 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
     # Out: vectors and the gradient of what came back; in: what the layers give, and a gradient.
     assert received == pytest.approx(2 * raw, rel=0.02)
     assert sent == pytest.approx((1 + 1 / 32 if protection else 2) * raw, rel=0.02)
-    events = (tmp_path / "run" / "leader" / "events.log").read_text()
+    events = (tmp_path / "run" / "leader" / "private.log").read_text()
     found = r"reveal them: ([\d.]+)% of \d+ right, the most common token alone ([\d.]+)%, "
     read = re.search(
         f"labels: the gradients of backbone returned to cloud {found}measured in", events

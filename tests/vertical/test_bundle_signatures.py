@@ -21,15 +21,14 @@ from fedveil.link.channel import drive_together
 from fedveil.link.own_authority import write_certificates
 from fedveil.link.tls import Credentials
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical.bundle import Bundle, Manifest, write_manifest
+from fedveil.vertical.bundle import Manifest
 from fedveil.vertical.remote.bundle_agreement import agree
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.signatures import Signatures, Signed, check_signed, sign
 from lying_side import lying_side
 from pki import Authority, pem
-from scoring_parts import job_of, trained
+from scoring_parts import PARTIES, job_of, signed, trained
 
-PARTIES = ("lead", "bank")
 RUN = bytes(range(16))
 
 
@@ -41,19 +40,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
     found = {name: Credentials.read(folder, name, PARTIES) for name in PARTIES}
     found["shop"] = Credentials.read(folder, "shop")
     return found | {"stranger": Credentials.read(other, "bank")}
-
-
-def signed(folder: Path, keys: dict[str, Credentials], **by: str) -> dict[str, Path]:
-    """Sign the bundles of a run, each party's with its own key unless `by` names another."""
-    paths = {party: folder / "run" / party / "bundle" for party in PARTIES}
-    manifest = Bundle.read(paths["lead"]).manifest
-    data = manifest.written()
-    made = {party: sign(keys[by.get(party, party)], data) for party in PARTIES}
-    for path in paths.values():
-        opened = RunFolder.reopen(path)
-        write_manifest(opened, manifest, Signatures(made))
-        opened.close()
-    return paths
 
 
 def opened(folder: Path, party: str, own: Credentials | None, said: list[str]) -> None:

@@ -85,7 +85,8 @@ def test_a_leader_says_what_its_gradients_reveal_if_a_followers_limit_ends_the_r
     assert "privacy.max_epsilon is reached" in log
     last = max(record["step"] for record in run.metrics if "step" in record)
     assert last <= STEPS
-    told = [line for line in log.splitlines() if "labels: the gradients of" in line]
+    private = (run.folder / "lead" / "private.log").read_text()
+    told = [line for line in private.splitlines() if "labels: the gradients of" in line]
     assert any("measured in steps 1 to " in line for line in told)
     assert any("added up over steps 1 to " in line for line in told)
 

@@ -77,7 +77,10 @@ def test_the_run_ends_before_the_step_that_would_pass_it(
         assert run.figures[party][-1].what == f"an example's own reports in the run, sent {often}"
         assert run.figures[party][-1].epsilon <= most
         events = (tmp_path / "run" / party / "events.log").read_text()
-        assert f"finished after step {steps}: step {steps + 1} would bring an example" in events
+        assert f"finished after step {steps}: its own privacy.max_epsilon is reached" in events
+        assert "above privacy.max_epsilon =" not in events, "the limit is the party's own"
+        private = (tmp_path / "run" / party / "private.log").read_text()
+        assert f" step {steps + 1} would bring an example of {party} to epsilon " in private
         assert (tmp_path / "run" / party / "model.safetensors").exists()
     events = (tmp_path / "run" / "lead" / "events.log").read_text()
     assert f"finished after step {steps}: bank ended the step: its own" in events

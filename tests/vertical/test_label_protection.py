@@ -219,8 +219,10 @@ def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
     assert len(end) == 6
     assert all("measured in steps 21 to 30" in sentence for sentence in end[:3])
     assert all("added up over steps 1 to 30" in sentence for sentence in end[3:])
+    private = (tmp_path / "run" / "leader" / "private.log").read_text("utf-8")
+    assert wide in private
     events = (tmp_path / "run" / "leader" / "events.log").read_text("utf-8")
-    assert wide in events
+    assert "labels:" not in events, "other parties may be given the log"
 
 
 def test_a_run_under_protection_says_that_they_are_not(tmp_path: Path) -> None:

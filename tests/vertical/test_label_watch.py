@@ -104,6 +104,30 @@ def test_nothing_is_read_where_nothing_is_to_be_read() -> None:
     assert wrong <= 6
 
 
+@pytest.mark.parametrize(("classes", "examples"), [(2, 128), (3, 97)])
+def test_examples_that_come_again_are_measured_once(classes: int, examples: int) -> None:
+    """Each example has its own random gradient in all steps. It tells which example it is."""
+    wrong = 0
+    for seed in range(20):
+        draw = Seeded(seed, "repeated").generator()
+        rows = torch.from_numpy(draw.normal(size=(examples, 16)))
+        labels = torch.from_numpy(draw.integers(0, classes, examples))
+        said: list[str] = []
+        watch = LabelWatch(
+            LEFT_ALONE, classes, lambda crossing, gradient, *more: gradient, said.append
+        )
+        for step in range(1, STEPS + 1):
+            places = np.arange((step - 1) * 32, step * 32) % examples
+            (left,) = [c for c in LEFT_ALONE.crossings if c.part == "left"]
+            occasion = Occasion("train", 0, step, 0, places)
+            watch(left, rows[places], labels[places], occasion)
+            watch.step_ended()
+        (text,) = [text for text in said if "of left returned" in text]
+        assert f" of {(examples + 1) // 2} right" in text
+        wrong += "reveal them" in text
+    assert wrong <= 3
+
+
 def test_what_shows_only_at_the_end_of_a_run_is_said() -> None:
     start, end, _ = heard(by_sign, [0.8, 0.2], 1, steps=3 * STEPS + 7, changes=2 * STEPS)
     assert "leave open whether they can be read" in start

@@ -26,6 +26,7 @@ from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, party_run
 from fedveil.vertical import party as party_module
+from fedveil.vertical.epsilon_limit import REACHED
 from fedveil.vertical.party import Party, _Statistics
 from fedveil.vertical.party_parts import (
     PartyParts,
@@ -33,9 +34,9 @@ from fedveil.vertical.party_parts import (
     _fingerprint,
     _labelled,
     _returned,
-    _set_aside,
     assemble,
     changed_since,
+    set_aside,
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
@@ -86,7 +87,7 @@ def test_a_fingerprint_is_of_all_that_a_resumed_run_needs_unchanged() -> None:
 
 def test_a_share_set_aside_leaves_some_on_both_sides() -> None:
     def aside(share: float | None) -> int:
-        return _set_aside(VerticalJob(scoring={"calibration": share}), 21)
+        return set_aside(VerticalJob(scoring={"calibration": share}), 21)
 
     assert [aside(None), aside(0.26), aside(0.95)] == [0, 5, 20]
     for share, count in ((0.02, 0), (0.98, 21)):
@@ -182,7 +183,7 @@ def test_a_lost_peer_does_not_keep_the_others_from_hearing_of_an_end() -> None:
 
 
 def assembled(folder: Path, said: list[str], own_seed: int | None = None) -> PartyParts:
-    """Return the bank's side of a run with the seed 3, whose log is `said`."""
+    """Return the bank's side of a run with the seed 3, whose private file is `said`."""
     task = Bottoms()
     split = task.split_model().replace("left", privacy=EmbeddingPrivacy(0.5))
     rows: Any = {subset: Rows(9, {}, None, np.arange(9)) for subset in ("train", "test")}
@@ -191,7 +192,7 @@ def assembled(folder: Path, said: list[str], own_seed: int | None = None) -> Par
         party="bank", entropy=Seeded(1), order_seed=0, own_seed=own_seed,
         folder=RunFolder(folder, None),  # type: ignore[arg-type]
     )  # fmt: skip
-    log: Any = SimpleNamespace(event=said.append)
+    log: Any = SimpleNamespace(note=said.append)
     return assemble(setting, log)
 
 
@@ -216,7 +217,7 @@ def test_several_labels_of_an_example_are_not_charged_as_one() -> None:
         _returned(setting, is_leader=True)
 
 
-def test_examples_that_are_reported_as_zeros_are_in_the_partys_log(tmp_path: Path) -> None:
+def test_only_the_party_itself_reads_how_many_reports_are_zeros(tmp_path: Path) -> None:
     said: list[str] = []
     parts = assembled(tmp_path, said)
     (crossing,) = [each for each in parts.party.split.crossings if each.sender == "bank"]
@@ -245,8 +246,9 @@ def test_a_run_says_at_its_first_start_what_it_sends_and_how_far_it_gets(
     noted: list[str] = []
     job = VerticalJob(task="vertical_parts:bottoms", epochs=7)
     log = SimpleNamespace(
-        show_records=lambda: told.append("records"), say=told.append, event=noted.append
-    )
+        show_records=lambda: told.append("records"), say=told.append, event=noted.append,
+        confide=lambda sentence: told.append(f"in private: {sentence}"),
+    )  # fmt: skip
     counts = {"train": 50, "test": 23}
     rows = {name: SimpleNamespace(count=count, labels=None) for name, count in counts.items()}
     setting = SimpleNamespace(
@@ -260,7 +262,7 @@ def test_a_run_says_at_its_first_start_what_it_sends_and_how_far_it_gets(
     for _ in range(2):  # the second time, a peer has restarted
         assert not list(PartyRun._train(run))
     bare = "The output of left leaves bank without protection."
-    assert told == ["records", bare, "not all of 7 epochs"]
+    assert told == ["records", bare, "in private: not all of 7 epochs"]
     assert sum("23 held-out examples" in line for line in noted) == 2
     assert sum("ids, blinded" in line for line in noted) == (0 if own_seed is None else 2)
 
@@ -342,7 +344,7 @@ def test_a_calibrator_is_fitted_to_the_true_labels_of_the_examples_set_aside(
             job=SimpleNamespace(scoring=SimpleNamespace(threshold="f1")),
         ),
         party=SimpleNamespace(look=look), done=18, _check_limit=lambda *given: None,
-        log=SimpleNamespace(record=lambda **named: None, event=lambda line: None),
+        log=SimpleNamespace(record=lambda **named: None, note=lambda line: None),
         _window=SimpleNamespace(look_away=lambda: None),
     )  # fmt: skip
     assert not list(PartyRun._calibrate(run, 5))
@@ -369,7 +371,7 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     setting = SimpleNamespace(split=split, job=job, task=SimpleNamespace(classes=3))
     gradients = SimpleNamespace(watch=None, returned=None)
     run: Any = SimpleNamespace(
-        name=party, done=done, total=61, setting=setting, log=SimpleNamespace(say=print),
+        name=party, done=done, total=61, setting=setting, log=SimpleNamespace(confide=print),
         _parts=SimpleNamespace(gradients=gradients), _projection=lambda: (),
     )  # fmt: skip
     PartyRun._watch_labels(run)
@@ -386,6 +388,7 @@ def test_a_limit_ends_a_run_that_has_done_a_step_and_is_an_error_before(
     own: bool, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[Any] = []
+    private: list[str] = []
     limit = LimitReached("step 4 is too many") if own else PeerAtLimit("bank", "it is full")
 
     def steps() -> Exchange[None]:
@@ -403,13 +406,15 @@ def test_a_limit_ends_a_run_that_has_done_a_step_and_is_an_error_before(
         keep_account=lambda: did.append("account"), _checkpoint=lambda: did.append("checkpoint"),
         _finish=lambda: did.append("finish"),
         _parts=SimpleNamespace(gradients=SimpleNamespace(watch=watch)),
+        log=SimpleNamespace(note=private.append),
     )  # fmt: skip
     run._train_or_stop = lambda: PartyRun._train_or_stop(run)
     told = [True] if own else []
     if done:
         assert not list(PartyRun.train(run))
         assert did == [*told, "watch", "checkpoint", "account", "finish"]
-        assert run.stopped == str(limit)
+        assert run.stopped == (REACHED if own else str(limit))
+        assert private == ["step 4 is too many"] * own
         return
     with pytest.raises(type(limit)):
         list(PartyRun.train(run))

@@ -120,7 +120,7 @@ def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:
     for party in ("lead", "bank", "shop"):
         names = {path.name for path in (whole.folder / party).iterdir()}
         sent = {"sent.csv", "accounts.jsonl"} if party != "lead" else set()
-        logs = {"events.log", "events.chain"}
+        logs = {"events.log", "events.chain"} | ({"private.log"} if party == "lead" else set())
         assert names == {"checkpoint", "metrics.jsonl", "model.safetensors"} | logs | sent
         assert "finished after step 18" in (whole.folder / party / "events.log").read_text()
     assert VerticalJob.load(whole.folder / "job.yaml") == job()
@@ -228,6 +228,7 @@ def test_a_class_that_only_training_or_held_out_examples_have_is_told(
     )
     log = (folder / "lead" / "events.log").read_text()
     assert "labels: only" not in log, "other parties may be given the log"
+    assert "labels: only" in (folder / "lead" / "private.log").read_text()
     assert [sentence for sentence in heard if sentence.startswith("labels: only")] == [
         "labels: only training examples have the class 'c', so no metric measures how well the "
         "model predicts it",

@@ -18,7 +18,7 @@ from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, Record, read_whole_lines
-from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, job_of
+from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, PRIVATE, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import read_started
 from fedveil.record.vouched_metrics import Vouched
@@ -42,7 +42,8 @@ class ReadRun:
     a party's privacy costs. In a federated run, it has costs that are not in the ledger. `compared`
     has metrics and texts of a language model, before and after training. `started` has the number
     of a round that was started and has no record, and the run's epsilons if all reports of that
-    round were sent. It is empty if there is no such round.
+    round were sent. It is empty if there is no such round. `private` are a party's sentences that
+    no other party may see.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class ReadRun:
     accounts: Sequence[Line] = ()
     compared: Sequence[BeforeAfter] = ()
     started: Record = field(default_factory=dict)
+    private: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -104,13 +106,16 @@ class ReadRun:
 
     def all_said(self, beginning: str) -> list[str]:
         """Return the rest of each event that starts with `beginning`, without duplicates."""
-        texts = (event.partition(" ")[2] for event in self.events)
+        texts = (event.partition(" ")[2] for event in (*self.events, *self.private))
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the text after `beginning` in the last event that starts with it, or ""."""
-        for event in reversed(self.events):
+        """Return the text after `beginning` in the last event that starts with it, or "".
+
+        Searches `private` too.
+        """
+        for event in reversed((*self.events, *self.private)):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):
                 return text.removeprefix(beginning)
@@ -200,7 +205,8 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     findings = read_findings(path)
     with intact(path / ACCOUNTS, path / BEFORE_AFTER):
         beside = read_accounts(path), read_before_after(path), started
-    found = ReadRun(path, job, records, findings, events, *beside)
+    private = () if federated else _whole_lines(path / PRIVATE).splitlines()
+    found = ReadRun(path, job, records, findings, events, *beside, private=private)
     if federated and not records and (found.ended or "").startswith(_ENDED):
         raise RunFolderError(f"{path / METRICS} is damaged: it has no record of a round")
     if vouched is not None:

@@ -20,7 +20,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
 from fedveil.record.metric_names import title
 from fedveil.record.recorder import CROSSES, Record
-from fedveil.record.run_folder import EVENTS, JOB, METRICS
+from fedveil.record.run_folder import EVENTS, JOB, METRICS, PRIVATE
 
 _STEP = Axis("step")
 #: Prefix of the names of metrics on held-out examples.
@@ -69,6 +69,10 @@ def vertical_page(run: ReadRun) -> Page:
     events = [
         Fold(f"{EVENTS} of {name}", [Code("\n".join(party.events))])
         for name, party in parties.items()
+    ] + [
+        Fold(f"{PRIVATE} of {name}", [Code("\n".join(party.private))])
+        for name, party in parties.items()
+        if party.private
     ]
     sections += [Section("Events of every party", events), Section("Settings", [_settings(run)])]
     crossed = leader.all_said(CROSSES)

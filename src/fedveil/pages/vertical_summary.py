@@ -10,7 +10,7 @@ from fedveil.pages.page import Fact
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import NEXT, PROMISED, QUALITY, TONES, Ending
 from fedveil.privacy.ledger import Line
-from fedveil.record.account_lines import LABEL, UNPROTECTED, influence, influenced_part
+from fedveil.record.account_lines import LABEL, UNPROTECTED, WAYS, influence, influenced_part
 from fedveil.record.metric_names import digits, word
 from fedveil.record.recorder import INFERRED
 from fedveil.record.run_folder import JOB
@@ -117,14 +117,15 @@ def _uncovered(accounts: Iterable[Line]) -> str:
     """Return sentences about leaks that no epsilon in `accounts` covers, or "" if there are none.
 
     Training on an example changes a part of the model, and so the later reports of other examples.
-    A part may also mix the examples of a batch. For each such part, `accounts` has a line with an
+    A part may also mix the examples of a batch, or read columns that were computed from several
+    examples. For each such part, `accounts` has a line with an
     infinite epsilon. The sentences name the parts.
     """
     lines, said = list(accounts), ""
-    for in_batch in (False, True):
-        found = (influenced_part(line.what, in_batch=in_batch) for line in lines)
+    for way in WAYS:
+        found = (influenced_part(line.what, way) for line in lines)
         if parts := list(dict.fromkeys(part for part in found if part is not None)):
-            said += f" No epsilon covers {influence(listed(parts), in_batch=in_batch)}."
+            said += f" No epsilon covers {influence(listed(parts), way)}."
     return said
 
 

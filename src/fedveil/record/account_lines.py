@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal, get_args
 
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
 from fedveil.privacy.ledger import Line
@@ -24,31 +25,41 @@ LABEL = "an example's label, in all epochs"
 WHENEVER = "holds whenever"
 #: The line about a part of the model that failed, perhaps because of a single example.
 FAILURE = "the failure of a part, which the other parties were told"
-_TRAINING = "an example's influence on the later reports of others, through the training of "
-_BATCH = (
-    "an example's influence on the reports of others in its batch, through batch statistics of "
-)
+#: How an example can influence reports about other examples -> the start of the line about it.
+_INFLUENCES = {
+    "training": "an example's influence on the later reports of others, through the training of ",
+    "batch": (
+        "an example's influence on the reports of others in its batch, through batch statistics of "
+    ),
+    "columns": (
+        "an example's influence on the reports of others, through statistics of the columns that "
+        "are read by "
+    ),
+}
+Way = Literal["training", "batch", "columns"]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
-def influence(part: str, *, in_batch: bool = False) -> str:
+def influence(part: str, way: Way = "training") -> str:
     """Return a phrase for a privacy loss: one example's influence on reports about others.
 
     `part` names one or several parts of the model. An example changes their weights in training,
-    and so influences what they later report about other examples. If `in_batch` is True, the phrase
-    is about parts that mix the examples of a batch, trained or not. The phrase is the text of an
-    account line (`Line.what`).
+    and so influences what they later report about other examples. If `way` is "batch", the phrase
+    is about parts that mix the examples of a batch, trained or not. If it is "columns", the phrase
+    is about columns whose values depend on other examples, such as on the mean of all. The phrase
+    is the text of an account line (`Line.what`).
     """
-    return f"{_BATCH if in_batch else _TRAINING}{part}"
+    return f"{_INFLUENCES[way]}{part}"
 
 
-def influenced_part(what: str, *, in_batch: bool | None = None) -> str | None:
+def influenced_part(what: str, way: Way | None = None) -> str | None:
     """Return the model's part that `what` names if it is a text made by `influence`, else None.
 
-    `what` is the text of an account line (`Line.what`). If `in_batch` is given, only a text made
-    with the same `in_batch` counts.
+    `what` is the text of an account line (`Line.what`). If `way` is given, only a text made with
+    the same `way` counts.
     """
-    for start, mixes in ((_TRAINING, False), (_BATCH, True)):
-        if what.startswith(start) and in_batch in (None, mixes):
+    for each, start in _INFLUENCES.items():
+        if what.startswith(start) and way in (None, each):
             return what.removeprefix(start)
     return None
 

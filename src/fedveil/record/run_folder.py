@@ -22,6 +22,8 @@ JOB = "job.yaml"
 IMPORTS = "imports.txt"
 METRICS = "metrics.jsonl"
 EVENTS = "events.log"
+#: The file for a vertical party's sentences that no other party may see.
+PRIVATE = "private.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.

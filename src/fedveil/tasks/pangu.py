@@ -79,8 +79,11 @@ class Pangu:
             "adamw", lr=0.256 / shape.width, weight_decay=0.01, warmup_steps=5 * shape.layers
         )
         scores = (shape.context, shape.vocabulary)
+        # The pairs of a trained tokenizer depend on the whole text.
+        fitted = self.settings.tokenizer != "bytes"
+        tokens = ("data.tokens",)
         parts = [
-            Part("embedding", mine, ("data.tokens",), inner, embedding, optimizer=optimizer),
+            Part("embedding", mine, tokens, inner, embedding, optimizer=optimizer, fitted=fitted),
             Part("backbone", theirs, ("embedding",), inner, backbone, optimizer=optimizer),
             Part("head", mine, ("backbone",), scores, head, optimizer=optimizer),
         ]

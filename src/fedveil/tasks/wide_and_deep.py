@@ -70,14 +70,17 @@ def wide_and_deep(
 
     Torch modules are built only for some parts, with initial weights drawn from `seed`: the wide
     and the deep part of each party whose features are not None, and the top if `here` is None or
-    has the leader. The module of every other part is None.
+    has the leader. The module of every other part is None. Columns are fitted to the training rows:
+    numbers are scaled by their mean and standard deviation, intervals lie between quantiles, and
+    words are numbered.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
 
     def part(name: str, owner: str, inputs: Sequence[str], output: int, make: _Make) -> Part:
         module = None if make is None else initial(seed, name, make)
-        return Part(name, owner, tuple(inputs), (output,), module, optimizer=_OPTIMIZER)
+        given = tuple(inputs)
+        return Part(name, owner, given, (output,), module, optimizer=_OPTIMIZER, fitted=True)
 
     parts = []
     for owner, features in owners.items():

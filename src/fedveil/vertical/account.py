@@ -9,7 +9,9 @@ nothing.
 A charge covers only the bits that are computed from the example itself. If the part of the model
 that computes the bits is trained, the example also changes the part's weights. The bits that this
 part later sends for other examples then depend on the example too. No charge covers this influence,
-so the account states an infinite epsilon for each trained part.
+so the account states an infinite epsilon for each trained part. It states one more for each part
+that reads columns which were computed from several examples, such as numbers that were divided by
+the standard deviation of all examples.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from fedveil.record.account_lines import LABEL, OWN_REPORTS, UNPROTECTED, influe
 from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.own_data import (
+    fitted_to_examples,
     mixing_batches,
     private_parts,
     sends_unprotected,
@@ -314,8 +317,8 @@ def figures(
       that receives such gradients has a line with an infinite epsilon.
     - Each part that learns from the party's examples, and is used to compute EmbeddingDP's bits,
       has a line with an infinite epsilon. An example changes the part's weights, and so the bits
-      that are later sent for other examples. A part that mixes the examples of a batch has such a
-      line too.
+      that are later sent for other examples. A part that mixes the examples of a batch, or
+      reads columns whose values depend on several examples, has such a line too.
     - The last line states, at `delta`, the largest epsilon of any example in the whole run. It
       covers the example's label, and all outputs that the party computed from this example and
       sent, as often as `releases` counted. This line is missing if the party sends nothing that is
@@ -342,7 +345,9 @@ def figures(
     ]
     found += [Line(math.inf, 0.0, influence(name)) for name in trained_by_examples(split, party)]
     mixing = mixing_batches(split, party)
-    found += [Line(math.inf, 0.0, influence(name, in_batch=True)) for name in mixing]
+    found += [Line(math.inf, 0.0, influence(name, "batch")) for name in mixing]
+    fitted = fitted_to_examples(split, party)
+    found += [Line(math.inf, 0.0, influence(name, "columns")) for name in fitted]
     if parts or bare or returned:
         most = max(int(releases.train.max(initial=0)), releases.looks)
         epsilon, at = math.inf, 0.0

@@ -36,7 +36,7 @@ class Reports:
     The resulting bits of an example are its report. The reports of a part for one micro-batch have
     their own random stream from `entropy`. For a part with `reuse`, each example's first report is
     saved in `folder` (in memory if None) and returned again later. If `remember` is False, every
-    report is drawn anew. `note` receives log sentences that no other party may see.
+    report is drawn anew. `note` receives sentences that no other party may see.
     """
 
     def __init__(

@@ -7,7 +7,10 @@ labels. Labels that are classes count as inferred if at least one of these tests
   accuracy, its AUCs, and its recall of the rarest class.
 - The attack ranks the examples of a class so high that random scores almost never would.
 
-All tests of one message together hold with 95% confidence.
+All tests of one message together hold with 95% confidence. They count examples: in each group of
+steps, an example is measured only in the first step that uses it. Otherwise an attacker could know
+an example in one step and recognise it in another, and a small data set would look like a large
+one.
 """
 
 from __future__ import annotations
@@ -93,6 +96,8 @@ class LabelWatch:
                 tell(f"labels: no gradient is returned to {follower}{loss}")
         self._seen: dict[str, list[Array]] = defaultdict(list)
         self._labels: dict[str, list[Array]] = defaultdict(list)
+        #: The positions of each part's measured examples.
+        self._places: dict[str, set[int]] = defaultdict(set)
         self._values = self._steps = 0
         self._first: int | None = None
         windows = [(0, min(STEPS, steps)), (max(STEPS, steps - STEPS), steps)]
@@ -121,10 +126,14 @@ class LabelWatch:
         room = _EXAMPLES - sum(map(len, self._seen[crossing.part]))
         if self._watches and room > 0 and (self._values < _VALUES or not self._seen[crossing.part]):
             self._first = occasion.step if self._first is None else self._first
-            rows = rows_of(passed[:room]).copy()
-            self._seen[crossing.part].append(rows)
-            self._labels[crossing.part].append(labels[:room].cpu().numpy())
-            self._values += rows.size
+            places, known = occasion.positions.tolist(), self._places[crossing.part]
+            new = [at for at, place in enumerate(places) if place not in known][:room]
+            known.update(places[at] for at in new)
+            if new:
+                rows = rows_of(passed[new]).copy()
+                self._seen[crossing.part].append(rows)
+                self._labels[crossing.part].append(labels[new].cpu().numpy())
+                self._values += rows.size
         return passed
 
     def step_ended(self, *, last: bool = False) -> None:
@@ -152,6 +161,7 @@ class LabelWatch:
             self._tell(sentence)
         self._seen.clear()
         self._labels.clear()
+        self._places.clear()
         self._values, self._first = 0, None
 
     def _sentences(self, steps: int) -> Iterator[str]:

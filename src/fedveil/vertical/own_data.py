@@ -81,6 +81,15 @@ def mixing_batches(split: SplitModel, party: str) -> list[str]:
     return [part.name for part in _behind_bits(split, party) if _mixes_batches(part)]
 
 
+def fitted_to_examples(split: SplitModel, party: str) -> list[str]:
+    """Return the names of a party's parts behind EmbeddingDP that read fitted columns.
+
+    The values of such columns depend on several examples (`Part.fitted`). So each example
+    influences the bits of all others, even if the part is frozen.
+    """
+    return [part.name for part in _behind_bits(split, party) if part.fitted and part.columns]
+
+
 def _behind_bits(split: SplitModel, party: str) -> list[Part]:
     """Return the party's parts whose output is sent as bits, or read by such a part."""
     found = _sources_too({part.name for part, _ in private_parts(split, party)}, split, party)

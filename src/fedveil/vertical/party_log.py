@@ -1,13 +1,19 @@
-"""Writes a party's records and event log to its run folder, and shows them to its user."""
+"""Writes a party's records and logs to its run folder, and shows them to its user.
+
+Another party may be given `events.log`, because only a comparison shows that it was edited. So a
+sentence that depends on private data, or on settings that the party keeps to itself, is written to
+`private.log`, and never to `events.log`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from fedveil.base.files import append_whole, open_to_append
 from fedveil.record.event_log import EventLog, stamped
 from fedveil.record.recorder import Metrics, Record, Recorder
-from fedveil.record.run_folder import EVENTS, RunFolder, explained
+from fedveil.record.run_folder import EVENTS, PRIVATE, RunFolder, explained
 
 Progress = Callable[[Record], None]
 
@@ -80,6 +86,17 @@ class PartyLog:
     def show(self, sentence: str) -> None:
         """Show a sentence to the user alone. Other parties may be given the log."""
         self._say(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Write a sentence to the private file, which no other party may be given."""
+        path = self._folder.path / PRIVATE
+        with explained(path), open_to_append(path) as file:
+            append_whole(file, f"{stamped(sentence)}\n".encode())
+
+    def confide(self, sentence: str) -> None:
+        """Write a sentence to the private file, and show it to the user who started this party."""
+        self.note(sentence)
+        self.show(sentence)
 
     def synced(self) -> tuple[int, str]:
         """Write all records to disk. Returns the metrics file's size in bytes and its digest."""

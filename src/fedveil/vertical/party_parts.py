@@ -86,12 +86,12 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Build one party's objects for a run. Warnings about the party's outputs go to `log`."""
+    """Build one party's objects for a run. Warnings about its outputs are private to it."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
-    reports = Reports(setting.entropy, folder.path, log.event)
+    reports = Reports(setting.entropy, folder.path, log.note)
     count = setting.rows["train"].count
-    order = Order(setting.order_seed, count, job.batch_size, _set_aside(job, count))
+    order = Order(setting.order_seed, count, job.batch_size, set_aside(job, count))
     # Randomness drawn again from a seed is the same, and reveals nothing new.
     fresh = not isinstance(setting.entropy, Seeded)
     releases = Releases(folder, order, fresh=fresh, epochs=job.epochs)
@@ -124,7 +124,8 @@ def assemble(setting: Setting, log: PartyLog) -> PartyParts:
     )
 
 
-def _set_aside(job: VerticalJob, count: int) -> int:
+def set_aside(job: VerticalJob, count: int) -> int:
+    """Return how many of `count` training examples are set aside for a calibrator."""
     share = job.scoring.calibration
     if share is None:
         return 0

@@ -155,8 +155,9 @@ class PartyRun:
         try:
             yield from self._train()
         except (LimitReached, PeerAtLimit) as limit:
-            self.stopped = str(limit)
+            self.stopped = REACHED if isinstance(limit, LimitReached) else str(limit)
             if isinstance(limit, LimitReached):
+                self.log.note(str(limit))
                 yield from self.party.end(REACHED, at_limit=True)
             if not self.done:
                 raise
@@ -180,9 +181,9 @@ class PartyRun:
                 self.log.event(f"{CROSSES}{sentence}")
             labels = [self.setting.rows[subset].labels for subset in SUBSETS]
             for sentence in lone_classes(self.setting.task, *labels):
-                self.log.show(sentence)
+                self.log.confide(sentence)
             if (forecast := parts.limit.forecast(job.epochs)) is not None:
-                self.log.say(forecast)
+                self.log.confide(forecast)
         self._has_told = True
         self._watch_labels()
         if self.done < self.total:
@@ -246,9 +247,9 @@ class PartyRun:
             classes = self.setting.task.classes
             left = self.total - self.done
             for sentence in self._projection():
-                self.log.say(sentence)
+                self.log.confide(sentence)
             gradients.watch = LabelWatch(
-                split, classes, gradients.returned, self.log.say, left,
+                split, classes, gradients.returned, self.log.confide, left,
                 tells_loss=self.setting.job.tells_loss,
             )  # fmt: skip
 
@@ -319,7 +320,7 @@ class PartyRun:
             values = torch.cat(found).numpy()
             good = usable(values)
             if not good.all():
-                self.log.say(
+                self.log.confide(
                     f"calibration uses {good.sum():,} of {len(good):,} examples set aside: the "
                     f"model's output for the others is NaN or infinite"
                 )
@@ -327,7 +328,7 @@ class PartyRun:
                 raise ExchangeError("no example that is set aside has a finite output to calibrate")
             fitted = Calibrator.fitted(values[good], labels.numpy()[good], settings.threshold)
             self.setting.folder.write_atomically(CALIBRATOR, fitted.written())
-            self.log.event(str(fitted))
+            self.log.note(str(fitted))
         self.log.record(epoch=epoch, calibration=self.done, examples=len(aside))
         self._window.look_away()
 

@@ -103,7 +103,9 @@ class Part:
     function that takes the list of trained parameters and makes a torch optimiser. The function
     returns the optimiser alone, or a tuple of it and a learning rate schedule, which advances once
     a step. `privacy` is applied only when the output is sent to another party. `compression` is
-    applied to the output and its gradient when sent.
+    applied to the output and its gradient when sent. `fitted` is True if the values of the columns
+    that the part reads depend on several examples: for instance, if all numbers were divided by
+    their standard deviation, or words were numbered by frequency.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Part:
     optimizer: Optimizer | OwnOptimizer = Optimizer()
     privacy: EmbeddingPrivacy | None = None
     compression: Compression | None = None
+    fitted: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -411,6 +411,34 @@ def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
     assert finding.epsilon > target.promised("left", 10).epsilon > 0
 
 
+@pytest.mark.parametrize(("wide", "reuse"), [(2.0, False), (2.0, True), (None, False)])
+def test_a_wide_part_is_named_and_counted_if_it_is_not_attacked(
+    wide: float | None, reuse: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The bank sends two outputs of each row, and the attack inverts one of them."""
+    target = SplitTarget.of(tables(tmp_path))
+    deep = EmbeddingPrivacy(0.5, reuse=reuse)
+    split = target.split.replace("bank_deep", privacy=deep)
+    other = None if wide is None else EmbeddingPrivacy(wide, reuse=reuse)
+    target = replace(target, split=split.replace("bank_wide", privacy=other))
+    monkeypatch.setattr(features, "by_effort", lambda *_: 1)
+    finding = features.attack(target, "quick", Watch())
+    assert finding.saw.endswith(
+        "epsilon is of all that bank sends about an example: bank_wide, bank_deep; not attacked, "
+        "but sent: bank_wide"
+    )
+    if wide is None:
+        assert finding.epsilon == math.inf, "the wide part is sent without protection"
+        return
+    times = 1 if reuse else features.AVERAGED
+    (size,) = split.by_name["bank_wide"].output
+    alone = target.promised("bank_deep", times)
+    assert finding.epsilon > alone.epsilon
+    pure = times * (size * wide + split.by_name["bank_deep"].output[0] * 0.5) / 2
+    assert finding.epsilon <= pure * (1 + 1e-9)
+    assert finding.epsilon == target.promised_of("bank", times).epsilon
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 def test_only_reports_with_noise_of_their_own_are_averaged(reuse: bool) -> None:
     target = SplitTarget.of(job(embedding_dp={"eps": 1.0, "reuse": reuse}))

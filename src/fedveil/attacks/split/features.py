@@ -11,7 +11,7 @@ Four attackers get the same reports. In addition, each attacker knows something 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -33,6 +33,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
 from fedveil.tasks.wide_and_deep import Deep
 from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.own_data import of_own_data
 from fedveil.vertical.split import Part, module_of
 from fedveil.vertical.task import Subset
 
@@ -47,7 +48,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     `effort` sets how long the attack runs. `watch` reports its progress and saves its pictures. The
     inputs must be images, numbers, or numbers and words. Words are the categories of a table's
-    columns, each of which the part maps to a vector. The metrics depend on the inputs:
+    columns, each of which the part maps to a vector. Other parts are not attacked, and the finding
+    names them. Its epsilon is of everything that a party sends about an example, with the largest
+    one of any party. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
@@ -72,8 +75,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
                     rows.append(list(aim.plain(found)[:_SHOWN]))
         if rows:
             kept.append(watch.picture(f"features-{aim.part.name}.png", pictures.grid(rows)))
-    most = max(aims, key=lambda aim: target.promised(aim.part.name, aim.reports).epsilon)
-    figure = target.promised(most.part.name, most.reports)
+    most = max(aims, key=lambda aim: target.promised_of(aim.part.owner, aim.reports).epsilon)
+    figure = target.promised_of(most.part.owner, most.reports)
     settings = target.job.privacy.model_dump(mode="json")["embedding_dp"]
     return Finding(
         attack="features",
@@ -83,7 +86,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         settings=settings or {},
         epsilon=figure.epsilon,
         delta=figure.delta,
-        saw=f"reports of each of {len(most.truth)} examples: {most.reports}",
+        saw=_saw(aims, most),
         pictures=kept,
     )
 
@@ -252,6 +255,25 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
     varied = size > 1e-9
     together = (real * made).sum(dim=0) / (size * other).clamp(min=1e-9)
     return median(name, together[varied].numpy(), guess=0.0)
+
+
+def _saw(aims: Sequence[Aim], most: Aim) -> str:
+    """Return a phrase on what the attacker saw, and on what is sent and not attacked.
+
+    The phrase also says of what the finding's epsilon is: of everything that the owner of the part
+    `most` sends about an example.
+    """
+    split, owner = most.target.split, most.part.owner
+    own = of_own_data(split.parts)
+    sent = dict.fromkeys(c.part for c in split.crossings if c.part in own)
+    attacked = {aim.part.name for aim in aims}
+    seen = f"reports of each of {len(most.truth)} examples: {most.reports}"
+    together = [part for part in sent if split.by_name[part].owner == owner]
+    if len(together) > 1:
+        seen += f"; epsilon is of all that {owner} sends about an example: {', '.join(together)}"
+    if missed := [part for part in sent if part not in attacked]:
+        seen += f"; not attacked, but sent: {', '.join(missed)}"
+    return seen
 
 
 def _attackable(target: SplitTarget) -> list[Part]:

@@ -46,9 +46,15 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     there are more than 10 classes, 10 labels. Over many steps there are two attackers. One knows
     the labels of 10 early examples. The other knows no label and clusters the examples. To score
     this guess, clusters are matched to classes such that most examples are right.
+
+    If the target is a run, its first steps are played again from its initial weights. If these are
+    not known, steps are played after the end of the run, and `saw` of the finding says so.
     """
+    is_run, target = target.trained, target.at_start()
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
+    if is_run and not target.trained:
+        steps = min(steps, target.steps)
     figures = [_first_step(follower, by_effort(effort, 15, 40, 100), watch)]
     run = follower.begun(steps, watch)
     early = np.unique(run.windows[0].places)
@@ -78,7 +84,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         figures=figures,
         settings={**target.job.privacy.model_dump(mode="json"), "steps": steps},
         epsilon=math.inf if follower.eps is None else follower.eps,
-        saw=follower.saw(run),
+        saw=follower.saw(run, is_run=is_run),
     )
 
 
@@ -183,10 +189,13 @@ class _Follower:
         of_each = losses_of_examples(found, told, len(examples)) if told else None
         return _FirstSteps(windows, norms, self.true[examples], added, of_each)
 
-    def saw(self, run: _FirstSteps) -> str:
-        """Say what the follower received in `run`."""
+    def saw(self, run: _FirstSteps, *, is_run: bool = False) -> str:
+        """Say what the follower received in `run`. `is_run` is True if a run is attacked."""
         losses = "" if run.losses is None else "the steps' losses and "
-        return f"{losses}gradients of {', '.join(self.parts) or 'nothing'} at {self.party}"
+        seen = f"{losses}gradients of {', '.join(self.parts) or 'nothing'} at {self.party}"
+        if self.target.trained:
+            return f"{seen}, in new steps after the run's end: its first steps may reveal more"
+        return f"{seen}, in the run's first steps" if is_run else seen
 
     def guesses(self, run: _FirstSteps, known: Int64s) -> Int64s:
         """Guess each example's class from the directions of its gradients in `run`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,10 @@ from fedveil.vertical.crossing import from_wire
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task, report_entropy, threads
+from fedveil.vertical.own_data import private_parts, sends_unprotected
 from fedveil.vertical.party import Party
+from fedveil.vertical.party_parts import set_aside
+from fedveil.vertical.party_run import OWN_SEED
 from fedveil.vertical.returned_gradients import ReturnedGradients, drawn_key
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.schedule import Transfer, micro_sizes
@@ -64,6 +68,8 @@ class SplitTarget:
 
     `told` is the leader's table with the labels used in training, after LabelDP. The true labels
     are in `rows`. `trained` is True if the weights are a run's result, False if they are initial.
+    `initial` has the initial weights of a run. It is None for a job, and for a run in which parties
+    drew their weights from seeds of their own.
 
         >>> from fedveil.attacks.split.split_target import SplitTarget
         >>> from fedveil.vertical import VerticalJob
@@ -78,6 +84,7 @@ class SplitTarget:
     rows: Mapping[Subset, Mapping[str, Rows]]
     told: Rows
     trained: bool = False
+    initial: Mapping[str, torch.Tensor] | None = None
 
     @classmethod
     def of(cls, job: VerticalJob) -> SplitTarget:
@@ -88,6 +95,9 @@ class SplitTarget:
     def of_run(cls, folder: str | Path) -> SplitTarget:
         path = Path(folder)
         target = cls._made(VerticalJob.load(job_of(path)), path)
+        initial = None
+        if not (path / OWN_SEED).exists():
+            initial = copy.deepcopy(target.split.joined().state_dict())
         for party in target.split.parties:
             held = path / party / MODEL
             if not held.is_file():
@@ -96,7 +106,7 @@ class SplitTarget:
                 )
             owned = target.split.owned_by(party)
             read_model(held, nn.ModuleDict({part.name: module_of(part) for part in owned}))
-        return replace(target, trained=True)
+        return replace(target, trained=True, initial=initial)
 
     @classmethod
     def _made(cls, job: VerticalJob, folder: Path | None) -> SplitTarget:
@@ -105,6 +115,18 @@ class SplitTarget:
         rows = {subset: _rows(task, split, subset) for subset in SUBSETS}
         told = _told(job, task, rows["train"][split.leader], folder)
         return cls(job, task, split, rows, told)
+
+    def at_start(self) -> SplitTarget:
+        """Return the target before the run's first step, or unchanged if that is not known.
+
+        The steps that `begun` then plays are those that the parties have seen in the run, if the
+        run's randomness comes from its seed.
+        """
+        if not self.trained or self.initial is None:
+            return self
+        split = copy.deepcopy(self.split)
+        split.joined().load_state_dict(self.initial)
+        return replace(self, split=split, trained=False)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
         """Copy the target, and replace the privacy settings of its job with `privacy`.
@@ -120,6 +142,16 @@ class SplitTarget:
     @property
     def examples(self) -> int:
         return self.told.count
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps in the job."""
+        return self.job.epochs * self._order.steps
+
+    @cached_property
+    def _order(self) -> Order:
+        job, count = self.job, self.examples
+        return Order(job.seed, count, job.batch_size, set_aside(job, count))
 
     def crossing(self, part: str) -> Crossing:
         """Return the first crossing at which another party receives the output of `part`.
@@ -143,6 +175,22 @@ class SplitTarget:
         times = 1 if privacy is not None and privacy.reuse else reports
         return projected(charges, times).figure_every_round(self.job.privacy.delta)
 
+    def promised_of(self, party: str, reports: int = 1) -> Figure:
+        """Return the ledger's epsilon for an example after `reports` reports of everything.
+
+        It counts all parts whose output `party` computes from its own data and sends. It is
+        infinite if one of them is unprotected.
+        """
+        if sends_unprotected(self.split, party):
+            charges = EmbeddingDP(None).loss.charges(1)
+        else:
+            charges = [
+                (loss, count * (1 if privacy.reuse else reports))
+                for part, privacy in private_parts(self.split, party)
+                for loss, count in EmbeddingDP(privacy.eps).loss.charges(math.prod(part.output))
+            ]
+        return projected(charges, 1).figure_every_round(self.job.privacy.delta)
+
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
 
@@ -157,7 +205,7 @@ class SplitTarget:
 
         The indices are those of the step's training examples.
         """
-        order = Order(self.job.seed, self.examples, self.job.batch_size)
+        order = self._order
         parties = self._parties()
         for step in range(1, steps + 1):
             positions = order.of_step(step)

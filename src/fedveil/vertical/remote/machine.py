@@ -218,8 +218,9 @@ class Machine:
         run = self._run_for(agreement, progress, say)
         run.settle(to_train=agreement.purpose == TRAIN)
         what = f"{agreement.purpose} from step {agreement.step} of run {agreement.run.hex()}"
-        read = notes_of(self.task, self.party)
-        log_start(run.log.event, what, self._began, [*read, *agreement.notes])
+        log_start(run.log.event, what, self._began, ())
+        for sentence in (*notes_of(self.task, self.party), *agreement.notes):
+            run.log.note(sentence)
         try:
             if agreement.purpose != TRAIN and run.unfinished:
                 run.log.say(run.unfinished)
