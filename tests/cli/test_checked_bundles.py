@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.link.tls import Credentials, write_certificates
+from fedveil.link.own_authority import write_certificates
+from fedveil.link.tls import Credentials
 from fedveil.vertical.bundle import Bundle
 from fedveil.vertical.signatures import Signatures, sign
 from scoring_parts import PARTIES, signed, trained
