@@ -108,7 +108,7 @@ def test_a_federated_template_runs(command: Command, tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "write `protection: distributed_dp` in job.yaml"),
+        ("seed: 0", "write `protection: distributed_dp` in job.yaml"),
         ("{clients: {number: 2, fraction: 1.0}}", "write `protection: dp_encrypt` in job.yaml"),
         ("{server: {aggregation: norm_bound, norm_bound: 1.0}}", "docs/which-switch.md"),
     ],

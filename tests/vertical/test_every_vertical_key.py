@@ -18,7 +18,7 @@ from torch import nn
 
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilError
-from fedveil.record.run_folder import EVENTS
+from fedveil.record.run_folder import EVENTS, PRIVATE
 from fedveil.settings.allowed import dotted, keys
 from fedveil.vertical import VerticalJob, train
 from folders import ROOT
@@ -191,8 +191,9 @@ def observed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         for records in run.records.values()
         for record in records
     ]
-    events = (folder / run.leader / EVENTS).read_text("utf-8").splitlines()
-    said = [line.partition(" ")[2] for line in events]
+    logs = [folder / run.leader / name for name in (EVENTS, PRIVATE)]
+    lines = [line for log in logs if log.exists() for line in log.read_text("utf-8").splitlines()]
+    said = [line.partition(" ")[2] for line in lines]
     state = run.model.state_dict()
     return {
         "records": json.dumps(timeless, default=repr),

@@ -17,6 +17,7 @@ from fedveil.federated import mindspore
 from fedveil.federated.blocks import JobFields
 from fedveil.federated.rules import RULES
 from fedveil.settings import allowed, yaml_file
+from fedveil.settings.checked_job import keys_in
 
 #: The keys of a vertical job. Its class is on a higher floor.
 VERTICAL_KEYS = frozenset(
@@ -58,7 +59,7 @@ class Job(JobFields):
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
         """Load a job as `load` does. Also returns notes on the translation of a MindSpore file."""
-        data = {} if path is None else yaml_file.read_job(path)
+        data = {} if path is None else keys_in(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
         try:

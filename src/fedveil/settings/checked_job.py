@@ -56,7 +56,7 @@ class CheckedJob(Settings):
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
         """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
-        return cls.read({} if path is None else yaml_file.read_job(path), overrides)
+        return cls.read({} if path is None else keys_in(path), overrides)
 
     @classmethod
     def of(cls, job: Self | Mapping[str, Any] | str | Path) -> Self:
@@ -112,3 +112,11 @@ class CheckedJob(Settings):
     def to_yaml(self) -> str:
         """Format every key with its value as YAML. `load` returns an equal job."""
         return yaml_file.write(self.model_dump())
+
+
+def keys_in(path: str | Path) -> dict[str, Any]:
+    """Return the keys in a job file, or raise JobError. A file without keys is refused, too."""
+    keys = yaml_file.read(path)
+    if not keys:
+        raise JobError([f"{path} is empty: it needs at least one key with a value"])
+    return keys

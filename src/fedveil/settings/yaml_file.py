@@ -168,14 +168,6 @@ def read(
     return mapping(text, str(path), most_values)
 
 
-def read_job(path: str | FilePath) -> dict[str, Any]:
-    """Return the keys in a job file, or raise JobError. A file without keys is refused, too."""
-    keys = read(path)
-    if not keys:
-        raise JobError([f"{path} is empty: it needs at least one key with a value"])
-    return keys
-
-
 def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str, Any]:
     """Return the mapping in a YAML text ({} if empty), or raise JobError that names `source`."""
     data = _parse(text, source, most_values)
