@@ -28,7 +28,7 @@ SOURCES = {
 }
 _COLUMNS = (
     "Each row compares a result of the source with ours (here). The verdict is `agrees` if our "
-    "result meets the criterion, and `says nothing` if a run that it needs ended at chance level "
+    "result meets the criterion. It is `says nothing` if a run that it needs ended at chance level "
     "(no better than guessing), or if its seeds are too few to decide. The last column explains "
     "the verdict. Accuracies and rates are fractions: 0.967 is 96.7%. The documentation's page on "
     "the switch explains the protections."

@@ -1,4 +1,4 @@
-"""What a column's encoding tells about one row: its statistics move the bits of all others."""
+"""One row moves the statistics of its column, and so the bits of all other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a party writes to the log that others may be given, and what only to its private file."""
+"""A party has a log that others may be given, and a private file for all else."""
 
 from __future__ import annotations
 
