@@ -23,8 +23,6 @@ from folders import DOCS
 
 PAGES = DOCS / "reproductions"
 PUBLISHED = [file.name.removesuffix(SUFFIX) for file in sorted(PAGES.glob(f"*{SUFFIX}"))]
-#: Pages of which only some runs have published curves, until the others are repeated.
-IN_PART = ("ldp-noniid",)
 
 
 def run(of: Job, *accuracies: float) -> ReadRun:
@@ -160,12 +158,11 @@ def test_published_curves_are_of_the_pages_runs(name: str, tmp_path: Path) -> No
     (tmp_path / ALL).write_bytes((PAGES / f"{name}{SUFFIX}").read_bytes())
     curves, runs = PublishedRuns.of(tmp_path), find(name).arms("full")  # type: ignore[attr-defined]
     found = [each for each in runs if curves.find(each.name, each.job)]
-    assert len(found) == len((tmp_path / ALL).read_bytes().splitlines())
-    assert (len(found) < len(runs)) == (name in IN_PART)
+    assert len(found) == len(runs) == len((tmp_path / ALL).read_bytes().splitlines())
 
 
 @pytest.mark.usefixtures("untrained")
-@pytest.mark.parametrize("name", sorted({*PUBLISHED} - {*IN_PART}))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_page_follows_from_its_curves(name: str, tmp_path: Path) -> None:
     """The page's verdicts, tables and plots, with this version's criteria."""
     page, outcome = reproduce(name, "full", tmp_path / "out", lambda line: None, published=True)
