@@ -565,7 +565,8 @@ def test_a_miniature_of_the_adaptive_epsilon(miniature: None, tmp_path: Path) ->
 def test_a_miniature_of_the_epsilons(
     miniature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ldp_epsilon.Epsilons, "shown", {"small": (0.6, 9.6), "full": (9.6,)})
+    few = {"small": (0.6, 9.6), "medium": (9.6,), "full": (9.6,)}
+    monkeypatch.setattr(ldp_epsilon.Epsilons, "shown", few)
     _, outcome = reproduce("ldp-epsilon", "small", tmp_path / "e", lambda text: None)
     assert [plot.name for plot in outcome.plots] == [
         "lenet-mnist",
