@@ -47,8 +47,8 @@ _FIXED = f"{_SIGNDS}.magnitude=fixed"
 #: The epsilons that are too small and large enough for many dimensions, where they are varied.
 _SMALL_EPS, _LARGE_EPS = 20, 100
 _RATES = (0.25, 1.0, 4.0, 16.0)
-#: The seeds of the sweep of this step with all clients: how much a test loss fluctuates differs
-#: much from seed to seed.
+#: The number of seeds for each of these rates, with all clients. The fluctuation of a test loss
+#: differs much between seeds.
 _RATE_SEEDS = 8
 #: The ends of the names of sweeps in which clients train more, with the changes.
 _TRAINED_MORE: Mapping[str, Sequence[str]] = {

@@ -104,19 +104,19 @@ class ReadRun:
         )
         return (times[next(ends, -1)] - times[0]).total_seconds() if times else None
 
+    @property
+    def _texts(self) -> list[str]:
+        """The events, and then the sentences in `private`, without their times."""
+        return [line.partition(" ")[2] for line in (*self.events, *self.private)]
+
     def all_said(self, beginning: str) -> list[str]:
         """Return the rest of each event that starts with `beginning`, without duplicates."""
-        texts = (event.partition(" ")[2] for event in (*self.events, *self.private))
-        found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
+        found = (text.removeprefix(beginning) for text in self._texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the text after `beginning` in the last event that starts with it, or "".
-
-        Searches `private` too.
-        """
-        for event in reversed((*self.events, *self.private)):
-            _, _, text = event.partition(" ")
+        """Return the text after `beginning` in the last event that starts with it, or ""."""
+        for text in reversed(self._texts):
             if text.startswith(beginning):
                 return text.removeprefix(beginning)
         return ""
