@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from statistics import mean, stdev
 from typing import TypeVar
 
@@ -180,5 +180,6 @@ def seeded(name: str, seed: int) -> str:
 
 
 def of_seeds(found: Mapping[str, T], name: str) -> list[T]:
-    """Return the entries of `found` for all seeds of the run `name`, in the order of the seeds."""
-    return [found[each] for seed in SEEDS for each in [seeded(name, seed)] if each in found]
+    """Return the entries of `found` for all seeds of the run `name`: 0, 1, and so on."""
+    names = (seeded(name, seed) for seed in count())
+    return [found[each] for each in takewhile(found.__contains__, names)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -385,8 +386,34 @@ def test_full_runs_have_several_seeds_where_lenet_learns() -> None:
     names = {*ldp_figures.NonIID().table("full")}
     assert {"shards-1.2", "shards-4.8", "shards-4.8-seed-2", "iid-9.6-seed-1"} <= names
     assert not names & {"shards-2.4-seed-1", "iid-1.2-seed-2"}
-    assert len(names) == 6 + 2 * (2 + 2 * 3)
-    assert len(ldp_figures.NonIID().table("small")) == 6 + 2 * 4
+    assert len(names) == 2 * (5 + 2 + 2 * 3)
+    assert len(ldp_figures.NonIID().table("small")) == 2 * (5 + 4)
+
+
+def test_a_split_without_protection_is_judged_by_all_its_five_seeds() -> None:
+    ends = (0.9868, 0.9871, 0.9895, 0.9866, 0.9869)
+    runs = {seeded("shards", seed): run(end) for seed, end in enumerate(ends)}
+    runs |= {seeded("iid", seed): run(0.9889 + seed / 10_000) for seed in range(5)}
+    table = ldp_figures.NonIID().table("full")
+    assert {name for name in table if table[name].get("protection") is None} == {*runs}
+    _, difference = ldp_claims.few_labels_cost_without(runs)
+    assert difference.answer == "agrees"  # three of them cannot decide
+    three = {name: runs[name] for name in runs if name[-1] not in "34"}
+    _, unsure = ldp_claims.few_labels_cost_without(three)
+    assert unsure.answer == "says nothing"
+
+
+def test_location_s_small_net_has_eight_seeds_of_every_noisy_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ldp_jobs, "find", lambda *names: Path(*names))
+    seeds = Counter(
+        arm.name.partition("-seed-")[0] for arm in ldp_adaptive.Adaptive().arms("medium")
+    )
+    noisy = {name: n for name, n in seeds.items() if not name.endswith("plain")}
+    assert {n for name, n in noisy.items() if "location" in name} == {8}
+    assert {n for name, n in noisy.items() if "location" not in name} == {3}
+    assert {n for name, n in seeds.items() if name.endswith("plain")} == {1}
 
 
 @pytest.mark.parametrize(
