@@ -125,6 +125,11 @@ def with_interval(values: Sequence[float], places: int = 3) -> str:
     return f"{middle} [{low:.{places}f}, {high:.{places}f}]"
 
 
+def mean_of(seeds: int = LEAST_SEEDS) -> str:
+    """Return the part of a page's sentence that says what a figure with several seeds is."""
+    return f"a figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} confidence interval"
+
+
 def decided(apart: Sequence[float], slack: float = SLACK) -> tuple[bool, str]:
     """Decide whether a difference is above 0. `apart` has its value for each seed.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from experiments.arms import Runs, accuracy, curve, mean_accuracy, trained
-from experiments.evidence import SEEDS, of_seeds, seeded, with_interval
+from experiments.evidence import SEEDS, mean_of, of_seeds, seeded, with_interval
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import adapting_helps
 from experiments.ldp_jobs import (
@@ -22,7 +22,6 @@ from experiments.ldp_jobs import (
 from experiments.saved_results import last_checkpoint
 from fedveil.pages.plot import Axis, Plot
 from fedveil.pages.table import Table
-from fedveil.privacy.finding import CONFIDENCE
 
 
 class Adaptive(LDPFigure):
@@ -104,12 +103,9 @@ class Adaptive(LDPFigure):
 
     def _repeated(self, scale: Scale, tasks: Sequence[Task]) -> str:
         """Return sentences about the seeds of the runs."""
-        said = (
-            f"A figure is the mean of {len(SEEDS)} seeds, with its {CONFIDENCE:.0%} confidence "
-            f"interval."
-        )
+        said = f"Under RR, {mean_of()}."
         if any(len(self._seeds(scale, task)) > len(SEEDS) for task in tasks):
-            said += f" That of `{LOCATION}` has {self.many} seeds, because three did not decide."
+            said += f" `{LOCATION}` has {self.many} seeds, because {len(SEEDS)} did not decide."
         return said
 
     def _seeds(self, scale: Scale, task: Task) -> Sequence[int]:

@@ -127,7 +127,7 @@ def few_labels_cost_without(runs: Runs) -> Iterator[Verdict]:
         f"{theirs[0] - theirs[1]:.4f}", with_interval(apart, 4),
         held_to=more("the difference", len(apart), _SLACK_OF_MNIST),
         same="non-IID ends below, after twice the rounds",
-        other="twice the rounds more than compensate for the few labels",
+        other="twice the rounds make up for the few labels",
         nothing=silent or nothing,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.arms import Runs, accuracy, curve, listed
-from experiments.evidence import SEEDS, Lost, of_seeds, seeded
+from experiments.evidence import SEEDS, Lost, mean_of, of_seeds, seeded
 from experiments.experiment import Outcome, Scale, Tell
 from experiments.ldp_claims import (
     cells_help,
@@ -28,7 +28,6 @@ from experiments.ldp_jobs import (
 )
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
-from fedveil.privacy.finding import CONFIDENCE
 from fedveil.studies.several_runs import first_round
 
 
@@ -94,8 +93,7 @@ class Convergence(LDPFigure):
         )
         if scale == "full":
             ran += (
-                f" At {listed(REPEATED, 1)}, a figure is the mean of {len(SEEDS)} seeds, with "
-                f"its {CONFIDENCE:.0%} confidence interval. The other runs have one seed, and the "
+                f" At {listed(REPEATED, 1)}, {mean_of()}. The other runs have one seed, and the "
                 f"plots show one."
             )
         verdicts = [converges(runs, kind) for kind in MECHANISMS]
@@ -232,10 +230,9 @@ class NonIID(LDPFigure):
         )
         ran = (
             "Non-IID is McMahan's split, which the source cites: each client gets two shards of "
-            "the examples sorted by label. These runs have twice the rounds. Without protection, a "
-            f"figure is the mean of {len(self.plain_seeds)} seeds, with its {CONFIDENCE:.0%} "
-            f"confidence interval: {len(SEEDS)} seeds could not tell the splits apart at full "
-            f"size.{several} The other runs have one seed."
+            "the examples sorted by label. These runs have twice the rounds. Without protection, "
+            f"{mean_of(len(self.plain_seeds))}, because {len(SEEDS)} seeds could not tell the "
+            f"splits apart at full size.{several} The other runs have one seed."
         )
         plot = rates_by(
             "noniid", "RR: accuracy lost, by the split of the examples", Axis("epsilon", log=True),

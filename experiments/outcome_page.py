@@ -10,11 +10,10 @@ from pathlib import Path
 
 from experiments.arms import COPIED
 from experiments.catalog import takes_about
-from experiments.evidence import LEAST_SEEDS
+from experiments.evidence import LEAST_SEEDS, mean_of
 from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
 from fedveil.pages.table import Table
-from fedveil.privacy.finding import CONFIDENCE
 
 #: A table with more rows is a file beside the page, which contains the verdicts.
 LONGEST_TABLE = 2
@@ -125,7 +124,8 @@ def _seeds(seeds: int) -> str:
             f" Each figure comes from {seeds} seed{'s' if seeds > 1 else ''}, so it has no "
             "confidence interval."
         )
-    return f" A figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} confidence interval."
+    said = mean_of(seeds)
+    return f" {said[0].upper()}{said[1:]}."
 
 
 def tally(outcome: Outcome) -> str:
