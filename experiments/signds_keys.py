@@ -328,7 +328,10 @@ def _best(runs: Swept, rates: Sequence[float]) -> float:
 
 
 def _sway(run: ReadRun) -> float:
-    """Return the deviation of the last test losses, above 0 so that it has a logarithm."""
+    """Return the standard deviation of the last test losses.
+
+    The result is at least 1e-9, so that its logarithm is finite.
+    """
     return max(stdev(run.figures("loss")[1][-LAST:]), 1e-9)
 
 

@@ -233,7 +233,9 @@ def meeting(
 ) -> Meeting:
     """Return the settings with which `party` connects to the other parties of `split`.
 
-    `option` is the option that gave the `address`, for error messages.
+    `option` is the option that gave the `address`, for error messages. `tls` is the folder of the
+    party's certificates, and None if `insecure` is True. The connection is then plaintext.
+    `patience` is how many seconds a missing party is waited for.
     """
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
