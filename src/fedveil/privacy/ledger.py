@@ -336,10 +336,7 @@ def project(
 
 
 def projected(spendings: Spendings, rounds: int, *, adaptive: bool = False) -> Ledger:
-    """Return the ledger of a client that pays `spendings` in each of `rounds` rounds.
-
-    If `adaptive` is True, its epsilons also hold if later losses depend on earlier results.
-    """
+    """Return the ledger of a client that pays `spendings` in each of `rounds` rounds."""
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
     ledger._kinds.append(_charges(spendings, bare=adaptive))
