@@ -25,8 +25,9 @@ def known_guess(line: Line) -> str | None:
 def has_learnt(line: Line, bare: Line | None) -> bool:
     """Return True if a line's models gain enough over guessing.
 
-    They need a quarter of the gain of `bare`, the line without protection, or of a perfect model if
-    there is none. Also returns True if no metric of the line has a known value for guessing.
+    They need a quarter of the gain of `bare`, the line without protection. If there is no such
+    line, they need a quarter of the gain of a perfect model. Also returns True if no metric of the
+    line has a known value for guessing.
     """
     name = known_guess(line)
     if name is None:

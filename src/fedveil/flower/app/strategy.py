@@ -171,7 +171,7 @@ class ProtectedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the inner strategy's new arrays and metrics.
 
-        The inner strategy gets only one reply, which has the average of the clients' updates. Both
+        The inner strategy gets only one reply: the global arrays plus the aggregate update. Both
         results are None if the round has no aggregate.
         """
         if self._averaged is None:
