@@ -311,7 +311,7 @@ def _by_report(target: Target, pool: Pool) -> Measured:
     """Measure membership inference from what the server receives in the first round.
 
     For each attacked report, one example of its client is compared with one that nobody has. If the
-    server only receives the sum of the round, so are examples of clients in this sum.
+    server receives only the sum of the round, examples of all clients in this sum are compared.
     """
     members = np.arange(len(target.dataset.train))
     others = np.arange(len(members), len(pool))
@@ -340,13 +340,13 @@ def spread(rows: Int64s) -> Int64s:
 def _scored(
     scores: ReportScores, readings: Sequence[Reading], pool: Pool, *rows: Int64s
 ) -> Float64s:
-    """Return the membership score of each row of the pool, in a line for each reading."""
+    """Return the membership scores of the pool's rows: an array [readings, rows]."""
     asked = np.concatenate(rows)
     return np.array([scores.along(reading, pool.x[asked], pool.y[asked]) for reading in readings])
 
 
 def verdicts(points: Sequence[Point], drawn: Mapping[str, Sequence[float]]) -> list[Verdict]:
-    """Judge the sources' claims, those about epsilon at equal epsilons of the whole run.
+    """Judge the sources' claims. Protections are compared at equal epsilons of the whole run.
 
     `drawn` has the accuracies without noise in runs with a drawn cohort.
     """

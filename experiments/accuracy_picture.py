@@ -84,7 +84,10 @@ def draw(marks: Sequence[Mark]) -> bytes:
 
 
 def _words(axes: Any, left: float, right: float, *, named: bool) -> None:
-    """Draw a band for each word (such as "strong"), darker for larger epsilons."""
+    """Draw a band for each word (such as "strong"), darker for larger epsilons.
+
+    If `named` is True, the words stand above the bands.
+    """
     start = left
     for shade, (word, end) in enumerate((*_WORDS, ("next to none", right))):
         axes.axvspan(start, end, color="black", alpha=0.025 * shade, lw=0)

@@ -41,7 +41,11 @@ _NOISY, _PLAIN = "protection.name=dp_encrypt", "protection.name=not_encrypt"
 
 
 def tenth_of_mnist() -> tuple[Array, Array, Array, Array]:
-    """Return a tenth of MNIST: 100 clients then have as many images each as 1,000 of all MNIST."""
+    """Return a tenth of MNIST.
+
+    With a tenth of the images, each of 100 clients has as many images as each of 1,000 clients has
+    with all of them.
+    """
     data = load("mnist")
     train, test = (part.of(np.arange(0, len(part), 10)) for part in (data.train, data.test))
     return train.x, train.y, test.x, test.y

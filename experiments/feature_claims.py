@@ -57,7 +57,7 @@ class Figure:
 
 
 def kept_bit(eps: float) -> float:
-    """Return the probability with which a bit is reported truthfully here."""
+    """Return the probability with which fedveil reports a bit truthfully at epsilon `eps`."""
     return 1 / (1 + math.exp(-eps / 2))
 
 

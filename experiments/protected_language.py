@@ -65,7 +65,10 @@ class Settings:
     steps: int = _EVERY * _POINTS
 
     def job(self, embedding_dp: object, text: Path, windows: int = 0, seed: int = 0) -> VerticalJob:
-        """Return a run's job, with enough epochs of `windows` windows (0: one epoch)."""
+        """Return a run's job, with enough epochs for `self.steps` steps.
+
+        `windows` is the number of windows of text in an epoch. If it is 0, there is one epoch.
+        """
         epochs = math.ceil(self.steps * self.batch_size / windows) if windows else 1
         return VerticalJob.model_validate(
             {
@@ -232,7 +235,10 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
 
 
 def gap(one: Sequence[float], other: Sequence[float], plain: Sequence[float]) -> float:
-    """Return the mean of `one` minus `other`, as a share of the fall from first to last `plain`."""
+    """Return the mean distance of the curve `one` above the curve `other`, as a share of a fall.
+
+    The fall is the first value of the curve `plain` minus its last value.
+    """
     above, fall = mean(a - b for a, b in zip(one, other, strict=True)), plain[0] - plain[-1]
     return above / fall if fall else math.inf
 
@@ -339,7 +345,7 @@ def _learnt(loss: float, frequencies: float) -> str:
 
 
 def _means(runs: Sequence[Run]) -> list[float]:
-    """Return the mean over the seeds of each point of their curves."""
+    """Return the mean curve of `runs`, which have different seeds."""
     return [mean(values) for values in zip(*(run.tens for run in runs), strict=True)]
 
 

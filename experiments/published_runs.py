@@ -26,7 +26,7 @@ ALL = "published.jsonl"
 
 
 def lines(runs: Mapping[str, ReadRun]) -> bytes:
-    """Return a line for each run."""
+    """Return a line of JSON for each run: its job and its accuracy by round."""
     return "".join(f"{json.dumps(_published(run))}\n" for run in runs.values()).encode()
 
 

@@ -96,7 +96,7 @@ def _begun(folder: RunFolder, name: str, scale: Scale) -> float:
 
 
 def _offer(folder: RunFolder, curves: bytes) -> None:
-    """Put the published `curves` into the folder, or remove those of an earlier call."""
+    """Write the published `curves` to the folder. If `curves` is empty, delete any older file."""
     if curves:
         folder.write_atomically(published_runs.ALL, curves)
     else:

@@ -1,4 +1,4 @@
-"""The cost of secure aggregation, beside the tables of the papers that it is built from."""
+"""The cost of secure aggregation, compared with the tables of the papers behind it."""
 
 from __future__ import annotations
 

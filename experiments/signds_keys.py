@@ -81,9 +81,10 @@ SWEEPS: Mapping[str, Sweep] = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return the function of `writers` after `few_tests_`, with every fifth test image.
+    """Return a data function: `few_tests_NAME` is the function NAME of `writers` with fewer tests.
 
-    Jobs name their data so: a run on real writers differs from one on simulated writers.
+    It has every fifth test image. NAME is a part of the job, so jobs on real writers differ from
+    jobs on simulated ones.
     """
     if name.startswith(_FEW):
         return partial(_few_tests, name.removeprefix(_FEW))
@@ -138,7 +139,10 @@ class SignDSKeys(Experiment):
         return sum(len(s.values) * s.seeds for s in SWEEPS.values()) * _RUN_S[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
-        """Train the runs of all sweeps, and a run per seed whose step is read after some rounds."""
+        """Train the runs of all sweeps, and for each seed one run that shows the server's step.
+
+        The step of such a run is read after every few rounds.
+        """
         base = self.base(scale)
         runs = swept(folder, base, SWEEPS, tell)
         steps = [estimates(folder, base, seed, tell) for seed in range(SEEDS)]
@@ -328,7 +332,10 @@ def _best(runs: Swept, rates: Sequence[float]) -> float:
 
 
 def _sway(run: ReadRun) -> float:
-    """Return the deviation of the last test losses, above 0 so that it has a logarithm."""
+    """Return the standard deviation of the last test losses.
+
+    The result is at least 1e-9, so that its logarithm is finite.
+    """
     return max(stdev(run.figures("loss")[1][-LAST:]), 1e-9)
 
 

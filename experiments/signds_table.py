@@ -47,7 +47,7 @@ class SignDSTable(Experiment):
     source = "000, the tables of SignDS and MagRR"
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds of the rounds, which run only the mechanism."""
+        """Estimate the seconds of the rounds, in which nothing is trained."""
         return {"small": 8, "full": 20}[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:

@@ -102,7 +102,7 @@ def statements() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def selected(statement: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Return the beginnings of the measures that judge a statement, by the names of the pages."""
+    """Return, for each page, the beginnings of the names of the measures that judge a statement."""
     own = {statement["page"]: statement["verdicts"]} if "page" in statement else {}
     return {**own, **statement.get("also", {})}
 

@@ -43,7 +43,11 @@ def femnist_100() -> dict[str, Any]:
 
 
 def mnist_name(scale: str) -> str:
-    """Return the name of the data function for a scale. Its writers are real if they are known."""
+    """Return the name of the data function for a scale.
+
+    Its images are grouped by MNIST's real writers if these are known on this machine, otherwise by
+    simulated ones.
+    """
     kind = "written" if mnist.writers_are_here() else "synthetic"
     return f"mnist_{kind}" if scale == "full" else f"mnist_{kind}_{scale}"
 

@@ -213,7 +213,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
     `directions` has the old ones as columns. A new one is the unit vector with the least sum of
     squares over these neurons. If several are zero on all of them, each is returned. A score is the
-    number of neurons on which a new one is zero, halved if several fit these, or all but one.
+    number of neurons on which a new one is zero, halved if several are zero on all or all but one.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:

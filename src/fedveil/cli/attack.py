@@ -223,7 +223,8 @@ def _attack_each(
 ) -> None:
     """Run the attack on each of the `targets`, and save each finding at once in `folder()`.
 
-    Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
+    Prints each finding or, if `json` is True, all findings as JSON at the end. Then raises
+    `ClaimRefuted` if a finding refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page

@@ -31,7 +31,10 @@ JobOrQuestions = Annotated[
 
 
 def set_option(of: str) -> Any:
-    """Return an option `--set`. Its help says that it overrides one key of the file or job `of`."""
+    """Return the option `--set KEY=VALUE`, which overrides one key of a file or a job.
+
+    `of` names this file or job in the option's help.
+    """
     text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
     return typer.Option("--set", help=text)
 

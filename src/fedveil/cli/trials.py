@@ -19,7 +19,8 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     """Run a short trial of each protection at epsilon `target`, and print the results.
 
     Also prints the command that runs the whole job under the best protection. The command begins
-    with `start`, such as `fedveil run job.yaml`.
+    with `start`, such as `fedveil run job.yaml`. If `as_json` is True, everything is printed as
+    JSON.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))

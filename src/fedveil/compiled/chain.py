@@ -45,7 +45,7 @@ class _Chain:
         self._begun, self._aside = begun, list[Value]()
 
     def add(self, layer: nn.Module) -> None:
-        """Append a layer. Raises `NotServedError` if native code does not support it here."""
+        """Append a layer. Raises `NotServedError` if native code does not support it there."""
         value = self.value
         if isinstance(layer, nn.Flatten):
             if (layer.start_dim, layer.end_dim) != (1, -1):

@@ -152,7 +152,8 @@ def load(
     an invalid record has no effect on the others. If `writers` is True (only for MNIST), each
     example belongs to the person who wrote it. `folder` is the user's folder, which the data sets
     "image_folder" and "text_folder" need. `texts` says how "text_folder" reads its texts. Never
-    uses the network. Raises `DataUnavailable` or `DataInvalid`.
+    uses the network. Raises `DataUnavailable` if files are missing or cannot be read, and
+    `DataInvalid` if their content is invalid or does not fit the arguments.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

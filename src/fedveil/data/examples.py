@@ -90,11 +90,12 @@ def make_dataset(
     owners: Any = None,
     targets: Targets = "class",
 ) -> Dataset:
-    """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
+    """Check pairs of arrays (x, y) and return them as a data set.
 
     `train` and `test` are such pairs. If a pair's y is None, the targets are the next tokens of x.
     By default, `classes` is one more than the largest label. `owners` has the owner of each
-    training example. `targets` is the kind of the targets.
+    training example. `targets` is the kind of the targets. Raises `DataInvalid` if an array is
+    invalid, or if the arrays do not fit together.
     """
     parts = {
         part: _examples(name, part, x, y, targets)

@@ -35,10 +35,11 @@ Labelled = tuple[Path, int]
 
 
 def read(folder: str, *, apart: bool = False) -> Dataset:
-    """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
+    """Return the images in `folder` as a data set.
 
     If `apart` is True, an invalid training image raises no error and does not affect training. The
-    training images are then in the order of their files' names, otherwise class by class.
+    training images are then in the order of their files' names, otherwise class by class. Raises
+    `DataUnavailable` if files are missing or cannot be read, and `DataInvalid` if they are invalid.
     """
     root = from_home(folder)
     names = [path.name for path in _folders(root / TEST)]

@@ -44,9 +44,10 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
+    """Call the function `name` and return its result as a data set.
 
-    `targets` is the kind of the targets, such as "class".
+    `targets` is the kind of the targets, such as "class". Raises `DataInvalid` if the function
+    fails, or if its result is not a valid data set.
     """
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)

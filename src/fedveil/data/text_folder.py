@@ -64,8 +64,8 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    If `apart` is True, invalid training lines have no effect. Raises `DataUnavailable` or
-    `DataInvalid`.
+    If `apart` is True, invalid training lines have no effect. Raises `DataUnavailable` if files are
+    missing or cannot be read, and `DataInvalid` if they are invalid.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")

@@ -27,9 +27,12 @@ class SumEvidence:
     """Evidence from the rounds' sums: two scores for each canary's coin, and the measured noise.
 
     A coin is a secret bit that decides the sign of a canary's updates. `included` is True for the
-    coins that show 1, and `moved` is the smallest length of a canary's update after clipping. The
-    larger a score, the likelier the coin shows 1. Both scores add up components along the canary's
-    direction, each multiplied by its round's `turn`:
+    coins that show 1, and `moved` is the smallest length of a canary's update after clipping. In
+    some rounds, all canaries reverse their updates. The `turn` of such a round is -1, that of other
+    rounds 1.
+
+    The larger a score, the likelier the coin shows 1. Both scores add up components along the
+    canary's direction, each multiplied by its round's `turn`:
 
     - `scores`: the components of all sums.
     - `turned`: the components of the differences between two successive sums. It stays 0 unless

@@ -71,9 +71,10 @@ def compile_products() -> None:
 
 
 def compile_reports(protection: Protection) -> None:
-    """Compile the native code that makes a client's reports under `protection`, which is bundled.
+    """Compile the native code that makes a client's reports under `protection`.
 
-    Makes the report of an artificial short update, as a simulation without masks does.
+    Makes one report of a short artificial update, without the masks of secure aggregation.
+    `protection` must be one of fedveil's own, not a user's.
     """
     alike = replace(protection.context, dimension=_DIMENSION, simulated=True, masks=False)
     _one_report(build(protection.name, protection.settings, alike))

@@ -134,7 +134,10 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with parameter `key` set to `value`. Raises if `value` is invalid."""
+    """Return the protection with parameter `key` set to `value`.
+
+    Raises an error if `value` is invalid.
+    """
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 

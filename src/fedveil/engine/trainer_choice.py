@@ -105,11 +105,11 @@ def _fixed(
 
 
 def _judged(part: Part, reasons: Sequence[str] | None, by: str, why: str) -> LayerTraining:
-    """Return the entry of `part`, a layer of the part of the model that is trained.
+    """Return the entry of the layer `part`. It belongs to the trained layers of the model.
 
-    `by` is the trainer of that part of the model. If it is not `NATIVE`, `why` is the reason.
-    `reasons` say why native code cannot train this layer. The list is empty if native code can
-    train it, and None if that is not known.
+    `by` names the trainer of these layers, and `why` is the reason if native code does not train
+    them. `reasons` say why native code cannot train this one layer. The list is empty if native
+    code can train it, and None if that is not known.
     """
     able = None if reasons is None else not reasons
     if part.parameters and not any(p.requires_grad for p in part.parameters):

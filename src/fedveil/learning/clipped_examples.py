@@ -82,7 +82,10 @@ class ClippedExamplesTrainer(OneThread):
         return HAVE_NUMBA and isinstance(self._sums, LinearHead)
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the native code for examples of `shape`. False: there is none."""
+        """Compile the native code for examples of `shape`.
+
+        Returns False if native code cannot train the model on such examples.
+        """
         x, y = torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64)
         if not (HAVE_NUMBA and isinstance(self._sums, LinearHead) and self._sums.takes(x)):
             return False

@@ -68,7 +68,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return the AUC with which `scores` tell the examples in the mask `inside` from all others.
+    """Return the AUC of `scores`, with the examples in the mask `inside` as the positive ones.
 
     Returns None if the mask has all examples or none.
     """

@@ -225,7 +225,10 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head. Raises `ModelInvalid` without a head."""
+    """Return the layers before the head, and the head.
+
+    Raises `ModelInvalid` if the model has no head.
+    """
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

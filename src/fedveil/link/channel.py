@@ -51,19 +51,20 @@ def received(peer: str) -> Exchange[Message]:
 class Channel(Protocol):
     """One party's end of a connection to `peer`.
 
-    Every message is delivered complete and in order. Otherwise the methods raise an error.
+    Every message is delivered complete and in order. Otherwise the methods raise LinkLost if the
+    peer is unreachable or has left, and PeerRefused if it refuses to work with this party.
     """
 
     peer: str
 
     def send(self, message: Message) -> None:
-        """Send `message` to the peer. May return before it arrives. Raises LinkLost or PeerRefused.
+        """Send `message` to the peer. May return before it arrives.
 
         The caller must not change the message's arrays afterwards, as for the request `Send`.
         """
 
     def receive(self) -> dict[str, Value]:
-        """Wait for the peer's next message, and return it. Raises LinkLost or PeerRefused."""
+        """Wait for the peer's next message, and return it."""
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:

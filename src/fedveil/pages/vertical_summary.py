@@ -53,7 +53,10 @@ def vertical_ending(
 def _promise_of_parties(
     run: ReadRun, worst: Line, accounts: Sequence[Line], *, apart: bool
 ) -> Fact:
-    """Return the card with the largest epsilon, `worst`, of the parties whose accounts are here."""
+    """Return the card with the largest epsilon in `accounts`, that of the line `worst`.
+
+    If `apart` is True, the parties are on different machines, and `accounts` is one party's own.
+    """
     covers = (
         "the largest figure in this party's own account. Each other party's account states the "
         "epsilon of what that party sends."

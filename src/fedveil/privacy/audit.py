@@ -1,4 +1,4 @@
-"""Tries to refute a privacy claim by telling apart a mechanism's outputs for two inputs.
+"""Tries to refute a privacy claim by distinguishing a mechanism's outputs for two inputs.
 
 The audit chooses an event by one half of the outputs, and counts it in the other half.
 Clopper-Pearson bounds on the counts give a lower bound on epsilon. This bound is wrong with

@@ -1,4 +1,4 @@
-"""Scores by which an audit tells a mechanism's outputs for one input from those for another."""
+"""Scores with which an audit distinguishes a mechanism's outputs for two inputs."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ def origin_of(
     empty, too, the digest is empty. `digest_of` digests the vector. Clients that share one digest
     it once.
 
-    Secure aggregation unmasks a sum only if its clients have received the same. Otherwise a lying
-    server could send one client what it needs, and all others what makes their training fail.
+    Secure aggregation unmasks a sum only if all of its clients have received the same data.
+    Otherwise a lying server could send valid data to one client, and to all others data with which
+    their training fails.
     """
     if len(sent) == dimension and not told:
         return b""

@@ -309,10 +309,11 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Return the shares that unmask the sum, as the answer's fields.
+        """Return the shares with which the server unmasks the sum, as the answer's fields.
 
-        There is one share of each client whose shares this client has: of a survivor's seed, or of
-        a dropped client's mask key. Raises `ClientWithheld` if the message is invalid.
+        This client has received shares from some other clients. It returns one share for each of
+        them: a share of the seed of a survivor, or of the mask key of a client that dropped out.
+        Raises `ClientWithheld` if the message is invalid.
         """
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):

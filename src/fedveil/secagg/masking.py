@@ -89,7 +89,7 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
 class Masks:
     """Adds the masks of seeds to the stretches of a vector, one stretch after another.
 
-    `seeds` are those of `add_masks`, and `lane` is the type of the vector's elements. The first
+    `seeds` are as in `add_masks`, and `lane` is the type of the vector's elements. The first
     stretch begins at the element `first`, where a block of the keystreams must start.
     """
 

@@ -256,7 +256,8 @@ class SiteAccount:
         """Write a release's charge to disk.
 
         Raises `OverSpent`, and writes nothing, if the charge would exceed `limit`. Also raises it
-        for a release that has no finite epsilon, unless it is `summed`.
+        for a release without a finite epsilon, unless the server sees this release only inside a
+        sum (`Release.summed`).
         """
         kind = Ledger().charges(released.spending)
         if not kind:

@@ -89,7 +89,8 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
     """Let `door` answer the SuperNode's next task. If there is no task, wait and return.
 
-    `tasks` and `port` lead to the SuperNode. `log` gets a line about an answer that cannot be sent.
+    `tasks` is a connection to the SuperNode, which listens on the local port `port`. `log` gets a
+    line about an answer that cannot be sent.
     """
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))

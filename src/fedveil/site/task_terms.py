@@ -78,7 +78,7 @@ class Terms:
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 
     def job(self, job: str, dimension: int) -> bytes:
-        """Return a digest by which sites and server recognize that they mean the same run.
+        """Return a digest by which sites and server recognise that they mean the same run.
 
         It covers the run's identifier `job`, the `dimension` of an update, and these terms.
         """

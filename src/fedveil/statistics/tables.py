@@ -340,7 +340,8 @@ def as_table(data: Any, name: str = "data", *, apart: bool = False) -> Table:
 def _columns_of(data: Any, name: str, *, apart: bool) -> Mapping[str, Any]:
     """Return the columns by name of a mapping, a DataFrame, a pair (x, y) or an array.
 
-    Raises `DataInvalid`, with a message that calls the data `name`, if it is none of these.
+    `name` is what error messages call the data, and `apart` is as in `as_table`. Raises
+    `DataInvalid` if `data` is of another kind.
     """
     if isinstance(data, Mapping):
         return data

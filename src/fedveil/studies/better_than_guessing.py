@@ -1,4 +1,4 @@
-"""Tells settings of a comparison whose models have learnt from those that only guess."""
+"""Finds the settings of a comparison whose models have learnt and do not just guess."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHANCE = 0.05
 
 
 def known_guess(line: Line) -> str | None:
-    """Return the first metric of a line with a known value for guessing, or None."""
+    """Return a line's first metric for which the value of pure guessing is known, or None."""
     names = measures(line.runs[0].last)
     return next((name for name in GUESSES if name in names and line.last(name)), None)
 
@@ -25,8 +25,9 @@ def known_guess(line: Line) -> str | None:
 def has_learnt(line: Line, bare: Line | None) -> bool:
     """Return True if a line's models gain enough over guessing.
 
-    They need a quarter of the gain of `bare`, the line without protection, or of a perfect model if
-    there is none. Also returns True if no metric of the line has a known value for guessing.
+    They need a quarter of the gain of `bare`, the line without protection. If there is no such
+    line, they need a quarter of the gain of a perfect model. Also returns True if no metric of the
+    line has a known value for guessing.
     """
     name = known_guess(line)
     if name is None:

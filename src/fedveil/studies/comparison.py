@@ -199,7 +199,8 @@ class Comparison:
     def notes(self) -> Sequence[str]:
         """Sentences about differences between the runs that have nothing to do with protections.
 
-        Only differences that a comparison with this job cannot avoid. Often there are none.
+        They are about differences that a comparison with this job cannot avoid. Often there are no
+        such differences.
         """
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:

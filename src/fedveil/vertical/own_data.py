@@ -91,7 +91,10 @@ def fitted_to_examples(split: SplitModel, party: str) -> list[str]:
 
 
 def _behind_bits(split: SplitModel, party: str) -> list[Part]:
-    """Return the party's parts whose output is sent as bits, or read by such a part."""
+    """Return the party's parts whose output is sent as bits.
+
+    Also returns the party's parts on whose output such a part depends.
+    """
     found = _sources_too({part.name for part, _ in private_parts(split, party)}, split, party)
     return [part for part in split.owned_by(party) if part.name in found]
 

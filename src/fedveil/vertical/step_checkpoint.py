@@ -99,8 +99,9 @@ def saved_steps(folder: RunFolder) -> list[int]:
 def check_begins(folder: RunFolder) -> None:
     """Raise `RunFolderError` if a party's folder has no checkpoint, but signs of earlier steps.
 
-    These are records, or the note that a step has begun. Call it before anything is drawn: labels
-    or noise that were lost with the checkpoints would otherwise be drawn and sent a second time.
+    Such a sign is a record, or a note that a step has begun. Call this function before anything is
+    drawn: labels or noise that were lost with the checkpoints would otherwise be drawn and sent a
+    second time.
     """
     metrics = folder.path / METRICS
     has_records = metrics.exists() and metrics.stat().st_size

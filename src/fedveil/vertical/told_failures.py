@@ -30,10 +30,11 @@ def keep_failure(folder: RunFolder, failure: PartFailed) -> None:
 
 @contextmanager
 def as_part_failure(folder: RunFolder, party: str) -> Iterator[None]:
-    """A context in which an invalid model, if it was trained, is a failure of a part.
+    """A context that turns the error of an invalid model into the failure of a part.
 
-    The other parties see that the run ends with it. Raises PartFailed for a ModelInvalid, or the
-    ModelInvalid itself if `folder` has no saved step, before anything was sent.
+    It catches `ModelInvalid`, saves its traceback in `folder`, and raises `PartFailed`. The other
+    parties see this failure, because the run ends. If `folder` has no saved step, nothing was sent
+    yet, and `ModelInvalid` is raised unchanged.
     """
     try:
         yield

@@ -35,7 +35,7 @@ _SEARCHES = (Search(0.0, 0.3), Search(0.3, 0.3), Search(0.3, 0.1))
 class Prior(Protocol):
     """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `searches` are those that an attacker tries.
+    `searches` are the settings of the searches that an attacker tries.
     """
 
     @property

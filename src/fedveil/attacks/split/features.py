@@ -49,8 +49,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     `effort` sets how long the attack runs. `watch` reports its progress and saves its pictures. The
     inputs must be images, numbers, or numbers and words. Words are the categories of a table's
     columns, each of which the part maps to a vector. Other parts are not attacked, and the finding
-    names them. Its epsilon is of everything that a party sends about an example, with the largest
-    one of any party. The metrics depend on the inputs:
+    names them. Its epsilon covers everything that one party sends about an example. The party with
+    the largest epsilon counts. The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
@@ -258,9 +258,9 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _saw(aims: Sequence[Aim], most: Aim) -> str:
-    """Return a phrase on what the attacker saw, and on what is sent and not attacked.
+    """Return a phrase on what the attacker saw, and on what is sent but not attacked.
 
-    The phrase also says of what the finding's epsilon is: of everything that the owner of the part
+    The phrase also says what the finding's epsilon covers: everything that the owner of the part
     `most` sends about an example.
     """
     split, owner = most.target.split, most.part.owner

@@ -286,7 +286,7 @@ def _added(
 
 
 def _either_way(name: str, scores: Float64s, rare: Bools) -> Measured:
-    """Return the metric `name`: the AUC with which `scores` tell the `rare` examples from others.
+    """Return the metric `name`: how well `scores` distinguish the `rare` examples, as an AUC.
 
     Noise may give the rare examples the smaller scores. So the better of the scores and their
     negatives counts, and the AUC is at least 1/2.

@@ -194,7 +194,10 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return bounds of `cells` cells with equally many `values` each, and of one empty cell."""
+    """Return the bounds of `cells` + 1 cells, in ascending order.
+
+    The first `cells` cells have equally many of the `values`. The last cell, above them, is empty.
+    """
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

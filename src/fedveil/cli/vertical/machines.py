@@ -136,7 +136,7 @@ def certificates(
 ) -> object:
     """Create each party's TLS certificate, and a certificate authority if DIRECTORY has none.
 
-    An authority that is there is never replaced, even if its key is kept elsewhere.
+    An existing authority is never replaced, even if its key is kept elsewhere.
     """
     from fedveil.link.own_authority import write_certificates
 
@@ -233,7 +233,9 @@ def meeting(
 ) -> Meeting:
     """Return the settings with which `party` connects to the other parties of `split`.
 
-    `option` is the option that gave the `address`, for error messages.
+    `option` is the option that gave the `address`, for error messages. `tls` is the folder of the
+    party's certificates, and None if `insecure` is True. The connection is then plaintext.
+    A missing party has `patience` seconds to connect.
     """
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials

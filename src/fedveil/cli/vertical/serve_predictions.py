@@ -30,7 +30,7 @@ def serve_predictions(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The address on which to wait for HTTP requests. Required, but not at a follower.",
+            help="The address on which to wait for HTTP requests. Required, except at a follower.",
         ),
     ] = None,
     listen: arguments.Listen = None,
@@ -48,8 +48,9 @@ def serve_predictions(
         int,
         typer.Option(
             min=0,
-            help="Largest number of unknown ids (not in every party's file) that one HTTP client "
-            "may ask about, for this file of rows. The count survives a restart. All further "
+            help="Largest number of unknown ids that one HTTP client may ask about, for this file "
+            "of rows. An id is unknown if it is not in every party's file. The count survives a "
+            "restart. All further "
             "requests of this client get status 429. "
             "With --insecure, all clients count as one.",
         ),

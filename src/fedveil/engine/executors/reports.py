@@ -50,7 +50,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """Adds up the reports of one worker's clients, in a new sum in each round."""
+    """Adds up the reports of one worker's clients. Each round has a new sum."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection

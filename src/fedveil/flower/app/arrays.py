@@ -38,7 +38,7 @@ class Place:
 
 
 class ArrayLayout:
-    """Says which slice of the flat vector has each array of a record.
+    """Maps each array of a record to its slice of the flat vector.
 
     Arrays whose names match a pattern in `keep` are left out. Raises `ModelInvalid` if another
     array has an unsupported type. If `perturbed` is True, BatchNorm's statistics are refused too,

@@ -63,9 +63,11 @@ def pins_of(
 
 
 def _refuse_code(run: Mapping[str, Any], *own: Mapping[str, Any]) -> None:
-    """Raise `Refused` if the settings `run` name a protection's code that none in `own` names.
+    """Raise `Refused` if the run configuration `run` names code that the client itself does not.
 
-    Reading a setting with such a name imports the code. So this compares the texts before.
+    This concerns the setting `protection`, if it names a user's own code. `own` are the settings of
+    the client's code and node. Only texts are compared, because parsing the settings would import
+    the named code.
     """
     name, named = run.get("protection"), [keys.get("protection") for keys in own]
     if isinstance(name, str) and is_function(name) and name not in named:

@@ -169,9 +169,10 @@ class ProtectedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the inner strategy's new arrays and metrics, computed from the averaged reply.
+        """Return the inner strategy's new arrays and metrics.
 
-        Both are None if the round has no aggregate.
+        The inner strategy gets only one reply: the global arrays plus the aggregate update. Both
+        results are None if the round has no aggregate.
         """
         if self._averaged is None:
             return None, None

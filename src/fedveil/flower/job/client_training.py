@@ -189,10 +189,11 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples with the inputs of the trained layers.
+        """Read the client's examples. Returns them as inputs of the trained layers.
 
-        If there are fixed layers, their outputs (features) are cached. The examples themselves are
-        read in every round, so no feature of a changed or removed example is used again.
+        If the model begins with fixed layers, these inputs are the outputs of the fixed layers,
+        which are cached. The examples themselves are read in every round, so no cached output is
+        used for a changed or removed example. `function` is as in `update`.
         """
         own = self._own(client, function)
         digest = None if self._part.features is None else _digest(own)
@@ -244,7 +245,7 @@ class Training:
 
 
 class _Needed(Examples):
-    """The examples in `data`, with which training ends once `given_up` returns True."""
+    """The examples in `data`. Training on them ends early once `given_up` returns True."""
 
     def __init__(self, data: ClientsData, given_up: Callable[[], bool]) -> None:
         self._data, self._given_up = data, given_up

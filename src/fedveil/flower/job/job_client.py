@@ -338,7 +338,11 @@ def load_training() -> None:
 
 
 def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
-    """Return the round's training, which has read no examples yet. The first call imports torch."""
+    """Return the object that trains this client in the round. It has read no examples yet.
+
+    `common` has the message's fields for all clients. The first call imports torch, unless the
+    client trains in another process.
+    """
     job = files.job
     if member.training is not None:
         return member.training(job, common)

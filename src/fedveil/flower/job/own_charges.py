@@ -40,7 +40,9 @@ def charge(job: Job, member: Member, protection: Protection, asked: Words) -> No
 def left_late(job: Job, member: Member) -> None:
     """Record that an answer leaves after its fixed time, so its time may depend on the data.
 
-    The record is an account of its own. The one that `charge` begins must not exist before a limit.
+    The record is in a separate file, not in the account of the reports. That account must not be
+    created before the client has a limit: `charge` then creates it, and refuses to do so if earlier
+    reports would be missing from it.
     """
     digest = job_digest(job)
     _warn_late(digest, member.client)

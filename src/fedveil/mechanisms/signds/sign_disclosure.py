@@ -29,7 +29,7 @@ class SignTold(NamedTuple):
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     """Return the information that a report of `SignDS` gives about the sign of one weight's change.
 
-    `plan` and `eps` are those of the selection from `dim` weights. The result holds under three
+    `SignDS` selects from `dim` weights by `plan`, with epsilon `eps`. The result holds under three
     assumptions:
 
         1. The changes of all weights are exchangeable and not 0.

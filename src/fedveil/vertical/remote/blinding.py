@@ -78,7 +78,7 @@ def check_raised(
     """Raise `MessageInvalid` unless `proof` shows that `raised` are the `points` to a power k.
 
     `commitment` is G^k for the same k and the group's generator G. The proof also shows that the
-    prover knows k. `domain` is that of `Blinding.proved`.
+    prover knows k. `domain` must be the text that the prover passed to `Blinding.proved`.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")

@@ -86,7 +86,8 @@ def _file_of(counts: dict[str, dict[str, int]]) -> bytes:
 def _checked(counts: Any) -> dict[str, dict[str, int]]:
     """Return `counts`, loaded from a file, if they are valid. Raises InvalidValue otherwise.
 
-    Valid counts map a digest of each file's ids to the numbers of ids, by who asked about them.
+    Valid counts map the digest of a file's ids to a second mapping. It has the number of ids that
+    each party or client has asked about.
     """
     if not isinstance(counts, dict) or not all(isinstance(own, dict) for own in counts.values()):
         raise InvalidValue("it does not contain counts")

@@ -89,7 +89,7 @@ class ScoredExamples:
             )
 
     def _within_limit(self, positions: Positions, more: int) -> npt.NDArray[np.bool_]:
-        """Return a mask: True if the limit allows the example to be scored `more` times more."""
+        """Return a mask of the `positions`: True if the limit allows `more` further scorings."""
         if not self._sends:
             return np.ones(len(positions), bool)
         times, has_label = self._sent(self._own[positions])
