@@ -109,7 +109,7 @@ class Adaptive(LDPFigure):
         return said
 
     def _seeds(self, scale: Scale, task: Task) -> Sequence[int]:
-        """Return the seeds of a task's runs. Those of Location-30 differ more than they gain."""
+        """Return the seeds of a task's runs: `many` for Location-30 at scale medium, or three."""
         return range(self.many) if (scale, task) == ("medium", LOCATION) else SEEDS
 
     def _eps(self, scale: Scale, task: Task) -> float:

@@ -142,7 +142,7 @@ def test_no_text_is_a_terminals_command(terminal: bool) -> None:
     table = RichTable(TAKES_OVER, box=None)
     table.add_row(TAKES_OVER)
     table.add_row(Text(TAKES_OVER))
-    shown.print(TAKES_OVER, table, Table([TAKES_OVER], [[TAKES_OVER]]).terminal())
+    shown.print(TAKES_OVER, table, Table([TAKES_OVER], [[TAKES_OVER]]))
     shown.print(TAKES_OVER, style="red", soft_wrap=True)
     with Progress(TextColumn("{task.description}", markup=False), console=shown) as bar:
         bar.add_task(TAKES_OVER)

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 
 import plotly.graph_objects
 import pytest
+from rich.console import Console
 
 from browser import needs_browser, show
 from fedveil.pages import page as page_file
@@ -306,9 +308,55 @@ def test_a_long_command_may_end_a_line_behind_a_dot_a_slash_or_an_equals_sign() 
 
 
 def test_only_columns_of_short_words_stay_whole_in_a_terminal() -> None:
-    shown = Table(["run", "best run", "why"], [["a" * 16, "b", "c d"], ["e", "f", "g"]]).terminal()
+    shown = Table(["run", "best run", "why"], [["a" * 16, "b", "c d"], ["e", "f", "g"]]).terminal(
+        80
+    )
     assert [column.no_wrap for column in shown.columns] == [True, False, False]
-    assert not Table(["run"], [["a" * 17]]).terminal().columns[0].no_wrap
+    assert not Table(["run"], [["a" * 17]]).terminal(80).columns[0].no_wrap
+
+
+RUNS = Table(
+    ["run", "epsilon", "when", "time"],
+    [
+        ["digits-20261130", "1.89 (meaningful)", "2026-11-30 13:36", "63.0 s"],
+        ["b", "", "", "2 min"],
+    ],
+)
+
+
+def lines(table: Table, width: int) -> list[str]:
+    printed = StringIO()
+    Console(width=width, file=printed, color_system=None).print(table)
+    return [line.rstrip() for line in printed.getvalue().splitlines()]
+
+
+def test_in_a_narrow_terminal_lines_end_between_words() -> None:
+    assert sum(RUNS._least) == 15 + 12 + 10 + 4
+    assert lines(RUNS, 15 + 12 + 10 + 4 + 3 * 2) == [
+        "run              epsilon       when        time",
+        "digits-20261130  1.89          2026-11-30  63.0",
+        "                 (meaningful)  13:36       s",
+        "b                                          2",
+        "                                           min",
+    ]
+    assert lines(RUNS, 90)[1] == "digits-20261130  1.89 (meaningful)  2026-11-30 13:36  63.0 s"
+    assert lines(RUNS, 46)[2] == "                 (meaningfu  0 13:36"  # one character too few
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (47, ["run", "epsilon", "when", "time"]),
+        (46, ["run", "epsilon", "when"]),
+        (41, ["run", "epsilon", "when"]),
+        (40, ["run", "epsilon"]),
+        (9, ["run", "epsilon"]),
+    ],
+)
+def test_optional_columns_are_left_out_of_a_narrow_terminal(width: int, columns: list[str]) -> None:
+    table = RUNS.within(width, ("time", "when"))
+    assert table.columns == columns
+    assert table.rows[0] == RUNS.rows[0][: len(columns)]
 
 
 def test_a_table_is_markdown_rows_of_a_file_or_records() -> None:

@@ -163,6 +163,10 @@ def test_a_run_is_one_line_in_a_pipe(
     (line,) = [line for line in out.splitlines() if line.startswith("compared/runs/b-third ")]
     for cell in ("not_encrypt", "68.8%", "1.25 (", "2026-03-03 10:20"):
         assert cell in line
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, *rest = command("runs", made)[1].splitlines()
+    assert heading.split() == ["run", "protection", "accuracy", "epsilon", "when", "state"]
+    assert any(line.startswith("compared/runs/b-third  not_encrypt") for line in rest)
     monkeypatch.setenv("COLUMNS", "60")
     assert "compared/runs/b-third " not in command("runs", made)[1]
 

@@ -147,7 +147,7 @@ def _print(answers: Mapping[str, Any]) -> None:
         say(f"{found.name} ({found.ask})")
         shown = table(found, _MOST_ROWS)
         if shown.rows:
-            console().print(shown.terminal())
+            console().print(shown)
         if shown.caption:
             say(f"  {shown.caption}")
         for note in found.notes:

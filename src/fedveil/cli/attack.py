@@ -293,6 +293,6 @@ def show(found: Finding, folder: Path) -> None:
         f"{found.attack} at effort {found.effort} against {found.protection} (epsilon {promised}"
         f"{', ' + found.saw if found.saw else ''}) reached:"
     )
-    console().print(figures(found).terminal())
+    console().print(figures(found))
     for picture in found.pictures:
         say(f"picture: {folder / picture}")

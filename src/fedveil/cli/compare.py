@@ -206,7 +206,7 @@ def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None
         say(f"\n{warned}")
     for table in tables(found, goal):
         say(f"\n{table.caption}:")
-        console().print(table.terminal())
+        console().print(table)
     if (card := choice(found)) is not None:
         say(f"\n{card.label.lower()}: {card.value}\n{card.text}")
     shown = page(folder.comparison, found, goal)

@@ -48,7 +48,7 @@ def show_layers(found: Sequence[LayerTraining], *, stderr: bool = False) -> None
         for line in lines
     ]
     table = Table(["layer", "type", "weights", "trained by", "why not native code"], rows)
-    console(stderr=stderr).print(table.terminal())
+    console(stderr=stderr).print(table)
 
 
 def _folded(found: Sequence[LayerTraining]) -> list[LayerTraining]:

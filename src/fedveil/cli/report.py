@@ -59,7 +59,8 @@ def runs(
 
     found = run_list(folder, sort)
     if found.runs:
-        wide_console().print(runs_table(found).terminal())
+        shown = wide_console()
+        shown.print(runs_table(found).within(shown.width, ("time", "when")))
     else:
         say(f"{folder} holds no runs that can be read")
     for damaged in found.damaged:

@@ -47,12 +47,12 @@ def reproduce(
     """
     if name is None or everything:
         table = module("catalog").table()
-        console().print(table.terminal())
+        console().print(table)
         return table.records()
     reproduction = module("reproduction")
     page, outcome = reproduction.reproduce(name, scale, out, remark, published=published)
     shown = module("outcome_page")
-    console().print(shown.verdicts(outcome).terminal())
+    console().print(shown.verdicts(outcome))
     say(shown.tally(outcome))
     say(f"written to {page}")
     found = [{**asdict(verdict), "agrees": verdict.agrees} for verdict in outcome.verdicts]

@@ -64,5 +64,5 @@ def _show(record: Any, whole: bool) -> None:
     for name in ever.in_clear:
         say(f"  sent in the clear: {name}")
     if whole:
-        console().print(record.jobs().terminal())
-        console().print(record.months().terminal())
+        console().print(record.jobs())
+        console().print(record.months())

@@ -31,7 +31,7 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
         return
     table = _table(found)
     say(f"\n{table.caption}:")
-    console().print(table.terminal())
+    console().print(table)
     if not chosen:
         say(
             f"at epsilon {format_epsilon(target)}, no protection learns from these clients. These "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -14,6 +16,8 @@ from fedveil.base.untrusted import escaped
 
 #: A terminal does not wrap a column of single words (such as protections) of at most this length.
 _WHOLE = 16
+#: The spaces between two columns in a terminal.
+_GAP = 2
 
 
 class Link(str):
@@ -55,12 +59,63 @@ class Table:
         """Return each row as a dictionary with the column names as keys."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
-    def terminal(self) -> RichTable:
+    def within(self, width: int, optional: Sequence[str]) -> Table:
+        """Return the table without columns for which `width` characters leave no room.
+
+        If the longest words of all columns do not fit, columns named in `optional` are left out,
+        one after the other.
+        """
+        table = self
+        for name in optional:
+            if sum(table._least) + _GAP * (len(table.columns) - 1) <= width:
+                break
+            table = table._without(name)
+        return table
+
+    def _without(self, name: str) -> Table:
+        kept = [number for number, column in enumerate(self.columns) if column != name]
+        columns, *rows = ([line[number] for number in kept] for line in (self.columns, *self.rows))
+        return replace(self, columns=columns, rows=rows)
+
+    @property
+    def _cells(self) -> list[list[str]]:
+        """The cells of each column as a terminal shows them, its name first."""
+        lines = (map(escaped, line) for line in (self.columns, *self.rows))
+        return [[*column] for column in zip(*lines, strict=True)]
+
+    @property
+    def _least(self) -> list[int]:
+        """The length of each column's longest word."""
+        words = (
+            [cell_len(word) for cell in cells for word in cell.split()] for cells in self._cells
+        )
+        return [max(lengths, default=0) for lengths in words]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
+        yield self.terminal(options.max_width)
+
+    def terminal(self, width: int) -> RichTable:
+        """Return the table as rich prints it in `width` characters.
+
+        Every word stays whole if the longest words of all columns fit.
+        """
         table = RichTable(box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            cells = [column, *(row[number] for row in self.rows)]
+        widths = self._widths(width)
+        for cells, characters in zip(self._cells, widths, strict=True):
             whole = all(" " not in cell and len(cell) <= _WHOLE for cell in cells)
-            table.add_column(Text(escaped(column)), overflow="fold", no_wrap=whole)
+            table.add_column(Text(cells[0]), overflow="fold", no_wrap=whole, width=characters)
         for row in self.rows:
             table.add_row(*(Text(escaped(cell)) for cell in row))
         return table
+
+    def _widths(self, width: int) -> list[int] | list[None]:
+        """Return each column's width, if all words can stay whole in `width` characters."""
+        free = width - _GAP * (len(self.columns) - 1) - sum(self._least)
+        if free < 0:
+            return [None] * len(self.columns)
+        widths = self._least
+        longest = [max(map(cell_len, cells)) for cells in self._cells]
+        for _ in range(min(free, sum(longest) - sum(widths))):  # each goes where most is wrapped
+            lines = [whole / (part or 1) for whole, part in zip(longest, widths, strict=True)]
+            widths[lines.index(max(lines))] += 1
+        return widths
