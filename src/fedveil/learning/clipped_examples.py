@@ -16,13 +16,16 @@ not depend on the other examples of its batch. For other models, torch computes 
 fixed number of examples at once. The other examples of the batch then determine at which position
 of this group an example is computed, and which random numbers it draws, such as for dropout. If an
 example's gradient cannot be computed, the group is computed again, with another of its examples in
-that place.
+that place. A model of the user's own may store something of an example in an attribute, such as a
+running mean. It is forgotten before the next group (`forgotten`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -40,6 +43,7 @@ from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from fedveil.pretrained.base_weights import base_names
 from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: The most gradient entries in memory at a time, and the most examples.
@@ -143,6 +147,7 @@ class _AnyModel:
         self._at_once = max(1, min(_AT_ONCE, _ENTRIES // entries))
         self._gradients = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="different")
         self._given: dict[str, torch.Tensor] = {}
+        self._buffers = {name for name, _ in self._model.named_buffers()} - {*base_names(model)}
 
     def _loss(
         self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
@@ -259,7 +264,8 @@ class _AnyModel:
         """
         seed_generators(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
-        found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
+        with forgotten(self._model, self._given, self._buffers):
+            found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
         flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)
         return flat[: len(some)].detach()
 
@@ -277,6 +283,36 @@ class _AnyModel:
             end = begin + entry.stop - entry.start
             total[entry.start : entry.stop] += moved[begin:end]
             begin = end
+
+
+@contextmanager
+def forgotten(
+    model: nn.Module, given: dict[str, torch.Tensor], buffers: Collection[str]
+) -> Iterator[None]:
+    """A context in which the model may change its attributes. Afterwards, they are as before.
+
+    This includes the entries of lists, dictionaries and sets that are attributes. `given` has the
+    tensors that replace the model's own in the context. Those named in `buffers` are copies there,
+    and afterwards `given` has its own tensors again, with unchanged values.
+    """
+    held = [vars(module) for module in model.modules()]
+    before = [(attributes, dict(attributes)) for attributes in (*held, given)]
+    inside = [
+        (value, copy.copy(value))
+        for attributes in held
+        for value in attributes.values()
+        if isinstance(value, list | dict | set)
+    ]
+    given.update({name: given[name].clone() for name in buffers})
+    try:
+        yield
+    finally:
+        for attributes, old in before:
+            attributes.clear()
+            attributes.update(old)
+        for value, entries in inside:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(entries)
 
 
 def _zero_example(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
