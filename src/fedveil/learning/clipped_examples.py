@@ -22,10 +22,8 @@ running mean. It is forgotten before the next group (`forgotten`).
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -38,6 +36,7 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_generators, whole_float32
+from fedveil.learning.forgotten_state import forgotten
 from fedveil.learning.linear_head import LinearHead
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
@@ -283,36 +282,6 @@ class _AnyModel:
             end = begin + entry.stop - entry.start
             total[entry.start : entry.stop] += moved[begin:end]
             begin = end
-
-
-@contextmanager
-def forgotten(
-    model: nn.Module, given: dict[str, torch.Tensor], buffers: Collection[str]
-) -> Iterator[None]:
-    """A context in which the model may change its attributes. Afterwards, they are as before.
-
-    This includes the entries of lists, dictionaries and sets that are attributes. `given` has the
-    tensors that replace the model's own in the context. Those named in `buffers` are copies there,
-    and afterwards `given` has its own tensors again, with unchanged values.
-    """
-    held = [vars(module) for module in model.modules()]
-    before = [(attributes, dict(attributes)) for attributes in (*held, given)]
-    inside = [
-        (value, copy.copy(value))
-        for attributes in held
-        for value in attributes.values()
-        if isinstance(value, list | dict | set)
-    ]
-    given.update({name: given[name].clone() for name in buffers})
-    try:
-        yield
-    finally:
-        for attributes, old in before:
-            attributes.clear()
-            attributes.update(old)
-        for value, entries in inside:
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(entries)
 
 
 def _zero_example(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
