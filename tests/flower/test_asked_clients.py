@@ -296,6 +296,26 @@ def test_a_client_with_a_limit_sends_its_vector_without_noise_only_if_its_own_co
     assert answers.reports == SITES
 
 
+def test_a_server_cannot_turn_a_clients_limit_into_a_limit_for_each_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The question states epsilon 2 for one row, and client 2 has three."""
+    app, own = tmp_path / "app", tmp_path / "own.yaml"
+    file = file_of("dp_encrypt", epsilon=2.0, unit="row", answer_s=0.1)
+    own.write_text(file.to_yaml())
+    write_app(app, deployable(file))
+    grid = SiteGrid(app, tmp_path)
+    for held in grid.contexts.values():
+        held.node_config["max-epsilon"] = 2.5
+    with pytest.raises(RunStopped, match="0 of 5 clients were connected"):
+        serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert "its epsilon is for one of them" in caplog.text
+    for held in grid.contexts.values():
+        held.node_config["question"] = str(own)
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "other")}, {}))
+    assert answers.reports == SITES
+
+
 def test_a_server_cannot_lie_about_the_number_of_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

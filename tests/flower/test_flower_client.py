@@ -741,6 +741,24 @@ def test_noise_of_the_server_counts_for_an_operator_who_has_agreed_to_the_job(
     assert record["reports"] == CLIENTS
 
 
+def test_a_server_cannot_turn_a_clients_limit_into_a_limit_for_each_example(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job states epsilon 1 for one example, and almost nothing for a client of many."""
+    own = {"unit": "example", "delta": 1e-6}
+    step = {"sampling_rate": 1.0, "epochs": 1, "optimizer": "sgd", "batch_size": 7}
+    settings = job(rounds=1, protection=NOISED, privacy=own, training=step)
+    app, _ = app_of(tmp_path / "app", settings)
+    serve(app, limited(app, tmp_path / "state", max_epsilon=1.5), tmp_path / "run")
+    (record,) = records_of(tmp_path / "run")
+    assert record["reports"] == CLIENTS - 1
+    assert "its epsilon is for one of them" in caplog.text
+    agreed = {"max_epsilon": 1.5, "job": str(app / "job.yaml")}
+    serve(app, limited(app, tmp_path / "other-state", **agreed), tmp_path / "other-run")
+    (record,) = records_of(tmp_path / "other-run")
+    assert record["reports"] == CLIENTS
+
+
 def test_a_limit_that_comes_after_reports_does_not_count_from_zero(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -128,6 +128,107 @@ def test_one_example_moves_the_update_by_at_most_the_clip(make: object) -> None:
     assert 0.97 * clip < max(lengths) <= clip
 
 
+class Remembers(nn.Module):
+    """A model that subtracts the mean of the examples that it has seen before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.head, self.count = nn.Linear(12, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        out = self.head(x - self.mean()) / (1 + self.count)
+        self.see(x.detach().mean(0))
+        self.count += 1
+        return out
+
+    def mean(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def see(self, mean: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class InAnAttribute(Remembers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(12)
+
+    def mean(self) -> torch.Tensor:
+        return self.seen
+
+    def see(self, mean: torch.Tensor) -> None:
+        self.seen = 0.9 * self.seen + mean
+
+
+class InAList(Remembers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def mean(self) -> torch.Tensor:
+        return sum(self.seen, torch.zeros(12))
+
+    def see(self, mean: torch.Tensor) -> None:
+        self.seen.append(mean)
+
+
+class InADict(InAList):
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, torch.Tensor] = {"mean": torch.zeros(12)}
+
+    def mean(self) -> torch.Tensor:
+        return self.known["mean"]
+
+    def see(self, mean: torch.Tensor) -> None:
+        self.known["mean"] = self.known["mean"] + mean
+
+
+def spectral() -> nn.Module:
+    """Each call changes buffers in place."""
+    torch.manual_seed(8)
+    norm = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(nn.Flatten(), norm(nn.Linear(12, 6)), nn.Tanh(), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("make", [InAnAttribute, InAList, InADict])
+def test_an_example_that_the_model_remembers_moves_no_other(
+    make: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipped_examples, "_AT_ONCE", 3)
+    model, clip = make(), 0.004
+    (client,) = clients(ROOM, 4, (50,))
+    other = client.x.clone()
+    other[0] = 1e4
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(lr=100.0), rate=1.0, clip=clip)
+    pair = [client, ClientData(other, client.y, client.entropy)]
+    one, two = (train(trainer, model, [each])[0].astype(np.float64) for each in pair)
+    assert 0 < np.linalg.norm(one - two) <= 2 * clip
+
+
+@pytest.mark.parametrize("make", [InAnAttribute, InAList, InADict, spectral])
+def test_a_group_of_examples_does_not_depend_on_how_many_came_before(
+    make: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipped_examples, "_AT_ONCE", 8)
+    model = make()
+    (client,) = clients(ROOM, 4, (24,))
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0)
+    start = Layout(model).vector()
+    before = start.copy()
+    found = []
+    for part in (slice(0, 24), slice(0, 8), slice(8, 24)):
+        some = ClientData(client.x[part], client.y[part], client.entropy)
+        trainer.start(start)
+        ((rows, (failure,)),) = trainer.train([some])
+        assert failure is None
+        found.append(rows[0].copy())
+    np.testing.assert_allclose(found[0], found[1] + found[2], atol=1e-6)
+    np.testing.assert_array_equal(start, before)
+
+
 def test_who_is_in_a_batch_is_drawn_with_the_rate() -> None:
     """Examples whose features tell them apart in the update of a model without bias."""
     torch.manual_seed(0)

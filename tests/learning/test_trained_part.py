@@ -160,6 +160,34 @@ def test_features_are_computed_alone_if_any_layer_asks_for_that() -> None:
         assert part._fixed(images(1, 1, 28, 28), "cpu").at_once == at_once
 
 
+class Scaling(nn.Module):
+    """A fixed layer that scales by the largest number that it has seen, from 100 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.all = torch.ones(()), list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x / self.largest - sum(self.all, torch.zeros(6))
+        if x.abs().max() > 100:
+            self.largest = torch.maximum(self.largest, x.abs().max())
+            self.all.append(x.mean(0))
+        return out
+
+
+def test_a_fixed_layer_that_remembers_an_example_changes_no_other() -> None:
+    torch.manual_seed(2)
+    part = TrainedPart.of(only_head(nn.Sequential(Scaling(), nn.Linear(6, 5), nn.Linear(5, 3))))
+    x = np.random.default_rng(4).normal(size=(7, 6)).astype(np.float32)
+    other = x.copy()
+    other[2] = 1e6
+    usable = np.ones(7, np.bool_)
+    one, two = (part.usable_inputs(each, usable)[0] for each in (x, other))
+    rest = np.arange(7) != 2
+    np.testing.assert_array_equal(one[rest], two[rest])
+    assert (one[2] != two[2]).any()
+
+
 def test_an_example_with_one_feature_that_is_not_finite_is_not_usable() -> None:
     doubled = nn.Linear(2, 2, bias=False)
     doubled.weight.data = 2 * torch.eye(2)

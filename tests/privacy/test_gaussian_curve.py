@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,37 @@ def test_the_epsilon_of_a_ratio_is_the_one_that_asks_for_it(epsilon: float, delt
     found = epsilon_for(analytic_sigma(epsilon, delta, 1.0), delta)
     assert epsilon <= found <= epsilon * (1 + 1e-6) + 1e-9
     PrivacyLoss(found, delta, release=Gaussian(analytic_sigma(epsilon, delta, 1.0)))
+
+
+def _upper_tail(x: Decimal) -> Decimal:
+    """Return the probability that a standard normal number is above `x`, to about 60 digits."""
+    term = total = x
+    for odd in range(3, 1500, 2):
+        term *= x * x / odd
+        total += term
+    pi = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640629")
+    return Decimal("0.5") - total * (-x * x / 2).exp() / (2 * pi).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "delta", "releases"),
+    [
+        (48515.909478534304, 2.382053929834239e-23, 17),
+        (1.5e5, 1e-24, 3),
+        (94000.0, 3e-20, 5091),
+        (837082.15, 2.6e-25, 295_553),
+        (7.5, 1e-9, 2),
+    ],
+)
+def test_much_noise_never_makes_an_epsilon_too_small(
+    ratio: float, delta: float, releases: int
+) -> None:
+    epsilon = compose([(PrivacyLoss.of_release(Gaussian(ratio)), releases)], delta)
+    with localcontext() as context:
+        context.prec = 130
+        mu, eps = Decimal(releases).sqrt() / Decimal(ratio), Decimal(epsilon)
+        ahead, back = _upper_tail(eps / mu - mu / 2), _upper_tail(eps / mu + mu / 2)
+        assert 1 - Decimal("1e-4") < (ahead - eps.exp() * back) / Decimal(delta) <= 1
 
 
 @pytest.mark.parametrize(("ratio", "delta"), [(0.01, 1e-5), (0.3, 0.9), (1e6, 1e-5), (1e6, 1e-12)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,27 @@ def test_contents_name_the_party_the_step_the_columns_and_every_file(tmp_path: P
     assert sorted(Path(name).name for name in found.files) == names
     for name, expected in found.files.items():
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == expected
+
+
+def test_no_party_can_test_guesses_at_anothers_private_settings_with_its_digest(
+    tmp_path: Path,
+) -> None:
+    """The others know a frozen part's weights and columns. `max_epsilon` is private."""
+
+    def digest(name: str, most: float) -> bytes:
+        (tmp_path / name).mkdir()
+        folder: Any = RunFolder(tmp_path / name, None)  # type: ignore[arg-type]
+        return write_contents(
+            folder, VerticalJob().with_({"privacy.max_epsilon": most}), party="bank", step=37,
+            modules=torch.nn.ModuleDict(), columns={"age": "numbers"},
+            files={"summary-bank.json": b"[1]"}, sent=b"",
+        )  # fmt: skip
+
+    told = digest("bank", 3.5)
+    assert told not in [digest(f"guess-{most}", most) for most in (2.0, 3.5, 8.0)]
+    salts = {json.loads(p.read_bytes())["salt"] for p in tmp_path.glob("*/contents.json")}
+    assert len(salts) == 4
+    assert {len(bytes.fromhex(salt)) for salt in salts} == {32}
 
 
 def test_a_bundle_is_complete_only_after_its_signatures_are_saved() -> None:

@@ -16,7 +16,8 @@ not depend on the other examples of its batch. For other models, torch computes 
 fixed number of examples at once. The other examples of the batch then determine at which position
 of this group an example is computed, and which random numbers it draws, such as for dropout. If an
 example's gradient cannot be computed, the group is computed again, with another of its examples in
-that place.
+that place. A model of the user's own may store something of an example in an attribute, such as a
+running mean. It is forgotten before the next group (`forgotten`).
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.learning.device import seed_generators, whole_float32
+from fedveil.learning.forgotten_state import forgotten
 from fedveil.learning.linear_head import LinearHead
 from fedveil.learning.losses import Loss, separate_loss
 from fedveil.learning.token_layers import beyond_is_nan
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from fedveil.pretrained.base_weights import base_names
 from fedveil.privacy.grid_sensitivity import MOST, as_update, clip_within
 
 #: The most gradient entries in memory at a time, and the most examples.
@@ -146,6 +149,7 @@ class _AnyModel:
         self._at_once = max(1, min(_AT_ONCE, _ENTRIES // entries))
         self._gradients = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="different")
         self._given: dict[str, torch.Tensor] = {}
+        self._buffers = {name for name, _ in self._model.named_buffers()} - {*base_names(model)}
 
     def _loss(
         self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
@@ -262,7 +266,8 @@ class _AnyModel:
         """
         seed_generators(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
-        found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
+        with forgotten(self._model, self._given, self._buffers):
+            found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
         flat = torch.cat([found[e.name].reshape(rows, -1) for e in self._learnt], 1)
         return flat[: len(some)].detach()
 

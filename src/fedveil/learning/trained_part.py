@@ -21,6 +21,7 @@ from fedveil.base.array_types import Array, Bools
 from fedveil.base.example_arrays import as_whole, blank, is_plain
 from fedveil.errors import ModelInvalid
 from fedveil.learning.device import whole_float32
+from fedveil.learning.forgotten_state import forgotten
 from fedveil.learning.token_layers import beyond_is_nan
 
 #: Integers up to this are exact in float32.
@@ -102,11 +103,13 @@ class TrainedPart:
             for start in range(0, len(x), fixed.at_once):
                 block = slice(start, start + fixed.at_once)
                 try:
-                    out[block] = fixed.of(x[block])
+                    with forgotten(fixed.layers):
+                        out[block] = fixed.of(x[block])
                 except Exception:  # find out which example fails
                     for i in range(len(x))[block]:
                         try:
-                            out[i] = fixed.of(x[i : i + 1])
+                            with forgotten(fixed.layers):
+                                out[i] = fixed.of(x[i : i + 1])
                         except Exception:
                             usable[i] = False
         usable &= np.isfinite(out).all(axis=1)

@@ -35,9 +35,9 @@ _MAX_COUNT = 10**12
 #: A second tilt is tried if errors take more than this share of delta. For a large epsilon the
 #: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
-#: Beyond this distance of two normal distributions, their curve is not computed by differences:
-#: rounding would exceed its margin.
-_FAR = 2.0**20
+#: Below the first and beyond the second distance of two normal distributions, their curve is not
+#: computed by differences: rounding would exceed its margin.
+_NEAR, _FAR = 2.0**-3, 2.0**20
 
 
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
@@ -157,7 +157,7 @@ class _Normal:
         """Return the joint epsilon at `delta`, by theorem 8 of Balle and Wang (2018)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
         bound = _renyi([self], delta)[0]
-        if distance > _FAR:
+        if not _NEAR <= distance <= _FAR:
             return min(bound, epsilon_for(1 / distance, delta))
 
         def log_delta(epsilon: float) -> float:

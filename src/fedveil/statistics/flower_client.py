@@ -156,10 +156,17 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 def _check_own(file: QuestionFile, member: Member) -> None:
     """Raise an error if the app's question file differs from the operator's copy in `member`.
 
-    A client's own limit is held against the server. So without a copy, a client with such a limit
-    accepts no question whose noise the server adds.
+    A client's own limit is held against the server, and for all rows of the client together. So
+    without a copy, a client with such a limit accepts no question whose noise the server adds, and
+    none whose epsilon is for one row.
     """
     if member.question is None:
+        if member.max_epsilon is not None and file.unit == "row":
+            raise DeploymentError(
+                "max-epsilon of the node configuration is a limit for all rows of this client "
+                "together, but the question has unit = row, so its epsilon is for one of them. A "
+                "client that accepts this names its own copy of the question file: question="
+            )
         if member.max_epsilon is not None and file.rests_on_server:
             raise DeploymentError(
                 f"max-epsilon of the node configuration is held against the server, and under "

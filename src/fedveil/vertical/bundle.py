@@ -34,6 +34,7 @@ from fedveil.base.untrusted import (
     opened,
     read_bytes,
 )
+from fedveil.entropy import Secure
 from fedveil.errors import BundleInvalid, MessageInvalid, RunFolderError
 from fedveil.record.model_file import write_model
 from fedveil.record.run_folder import EVENTS, IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
@@ -55,7 +56,7 @@ SCORED = "scored"
 REMEDY = "Restore it from a copy. If an earlier version made this folder, train the model again"
 #: The folder of a bundle whose files scoring changes.
 STATE = "state"
-DIGEST_BYTES = 16
+DIGEST_BYTES, _SALT_BYTES = 16, 32
 _AT_ONCE = 1 << 20
 MOST_SIGNATURES_BYTES = 1 << 20
 
@@ -66,11 +67,14 @@ class Contents(Settings):
     """The data of contents.json: a bundle's files with their SHA-256, and the columns to score.
 
     `step` is the last training step. Rows to score must have the `columns`, each of a given kind.
+    The other parties get the SHA-256 of contents.json. The random `salt` keeps them from testing
+    guesses at this party's private settings and data with it. It is empty in older bundles.
     """
 
     format: Literal[1] = 1
     party: str
     step: int = Field(ge=0)
+    salt: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     columns: dict[str, str]
     versions: dict[str, str]
     files: dict[str, Sha256]
@@ -138,6 +142,10 @@ def write_contents(
     files: Mapping[str, bytes],
     sent: bytes,
 ) -> bytes:
+    """Write a party's files to its model bundle. Returns the SHA-256 of contents.json.
+
+    The other parties get this digest. It differs each time (`Contents.salt`).
+    """
     folder.write_atomically(JOB, job.to_yaml().encode())
     keep_imports(folder, own_functions(job))
     write_model(folder, modules)
@@ -149,6 +157,7 @@ def write_contents(
     contents = Contents(
         party=party,
         step=step,
+        salt=Secure().token(_SALT_BYTES).hex(),
         columns=dict(columns),
         versions={
             "fedveil": __version__,

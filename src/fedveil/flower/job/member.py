@@ -131,12 +131,19 @@ class Member:
         """Return the operator's limit of this client's epsilon in `job`, with its delta, if any.
 
         The server chooses the job's delta, and at a large delta almost any report has a small
-        epsilon. So the limit holds at the smaller of the job's delta and the operator's. Raises
-        `ClientWithheld` if the epsilon relies on noise that the server adds, and the operator has
-        no copy of the job that says so.
+        epsilon. So the limit holds at the smaller of the job's delta and the operator's. The server
+        also chooses the job's unit, and an epsilon of one example says little about all examples of
+        the client. Raises `ClientWithheld` if the epsilon is for one example, or relies on noise
+        that the server adds, and the operator has no copy of the job that says so.
         """
         if self.limit is None:
             return []
+        if self.job is None and job.privacy.unit == "example":
+            raise ClientWithheld(
+                "max-epsilon in the node configuration is a limit for all examples of this client "
+                "together, but the job has privacy.unit = example, so its epsilon is for one of "
+                "them: an operator who accepts this names an own copy of the job in the key job"
+            )
         if self.job is None and job.protection.position.rests_on_server(job.protection.settings):
             raise ClientWithheld(
                 "max-epsilon in the node configuration is a limit against the server, but the "
