@@ -78,10 +78,12 @@ class Adaptive(LDPFigure):
         ]  # fmt: skip
         runs = {**runs, **trained(folder, more, tell)}
         spent |= {arm.name: mean_eps(folder / arm.name) for arm in more}
+        lenet = self._eps(scale, tasks[0])
+        apart = f" for LeNet and {self.eps:g} for the dense nets" if lenet != self.eps else ""
         ran = (
             f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
-            f"the last two models. eps is {self._eps(scale, tasks[0]):g} for LeNet and "
-            f"{self.eps:g} for the dense nets. The source compares this with eps in every round. "
+            f"the last two models. eps is {lenet:g}{apart}. The source compares this with eps in "
+            f"every round. "
             f"Here it is also compared with a fixed epsilon that spends the same total. "
             f"{self._repeated(scale, tasks)} The runs without protection have one seed, and the "
             f"plots show one."

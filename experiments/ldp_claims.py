@@ -224,7 +224,7 @@ class _Adapted:
             "same total", "adaptive is faster", with_interval(at_total),
             held_to=more("the difference", len(at_total)),
             same="it spends more in the rounds that need it",
-            other="a fixed epsilon that spends as much is as fast or faster",
+            other="a fixed epsilon that spends as much is about as fast, or faster",
             nothing=self._silent(task, "adaptive", "same-total") or nothing,
         )  # fmt: skip
 
