@@ -52,10 +52,10 @@ def test_the_area_is_the_reference_libraries() -> None:
 def test_delongs_variance_is_that_of_the_covariances_of_placements() -> None:
     """By pairs, as the formula of DeLong et al. is written."""
     generator = np.random.default_rng(2)
-    members, others = generator.normal(0.7, 1, 40), generator.normal(0, 1, 30)
+    members, others = generator.normal(0.7, 1, 80), generator.normal(0, 1, 60)
     psi = (members[:, None] > others[None]).astype(float)
     value = psi.mean()
-    variance = psi.mean(1).var(ddof=1) / 40 + psi.mean(0).var(ddof=1) / 30
+    variance = psi.mean(1).var(ddof=1) / 80 + psi.mean(0).var(ddof=1) / 60
     odds = math.log(value / (1 - value))
     reach = stats.norm.ppf(0.975) * math.sqrt(variance) / (value * (1 - value))
     found = area("", members, others)
@@ -81,11 +81,10 @@ def test_a_few_scores_that_lie_close_together_are_no_evidence() -> None:
 @pytest.mark.parametrize("shift", [0.0, 1.5])
 def test_intervals_cover(shift: float) -> None:
     """For normal scores every figure is known: at most 5% miss, up to the chance of 400 trials."""
-    generator = np.random.default_rng(3)
+    generator, tenth = np.random.default_rng(3), stats.norm.isf(0.1)
     missed = np.zeros(3, int)
     for _ in range(400):
         members, others = generator.normal(shift, 1, 150), generator.normal(0, 1, 120)
-        tenth = np.sort(others)[-12]
         known = [
             (balanced_accuracy("", members, others, shift / 2), stats.norm.cdf(shift / 2)),
             (area("", members, others), stats.norm.cdf(shift / math.sqrt(2))),
@@ -103,6 +102,45 @@ def test_guessing_reaches_no_more_than_the_rate() -> None:
         for _ in range(4000)
     )
     assert hits <= stats.binom.ppf(1 - 1e-4, 4000, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "rate"), [(1000, 1000, 0.001), (20_000, 1500, 0.01), (600, 130, 0.01)]
+)
+def test_scores_that_say_nothing_seldom_beat_the_rate(
+    members: int, others: int, rate: float
+) -> None:
+    """The threshold is one of the others, so its true rate may be several times as high."""
+    generator = np.random.default_rng(5)
+    beats = 0
+    for _ in range(600):
+        scores = generator.random(members + others)
+        beats += true_positives("x", scores[:members], scores[members:], rate).beats_guessing
+    assert beats <= stats.binom.ppf(1 - 1e-4, 600, 0.025)
+
+
+def test_many_members_above_all_others_beat_the_lowest_rate() -> None:
+    """80 of 1,000 members are above all 1,000 others, whose highest may be exceeded by 0.44%."""
+    members = np.concatenate([np.full(80, 2.0), np.zeros(920)])
+    found = true_positives("x", members, np.linspace(0.1, 1, 1000), 0.001)
+    assert found.value == 0.08
+    # 0.9875 = (1 - f)^1000 is the chance that the highest of the others is exceeded by less.
+    rate, least = 1 - 0.0125 ** (1 / 1000), stats.beta.ppf(0.0125, 80, 921)
+    assert found.low == pytest.approx(least * 0.001 / rate)
+    assert found.beats_guessing
+    assert found.high == pytest.approx(stats.beta.ppf(0.9875, 81, 920))
+
+
+def test_the_upper_end_is_at_a_threshold_that_others_surely_pass_often_enough() -> None:
+    """A tie with that threshold counts. With too few others there is no such threshold."""
+    others = np.arange(50.0)
+    # The eleventh highest of 50 others is the first whose rate is at least 0.1 with 98.75%.
+    assert stats.beta.sf(0.1, 10, 41) < 0.9875 < stats.beta.sf(0.1, 11, 40)
+    members = np.repeat([50.0, 40.0, 39.0, 38.0], [9, 7, 4, 13])
+    found = true_positives("x", members, others, 0.1)
+    assert found.value == 9 / 33
+    assert found.high == pytest.approx(stats.beta.ppf(0.9875, 21, 13))
+    assert true_positives("x", members, others[:3], 0.4).high == 1.0
 
 
 def test_an_area_without_a_pair_is_unknown() -> None:

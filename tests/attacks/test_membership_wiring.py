@@ -19,12 +19,13 @@ from fedveil.attacks.membership.membership import METHODS, Case, attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
-from fedveil.attacks.membership.shadow_runs import Pool, Rehearsal, play_round, split
+from fedveil.attacks.membership.shadow_runs import Pool, Rehearsal, paired, play_round, split
 from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.server_view import Seen
 from fedveil.attacks.target import Target
 from fedveil.data.examples import Examples
 from fedveil.entropy import Seeded
+from fedveil.federated.job import Job
 from fedveil.learning import evaluate
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Measured
@@ -71,14 +72,17 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
     draw, size = np.random.default_rng(3), len(case.target.weights)
     asked: list[tuple[Any, ...]] = []
 
-    def played(target: Target, rows: Any, strangers: Any, most: int, entropy: Any) -> Round:
-        asked.append((target, rows.tolist(), strangers.tolist(), most))
+    def played(
+        target: Target, rows: Any, strangers: Any, most: int, entropy: Any, kinds: Any = None
+    ) -> Round:
+        asked.append((target, rows.tolist(), strangers.tolist(), most, kinds))
         readings = [Reading(draw.normal(size=size), np.ones(size), kind != "direction")]
         some = draw.permutation(EXAMPLES)
         return Round(readings, [some[:20]], [some[20:55]], summed=kind == "sum")
 
     monkeypatch.setattr(membership, "play_round", played)
     draw = np.random.default_rng(3)
+    monkeypatch.setattr(Pool, "kinds", lambda self, job: "the kinds")
     rounds = [played(case.target, *split(case.members), 3, None) for _ in range(2)]
     draw = np.random.default_rng(3)
     asked.clear()
@@ -86,7 +90,7 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
     assert summed == (kind == "sum")
     held = case.references.held[0]
     assert asked == [
-        (target, np.flatnonzero(mask).tolist(), np.flatnonzero(~mask).tolist(), 3)
+        (target, np.flatnonzero(mask).tolist(), np.flatnonzero(~mask).tolist(), 3, "the kinds")
         for target, mask in ((case.target, case.members), (case.other, held))
     ]
     scores = ReportScores(case.target.model, case.target.weights)
@@ -271,6 +275,63 @@ def test_test_examples_are_dealt_to_every_owner_and_clients_are_no_more_than_exa
     target = Target.of(job(clients={"number": 6}))
     few = Pool.training(target.dataset).target(target, np.arange(3), 5)
     assert (few.partition.clients, few.job.clients.number, few.job.seed) == (3, 3, 5)
+
+
+@pytest.mark.parametrize("how", ["shards", "dirichlet"])
+def test_members_of_clients_with_few_classes_are_compared_with_others_of_their_class(
+    how: str,
+) -> None:
+    """Else noise that favours a class would favour a client's members over the others."""
+    made = Job.load(
+        None,
+        ["model=logistic", "data.name=digits", f"data.split={how}",
+         "clients={number: 7, fraction: 1.0}", "training.epochs=1"],
+    )  # fmt: skip
+    target = Target.of(made)
+    pool = Pool.training(target.dataset)
+    kinds = pool.kinds(made)
+    assert kinds is not None
+    given = np.arange(len(pool)) % 3 > 0
+    halved = pool.target(target, np.flatnonzero(given), 5)
+    rows, others = np.flatnonzero(given), np.flatnonzero(~given)
+    played = play_round(halved, rows, others, 4, Seeded(6), kinds)
+    tested = np.concatenate([*played.held, *played.strangers])
+    assert len(np.unique(tested)) == len(tested) > 50
+    for held, strangers in zip(played.held, played.strangers, strict=True):
+        assert kinds[held].tolist() == kinds[strangers].tolist()
+        assert given[held].all()
+        assert not given[strangers].any()
+
+
+def test_pairs_are_of_one_kind_and_as_many_as_there_can_be() -> None:
+    kinds = np.array([0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 3])
+    held, strangers = [np.array([0, 3, 5]), np.array([1, 2, 4])], np.array([9, 6, 10, 8, 7])
+    found, others = paired(held, strangers, kinds, Seeded(1))
+    assert [kinds[some].tolist() for some in found] == [kinds[some].tolist() for some in others]
+    both = np.concatenate(found), np.concatenate(others)
+    assert sorted(kinds[both[0]]) == [0, 1, 1]  # one stranger is of kind 0, and three of kind 1
+    assert set(both[1]) <= {6, 9, 8}  # the first of the strangers
+    first = [
+        int(np.concatenate(paired(held, strangers, kinds, Seeded(n))[0]).min()) for n in range(20)
+    ]
+    assert len(set(first)) > 1  # any example of kind 0 may be the one with a pair
+
+
+def test_kinds_are_classes_or_owners_or_nothing() -> None:
+    pool = Pool(np.zeros((3, 2)), np.array([4, 1, 4]), np.array([0, 2, 0]))
+    for how, kinds in (("iid", None), ("shards", [4, 1, 4]), ("by_client", [0, 2, 0])):
+        data: Any = SimpleNamespace(split=how, by_owner=how == "by_client")
+        found = pool.kinds(SimpleNamespace(data=data))  # type: ignore[arg-type]
+        assert (found if found is None else found.tolist()) == kinds
+
+
+def test_a_round_without_two_examples_of_one_kind_has_no_metrics(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = np.empty(0, np.int64)
+    empty = Round([Reading.nothing(len(case.target.weights))], [nothing], [nothing])
+    monkeypatch.setattr(membership, "play_round", lambda *given: empty)
+    assert case.on_round(3) == ([], False)
 
 
 def test_a_round_of_some_clients_asks_each_about_its_own_examples() -> None:

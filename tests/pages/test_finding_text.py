@@ -79,7 +79,7 @@ def test_the_best_figure_of_the_first_kind_is_named_with_how_many_beat_chance() 
     assert conclusion(found) == (
         "Without protection, an attacker could reconstruct examples with a structural similarity "
         f"of 0.99, where 1 is identical {BLIND} 0.4). That is `left: both: ssim`; 3 of 4 compared "
-        "figures beat chance."
+        "figures beat chance. By luck, about one in 40 would."
     )
 
 
@@ -154,9 +154,12 @@ def test_errors_are_best_where_they_are_least_and_one_success_is_counted() -> No
         Measured("the most that 5 trials can show", 3.0),
     )
     assert "error of 0.04 " in conclusion(found)
-    assert "That is `b: mse`; 2 of 3 compared figures beat chance." in conclusion(found)
+    assert (
+        "That is `b: mse`; 2 of 3 compared figures beat chance. By luck, about one in 40 would."
+        in conclusion(found)
+    )
     one = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), Measured("b: mse", 0.9, 0.8, 1.0, 0.3))
-    assert "1 of 2 compared figures beat chance." in conclusion(one)
+    assert "1 of 2 compared figures beat chance. By luck, about one in 40 would." in conclusion(one)
     psnr = Measured("a: psnr", 30.0, 29.0, 31.0, 12.0)
     several = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), psnr)
     assert "That is `a: mse`; 2 of 2" in conclusion(several)  # of two kinds, the first

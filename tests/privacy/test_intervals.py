@@ -86,17 +86,61 @@ def pairs_won(members: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def test_the_area_is_the_share_of_pairs_with_delongs_interval() -> None:
-    """Eleven members and thirty others, with ties."""
+    """Fifty-one members and eighty others, with ties."""
     draw = Seeded(1, "scores").generator()
-    members, others = draw.integers(3, 12, 11).astype(float), draw.integers(0, 9, 30).astype(float)
+    members, others = draw.integers(3, 12, 51).astype(float), draw.integers(0, 9, 80).astype(float)
     won = pairs_won(members, others)
+    assert 51 * (1 - won.mean()) > 10
     found = area("a", members, others, confidence=0.9)
-    assert (found.value, found.guess, found.cases) == (pytest.approx(won.mean()), 0.5, 41)
-    variance = won.mean(1).var(ddof=1) / 11 + won.mean(0).var(ddof=1) / 30
+    assert (found.value, found.guess, found.cases) == (pytest.approx(won.mean()), 0.5, 131)
+    variance = won.mean(1).var(ddof=1) / 51 + won.mean(0).var(ddof=1) / 80
     odds = won.mean() / (1 - won.mean())
     reach = norm.ppf(0.95) * np.sqrt(variance) / (won.mean() * (1 - won.mean()))
     ends = [odds * np.exp(side * reach) for side in (-1, 1)]
     assert (found.low, found.high) == pytest.approx([end / (1 + end) for end in ends])
+
+
+@pytest.mark.parametrize(("m", "n", "side"), [(13, 29, 1), (29, 13, 1), (13, 29, -1)])
+def test_an_area_with_few_wrong_pairs_has_the_interval_of_its_effective_number_of_cases(
+    m: int, n: int, side: int
+) -> None:
+    """Hanley and McNeil's variance, of the likelier end, is a floor under DeLong's."""
+    draw = Seeded(4, "scores", m).generator()
+    members, others = draw.normal(1.2 * side, 1, m), draw.normal(0, 1, n)
+    won = pairs_won(members, others)
+    value = won.mean()
+    parts = won.mean(1).var(ddof=1) / m, won.mean(0).var(ddof=1) / n
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (m - 1) + parts[1] ** 2 / (n - 1))
+    floors = []
+    for one in (value, 1 - value):
+        pair, other = one / (2 - one) - one**2, 2 * one**2 / (1 + one) - one**2
+        floors.append((one * (1 - one) + (m - 1) * pair + (n - 1) * other) / (m * n))
+    variance = max(sum(parts), *floors)
+    number = value * (1 - value) / variance * (norm.ppf(0.95) / t.ppf(0.95, freedom)) ** 2
+    ends = [
+        beta.ppf(0.05, value * number, number - value * number + 1),
+        beta.ppf(0.95, value * number + 1, number - value * number),
+    ]
+    found = area("a", members, others, confidence=0.9)
+    assert (found.low, found.high) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "true", "members_spread"),
+    [(10, 2000, 0.95, 3.0), (2000, 10, 0.95, 1.0), (40, 2000, 0.99, 3.0), (12, 300, 0.5, 1.0)],
+)
+def test_the_interval_of_an_area_covers_although_one_side_is_small(
+    m: int, n: int, true: float, members_spread: float
+) -> None:
+    """DeLong's interval alone would lie above the true area in up to a third of these cases."""
+    draw = Seeded(5, "scores", m, n).generator()
+    shift = norm.ppf(true) * np.hypot(1, members_spread)
+    found = [
+        area("a", draw.normal(shift, members_spread, m), draw.normal(0, 1, n)) for _ in range(400)
+    ]
+    most = binom.ppf(1 - 1e-4, 400, 0.025)
+    assert sum(one.low > true for one in found) <= most
+    assert sum(one.high < true for one in found) <= most
 
 
 def test_the_area_of_few_or_of_parted_scores_has_an_exact_interval() -> None:

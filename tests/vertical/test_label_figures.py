@@ -11,8 +11,8 @@ import pytest
 from fedveil.entropy import Seeded
 from fedveil.privacy.intervals import share
 from fedveil.vertical import label_watch
-from fedveil.vertical.label_reading import Window, partition, true_of
-from fedveil.vertical.label_watch import LabelWatch, _classes_read, _halves, _recall, _tokens_read
+from fedveil.vertical.label_reading import Window, label_halves, partition, true_of
+from fedveil.vertical.label_watch import LabelWatch, _classes_read, _recall, _tokens_read
 from fedveil.vertical.split import EmbeddingPrivacy
 from vertical_parts import Bottoms
 
@@ -22,7 +22,7 @@ def test_groups_are_named_by_one_half_and_judged_by_the_other(
 ) -> None:
     draw = Seeded(2).generator()
     labels = draw.choice(3, 61, p=[0.6, 0.3, 0.1])
-    judged, naming = _halves(labels)
+    judged, naming = label_halves(labels)
     assert sorted([*judged, *naming]) == list(range(61))
     counts = [np.bincount(labels[half], minlength=3) for half in (judged, naming)]
     assert np.abs(counts[0] - counts[1]).max() <= 1
@@ -115,7 +115,7 @@ def test_tokens_that_are_read_a_little_above_chance_are_not_said_to_be_read() ->
 
 def test_the_rarest_class_is_one_that_some_examples_have() -> None:
     labels = np.repeat([0, 1, 3], [30, 20, 8])
-    judged, _ = _halves(labels)
+    judged, _ = label_halves(labels)
     said = _classes_read("here", [np.eye(4)[labels]], labels, 4)
     many = int((labels[judged] == 3).sum())
     assert f"{many} of {many} of the rarest class found" in said

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from fedveil.base.array_types import Float64s
+from fedveil.base.lazy import special
 from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area as area
 from fedveil.privacy.intervals import share
@@ -70,13 +71,33 @@ def true_positives(name: str, members: Float64s, others: Float64s, rate: float) 
 
     `members` are the scores of members, and `others` the n scores of non-members. The threshold is
     the k-th highest of `others`, k = floor(rate (n + 1)). A non-member's score exceeds it with
-    probability at most k / (n + 1), which is at most `rate`. The interval is exact for that
-    threshold. If n is below 1 / rate - 1, there is no such threshold, and nothing is measured.
+    probability at most k / (n + 1), which is at most `rate`. If n is below 1 / rate - 1, there is
+    no such threshold, and nothing is measured.
+
+    The true false-positive rate f of a threshold is not known, because the threshold is one of the
+    n scores. The interval allows for this. It has confidence 0.95 for the true-positive rate at
+    which f is exactly `rate`. Its lower end is above `rate` only if members exceed the threshold
+    more often than others do: if the scores say nothing, with probability at most 2.5%. The lower
+    end assumes that an attacker who ignores a fraction of its hits at random gains nothing: that
+    the ROC curve is concave.
     """
-    k = math.floor(rate * (len(others) + 1) + 1e-9)
+    n = len(others)
+    k = math.floor(rate * (n + 1) + 1e-9)
     if k == 0:
         needed = math.ceil(1 / rate - 1e-6) - 1
-        why = f"needs {needed:,} others, and there are {len(others):,}"
+        why = f"needs {needed:,} others, and there are {n:,}"
         return Measured(name, math.nan, guess=rate, cases=len(members), unmeasured=why)
-    threshold = np.sort(others)[-k]
-    return share(name, int((members > threshold).sum()), len(members), guess=rate)
+    # The rate f of the k-th highest of n scores has the distribution Beta(k, n - k + 1). Four
+    # bounds are each wrong with probability at most 1/4 of the error: f and the share of members,
+    # at a threshold for the lower and at one for the upper end.
+    inverse, error = special().betaincinv, (1 - CONFIDENCE) / 4
+    ordered, each = np.sort(others), 1 - 2 * error
+    found = share(name, int((members > ordered[-k]).sum()), len(members), confidence=each)
+    low = found.low * min(1.0, rate / float(inverse(k, n - k + 1, 1 - error)))
+    ranks = np.arange(k, n + 1)
+    surely = ranks[inverse(ranks, n - ranks + 1, error) >= rate]
+    high = 1.0
+    if len(surely):
+        caught = int((members >= ordered[-surely[0]]).sum())
+        high = share(name, caught, len(members), confidence=each).high
+    return Measured(name, found.value, low, high, rate, len(members))

@@ -66,7 +66,7 @@ def conclusion(finding: Finding) -> str:
             return text
         return (
             f"{text} That is `{best.name}`; {len(better)} of {len(compared)} compared figures beat "
-            f"chance."
+            f"chance. By luck, about one in 40 would."
         )
     if finding.bounds:
         return (

@@ -12,7 +12,8 @@ from fedveil.base.lazy import special
 from fedveil.base.validate import integer
 from fedveil.privacy.finding import CONFIDENCE, Measured
 
-#: Below this number of scores of a kind, DeLong's variance is too often too small.
+#: Below this number of scores of a kind, DeLong's variance is too often too small. Log-odds are
+#: about normal only if at least this number of disjoint pairs is ranked wrong, and as many right.
 _FEW = 10
 
 
@@ -100,8 +101,8 @@ def area(
     """Return the metric `name`, the area under the ROC curve of an attacker's scores.
 
     It is the probability that a random score of `members` is above a random one of `others`. Ties
-    count half. The interval is DeLong's (1988), on the scale of log-odds, with the given
-    `confidence`.
+    count half. The interval has the given `confidence`. It is DeLong's (1988), on the scale of
+    log-odds, if there are enough scores. Otherwise it is wider (see `_of_few_errors`).
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
     # or if there are fewer than 10 members or others. The interval is then the exact one for as
@@ -112,17 +113,48 @@ def area(
     wins, losses = _outscored(members, others), _outscored(others, members)
     value = float(wins.mean())
     pairs = min(m, n)
-    variance = wins.var(ddof=1) / m + losses.var(ddof=1) / n if pairs >= _FEW else 0.0
+    parts = wins.var(ddof=1) / m if m > 1 else 0.0, losses.var(ddof=1) / n if n > 1 else 0.0
+    variance = float(sum(parts)) if pairs >= _FEW else 0.0
     if not variance or not 0 < value < 1:
         least, most = math.floor(value * pairs + 1e-9), math.ceil(value * pairs - 1e-9)
         low = share(name, least, pairs, confidence=confidence).low
         high = share(name, most, pairs, confidence=confidence).high
+        return Measured(name, value, low, high, 0.5, m + n)
+    if pairs * min(value, 1 - value) < _FEW:
+        freedom = variance**2 / (parts[0] ** 2 / (m - 1) + parts[1] ** 2 / (n - 1))
+        low, high = _of_few_errors(value, variance, freedom, m, n, confidence)
         return Measured(name, value, low, high, 0.5, m + n)
     middle = math.log(value / (1 - value))
     reach = float(-special().ndtri((1 - confidence) / 2)) * math.sqrt(variance)
     reach /= value * (1 - value)
     low, high = (float(special().expit(middle + side * reach)) for side in (-1, 1))
     return Measured(name, value, low, high, 0.5, m + n)
+
+
+def _of_few_errors(
+    value: float, variance: float, freedom: float, m: int, n: int, confidence: float
+) -> tuple[float, float]:
+    """Return the interval of an area near 0 or 1, or from few scores: m and n of the two kinds.
+
+    `value` is the area, and `variance` DeLong's variance with `freedom` degrees of freedom. The
+    interval is Clopper-Pearson's, for the number of independent cases whose share would vary as
+    much. This number is reduced for the uncertainty of the variance, as in `share_of_groups`.
+    """
+    # If few pairs are ranked wrong, the scores that would be are often missing from the sample.
+    # DeLong's variance is then far too small. So it is at least that of Hanley and McNeil (1982)
+    # for scores with an exponential distribution.
+    least = max(_hanley_mcneil(area, m, n) for area in (value, 1 - value))
+    normal = -float(special().ndtri((1 - confidence) / 2))
+    student = float(special().stdtrit(freedom, (1 + confidence) / 2))
+    cases = value * (1 - value) / max(variance, least) * (normal / student) ** 2
+    return _clopper_pearson(value * cases, cases, confidence)
+
+
+def _hanley_mcneil(area: float, m: int, n: int) -> float:
+    """Return the variance of an area from m and n scores, if the scores are exponential."""
+    two_members, two_others = area / (2 - area), 2 * area**2 / (1 + area)
+    spread = (m - 1) * (two_members - area**2) + (n - 1) * (two_others - area**2)
+    return (area * (1 - area) + spread) / (m * n)
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:

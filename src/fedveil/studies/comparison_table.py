@@ -189,7 +189,8 @@ def _privacy(found: Sequence[Line]) -> Table:
     if attacked:
         caption += (
             ". The last column is the area under the curve of the best of the membership attacks "
-            "on the model of the first seed, with its 95% interval: guessing has 0.5"
+            "on the model of the first seed, with the 95% interval of this one attack: guessing "
+            "has 0.5, and the best of several attacks is above it more often by luck"
         )
     return Table(columns, rows, ". ".join(filter(None, (caption, assumed(found).rstrip(".")))))
 

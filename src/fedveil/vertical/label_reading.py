@@ -158,6 +158,13 @@ def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64
     return classed
 
 
+def label_halves(labels: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the indices of two halves of the examples. Each has about half of every class."""
+    counts = np.bincount(labels)[labels]
+    order = np.lexsort((labels, counts))
+    return np.sort(order[::2]), np.sort(order[1::2])
+
+
 def decided(scores: Float64s, common: int) -> Int64s:
     """Return the best-scoring class of each example, or `common` if all its scores are equal."""
     found: Int64s = scores.argmax(axis=1).astype(np.int64)

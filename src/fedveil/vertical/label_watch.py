@@ -31,6 +31,7 @@ from fedveil.vertical.label_reading import (
     by_norm,
     by_sign,
     directions,
+    label_halves,
     named,
     partition,
 )
@@ -201,7 +202,7 @@ class LabelWatch:
 
 
 def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes: int) -> str:
-    rows, (judged, naming) = directions(looks), _halves(labels)
+    rows, (judged, naming) = directions(looks), label_halves(labels)
     groups = partition([Window.of(rows)], len(labels), classes)
     told = named(groups, naming, labels[naming], classes)
     if not len(judged):
@@ -238,12 +239,6 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
         )
     unseen = max(measured.high for measured in areas)
     return f"{where} {_OPEN}: {figures}; an AUC of up to {unseen:.2f} is not excluded"
-
-
-def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
-    counts = np.bincount(labels)[labels]
-    order = np.lexsort((labels, counts))
-    return np.sort(order[::2]), np.sort(order[1::2])
 
 
 def _scores(

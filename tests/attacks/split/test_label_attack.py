@@ -123,6 +123,35 @@ def test_a_share_of_no_examples_is_no_number(
     assert reached.figure("no label known").cases == 10
 
 
+def follower_of(true: np.ndarray, classes: int, eps: float | None = None) -> labels._Follower:
+    nothing: Any = None
+    return labels._Follower(nothing, "bank", (), true, classes, eps)
+
+
+def test_clusters_that_say_nothing_are_right_as_often_as_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Named by the labels of all 600 examples, random clusters would beat 4 of 5 guesses."""
+    draw, beats, rights = Seeded(3, "clusters").generator(), 0, []
+    for _ in range(60):
+        true, groups = draw.integers(0, 10, (2, 600))
+        monkeypatch.setattr(labels, "partition", lambda *given, groups=groups: groups)
+        follower, run = follower_of(true, 10), labels._FirstSteps([], np.ones(600), true)
+        figure = follower.share("", follower.crossed(run), true, np.arange(600))
+        beats += figure.low > figure.guess
+        rights.append(figure.value)
+    assert beats <= 5
+    assert np.mean(rights) == pytest.approx(0.1, abs=0.005)
+
+
+def test_each_half_of_the_examples_is_named_by_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = np.array([0, 0, 0, 1, 1, 1, 1, 0, 1])
+    monkeypatch.setattr(labels, "partition", lambda *given: np.array([1, 1, 1, 0, 0, 0, 0, 1, 1]))
+    run = labels._FirstSteps([], np.array([1.0] * 8 + [0.0]), true)
+    # The example without a gradient gets the most common class, 1.
+    assert follower_of(true, 2).crossed(run).tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 1]
+
+
 def test_a_follower_reads_its_own_gradients_alone() -> None:
     target = SplitTarget.of(VerticalJob(task="vertical_parts:bottoms"))
     follower = labels._Follower.of(target)
@@ -137,18 +166,17 @@ def test_norms_add_up_over_windows_and_without_a_gradient_the_common_class_is_gu
     came = [np.array([5, 8, 9]), np.array([9, 5])]
     received = [SimpleNamespace(rows=each, loss=None) for each in rows]
     steps = list(zip(came, received, strict=True))
-    follower: Any = SimpleNamespace(
-        target=SimpleNamespace(begun=lambda many: iter(steps)), true=np.arange(10),
-        looks=lambda crossed, examples: [crossed.rows], shares=np.array([0.2, 0.5, 0.3]), classes=3,
-        eps=None,
-    )  # fmt: skip
-    begun = labels._Follower.begun(follower, 2, Watch())
+    monkeypatch.setattr(labels._Follower, "looks", lambda self, crossed, examples: [crossed.rows])
+    monkeypatch.setattr(labels._Follower, "shares", np.array([0.2, 0.5, 0.3]))
+    target: Any = SimpleNamespace(begun=lambda many: iter(steps))
+    follower = labels._Follower(target, "bank", (), np.arange(10), 3, None)
+    begun = follower.begun(2, Watch())
     first, second = (by_norm([each]) for each in rows)
     assert begun.norms.tolist() == [first[0] + second[1], 0, first[2] + second[0]]
     monkeypatch.setattr(labels, "partition", lambda *_: np.array([2, 2, 0]))
     monkeypatch.setattr(labels, "named", lambda groups, *_: groups)
     monkeypatch.setattr(labels, "true_of", lambda told, *_: told)
-    assert labels._Follower.blind(follower, begun, np.array([0])).tolist() == [2, 1, 0]
+    assert follower.blind(begun, np.array([0])).tolist() == [2, 1, 0]
 
 
 def test_every_protection_of_labels_is_named() -> None:

@@ -218,12 +218,16 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Attack the reports of at most `most` clients in a round. Returns (metrics, summed).
 
-        `summed` is True if single reports reveal nothing, so that the attack uses their sum.
+        `summed` is True if single reports reveal nothing, so that the attack uses their sum. If
+        clients hold different kinds of examples, a member and a non-member of one kind are tested
+        together. There are no metrics if no two examples are of one kind.
         """
-        x, y = self.pool.x, self.pool.y
+        x, y, kinds = self.pool.x, self.pool.y, self.pool.kinds(self.target.job)
         scores = ReportScores(self.target.model, self.target.weights)
-        attacked = play_round(self.target, *split(self.given), most, self.entropy)
-        rehearsed = play_round(self.other, *split(self.other_given), most, self.entropy)
+        attacked = play_round(self.target, *split(self.given), most, self.entropy, kinds)
+        rehearsed = play_round(self.other, *split(self.other_given), most, self.entropy, kinds)
+        if not all(any(map(len, played.held)) for played in (attacked, rehearsed)):
+            return [], attacked.summed
         what = "sum" if attacked.summed else "report"
         scorers = {f"{what}'s gradient": scores.along}
         if all(reading.scaled for reading in attacked.readings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,6 +73,16 @@ class Pool:
         """The examples' classes. If targets are tokens, every text counts as class 0."""
         return np.zeros(len(self), np.int64) if self.of_tokens else self.y
 
+    def kinds(self, job: Job) -> Int64s | None:
+        """Return a number for each example: clients hold examples of different kinds.
+
+        A kind is a class, or an owner if the job's clients are owners. Returns None if the job
+        deals out the examples to its clients at random.
+        """
+        if job.data.by_owner:
+            return self.owners
+        return None if job.data.split == "iid" else self.labels
+
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
         """Copy the target, with this pool's examples `rows` as its training examples.
 
@@ -127,14 +138,20 @@ def rehearse(target: Target) -> Rehearsal:
 
 
 def play_round(
-    target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
+    target: Target,
+    rows: Int64s,
+    strangers: Int64s,
+    most: int,
+    entropy: Entropy,
+    kinds: Int64s | None = None,
 ) -> Round:
     """Simulate one round of the job. Returns the attacker's estimates, and the examples to test.
 
     All examples are given as rows of one pool: `rows[i]` is the row of the target's training
     example i, and `strangers` are rows that no client trains on. A client's report is tested on the
-    client's own examples, and on at most as many of the strangers. At most `most` clients take
-    part, unless the protection needs more.
+    client's own examples, and on at most as many of the strangers. If `kinds` has the kind of each
+    row of the pool, it is tested on pairs of an own example and a stranger of the same kind. At
+    most `most` clients take part, unless the protection needs more.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))
@@ -143,14 +160,39 @@ def play_round(
     )
     view = target.server_view(target.updates(cohort))
     held = [rows[target.rows(client)] for client in cohort]
-    dealt = np.array_split(
-        strangers[entropy.stream("strangers").permutation(len(strangers))], count
-    )
-    asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
+    strangers = strangers[entropy.stream("strangers").permutation(len(strangers))]
+    if kinds is None:
+        dealt = np.array_split(strangers, count)
+        asked = [some[: len(mine)] for some, mine in zip(dealt, held, strict=True)]
+    else:
+        held, asked = paired(held, strangers, kinds, entropy.stream("pairs"))
     if view.masked:
         summed = [np.concatenate([some[i] for i in view.asked]) for some in (held, asked)]
         return Round([view.mean], summed[:1], summed[1:], summed=True)
     return Round(view.readings, held, asked)
+
+
+def paired(
+    held: Sequence[Int64s], strangers: Int64s, kinds: Int64s, entropy: Entropy
+) -> tuple[list[Int64s], list[Int64s]]:
+    """Pair each client's examples with strangers of the same kind, as many as there are.
+
+    `held[i]` are the rows of client i, `strangers` other rows in random order, and `kinds[r]` is
+    the kind of row r. Returns each client's paired rows, and the strangers paired with them. No
+    row is in two pairs.
+    """
+    # Unpaired examples would show which kinds a client has: a report's noise favours some kinds,
+    # and so most of the examples of a client that has only these.
+    mine, other = np.concatenate(held), np.full(sum(map(len, held)), -1)
+    order = entropy.permutation(len(mine))
+    for kind in np.unique(kinds[mine]):
+        of_kind = order[kinds[mine[order]] == kind]
+        alike = strangers[kinds[strangers] == kind][: len(of_kind)]
+        other[of_kind[: len(alike)]] = alike
+    ends = np.cumsum([len(some) for some in held])[:-1]
+    parts = [(m[o >= 0], o[o >= 0]) for m, o in zip(*(np.split(x, ends) for x in (mine, other)),
+                                                    strict=True)]  # fmt: skip
+    return [m for m, _ in parts], [o for _, o in parts]
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:

@@ -27,6 +27,7 @@ from fedveil.vertical.label_reading import (
     ceiling,
     decided,
     directions,
+    label_halves,
     named,
     partition,
     true_of,
@@ -45,7 +46,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     simulated with several batches. In each, the attacker knows one label of every class or, if
     there are more than 10 classes, 10 labels. Over many steps there are two attackers. One knows
     the labels of 10 early examples. The other knows no label and clusters the examples. To score
-    this guess, clusters are matched to classes such that most examples are right.
+    this guess, clusters are matched to classes by the labels of half of the examples, such that
+    most of these are right. The other half is scored. Then the halves change places.
 
     If the target is a run, its first steps are played again from its initial weights. If these are
     not known, steps are played after the end of the run, and `saw` of the finding says so.
@@ -63,8 +65,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     others = np.setdiff1d(everywhere, known)
     guesses = follower.guesses(run, known)
     figures.append(follower.share(f"{KNOWN} labels known", guesses, run.true, others))
-    blind = follower.blind(run, everywhere)
-    figures.append(follower.share("no label known", blind, run.true, everywhere))
+    crossed = follower.crossed(run)
+    figures.append(follower.share("no label known", crossed, run.true, everywhere))
     if follower.classes == 2:
         rarer = int(follower.shares.argmin())
         rare = run.true == rarer
@@ -216,7 +218,25 @@ class _Follower:
 
         The labels at indices `known` only name the clusters.
         """
-        groups = partition(run.windows, len(run.true), self.classes)
+        return self._named(run, self._groups(run), known)
+
+    def crossed(self, run: _FirstSteps) -> Int64s:
+        """Guess each example's class by clusters that the labels of other examples name.
+
+        The labels of one half of the examples name the clusters for the other half, and the other
+        way round. Otherwise, clusters that say nothing would seem to, because they are named such
+        that most of their examples are right.
+        """
+        groups, halves = self._groups(run), label_halves(run.true)
+        guesses = np.empty_like(run.true)
+        for naming, judged in (halves, halves[::-1]):
+            guesses[judged] = self._named(run, groups, naming)[judged]
+        return guesses
+
+    def _groups(self, run: _FirstSteps) -> Int64s:
+        return partition(run.windows, len(run.true), self.classes)
+
+    def _named(self, run: _FirstSteps, groups: Int64s, known: Int64s) -> Int64s:
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
         found[run.norms == 0] = self.shares.argmax()
