@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.message import check_kind, decode, encode, quoted
-from fedveil.errors import ExchangeError, FedveilError, MessageInvalid, Unfit
+from fedveil.errors import BundleInvalid, ExchangeError, FedveilError, MessageInvalid, Unfit
 from fedveil.language import generation
 from fedveil.link.channel import Receive
 from fedveil.vertical.crossing import check_word, from_wire
@@ -20,6 +20,7 @@ from fedveil.vertical.remote.handshake_state import Standing
 from fedveil.vertical.schedule import Transfer
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.scorer import Scorer
+from fedveil.vertical.signatures import Signatures
 from fedveil.vertical.split import Crossing
 
 NONE = intersection._empty(0)
@@ -53,6 +54,13 @@ def applying(job: str) -> None:
     handshake._check_application(OWN, "bank", application, "train")
 
 
+def signing(name: str) -> None:
+    """Check signatures in which the leader has added that of the party `name`."""
+    one = {"chain": "", "signature": ""}
+    signatures = json.dumps({"lead": one, "bank": one, name: one}).encode()
+    Signatures.parsed(signatures, "the message of lead").check(b"", ["lead", "bank"], None)
+
+
 def scorer() -> Any:
     return SimpleNamespace(split=SimpleNamespace(leader="lead"), ids=np.arange(3))
 
@@ -81,6 +89,9 @@ def scorer() -> Any:
             intersection._Table(IDS["train"], {"bank": 1}, "train")._answered("bank", 1, 0, NONE),
             {"kind": HUGE},
         ),
+        lambda: signing(HUGE),
+        lambda: signing("gift \ud800"),
+        lambda: applying(json.dumps({"epochs": 2, "gift \ud800": "\ud800"})),
         lambda: told(row_alignment.follow(scorer()), {"kind": "begin", "purpose": HUGE}),
         lambda: row_alignment._rows(scorer(), {"kind": HUGE}, None),
         lambda: Scorer._due(scorer(), {"kind": HUGE}, "rows", 1),
@@ -90,10 +101,11 @@ def scorer() -> Any:
     ],
 )  # fmt: skip
 def test_a_peers_field_is_quoted_in_short(act: Callable[[], Any]) -> None:
-    with pytest.raises((MessageInvalid, ExchangeError, Unfit)) as raised:
+    with pytest.raises((MessageInvalid, ExchangeError, Unfit, BundleInvalid)) as raised:
         act()
     assert isinstance(raised.value, FedveilError)
     text = str(raised.value)
+    assert text.encode(), "no half of a character, which no log and no link carries"
     assert text.isprintable()
     assert "gift" in text
     assert len(text) < 400

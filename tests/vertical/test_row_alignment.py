@@ -111,3 +111,15 @@ def test_a_leader_tells_a_follower_nothing_that_it_refuses(
     assert refused.value.follower == "bank"
     if "twice" in why:
         assert counted(sides["lead"], "bank") == 3
+
+
+@pytest.mark.parametrize("ids", [7, 1 << 54, 1 << 120])
+def test_a_refused_number_of_ids_changes_no_count(sides: Mapping[str, Any], ids: int) -> None:
+    """A number that no count can hold would make the bundle unusable."""
+    bank = sides["bank"]
+    next(row_alignment.follow(bank, begun(ids=2)))
+    with pytest.raises(ExchangeError, match=f"it brings {ids + 2:,} ids in all"):
+        next(row_alignment.follow(bank, begun(ids=ids)))
+    assert counted(bank, "lead") == 2
+    assert next(row_alignment.follow(bank, begun(ids=4))).message["ids"] == 3
+    assert counted(bank, "lead") == 6

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.base.message import Value, decode, encode, take
+from fedveil.base.message import MOST_CARRIED, Value, decode, encode, take
 from fedveil.errors import InvalidValue, MessageInvalid, PeerRefused
 from fedveil.link.link import PROTOCOL, SESSION_BYTES
 
@@ -26,9 +26,10 @@ SERVICE, CALL = "fedveil.vertical", "Link"
 
 _MEBIBYTE = 1 << 20
 OPTIONS: list[tuple[str, Any]] = [
-    # Tensors may have any size.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),  # `Link.send` checks the length
+    ("grpc.max_receive_message_length", MOST_CARRIED),
+    # Only uncompressed messages (bit 0). A few KB could otherwise become gigabytes of memory.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # A whole tensor may be in transit, without pauses for the window to grow.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 16 * _MEBIBYTE),

@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
+from fedveil.base.message import quoted
 from fedveil.base.untrusted import MALFORMED
 from fedveil.errors import BundleInvalid, CertificateError, PeerRefused
 from fedveil.link.certificate_chain import ascent, described, is_root, load_chain
@@ -82,7 +83,9 @@ class Signatures:
                 f"without it"
             )
         if extra := [party for party in self.by_party if party not in parties]:
-            raise BundleInvalid(f"the bundle is signed by {extra[0]}, which is no party of it")
+            raise BundleInvalid(
+                f"the bundle is signed by {quoted(extra[0])}, which is no party of it"
+            )
         for party, signed in self.by_party.items():
             check_signed(party, signed, manifest, own)
         if not self.by_party:

@@ -2,7 +2,9 @@
 
 The number of connections, and the bytes and seconds of a header and of a body, have limits. A
 connection that exceeds a limit gets an error response and is closed. With TLS, the client's
-certificate is checked when a connection opens, and again for each request on it.
+certificate is checked when a connection opens, and again for each request on it. The number of TLS
+handshakes has a limit of its own, because anyone can begin one. If it is reached, a new handshake
+ends the oldest one. An honest client's handshake is over before it is the oldest.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials
 
 MOST_CONNECTIONS: Final = 128
+MOST_HANDSHAKES: Final = 128
 MOST_HEADER_BYTES: Final = 1 << 14
 MOST_BODY_BYTES: Final = 1 << 20
 #: Seconds in which a request must be complete, and after which an idle connection is closed.
@@ -85,18 +88,18 @@ class HttpServer:
         self._address, self._handle, self._own = address, handle, credentials
         self._report, self._reported = report, set[str]()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: The connections in a TLS handshake, the oldest first.
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._context: ssl.SSLContext | None = None
 
     async def start(self) -> tuple[asyncio.Server, Address]:
-        context = None if self._own is None else self._own.server_context()
+        self._context = None if self._own is None else self._own.server_context()
         host, port = self._address.host, self._address.port
-        timeout = None if context is None else REQUEST_S
-        server = await asyncio.start_server(
-            self._connected, host, port, ssl=context, ssl_handshake_timeout=timeout
-        )
+        server = await asyncio.start_server(self._connected, host, port)
         return server, Address(host, server.sockets[0].getsockname()[1])
 
     async def end(self) -> None:
-        if tasks := set(self._tasks):
+        if tasks := {*self._tasks, *self._handshakes}:
             _, waiting = await asyncio.wait(tasks, timeout=_END_S)
             for task in waiting:
                 task.cancel()
@@ -105,8 +108,10 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "asyncio calls this in a task"
-        self._tasks.add(task)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+        if self._context is not None and not await self._secured(task, writer, self._context):
+            return
+        self._tasks.add(task)
         try:
             if len(self._tasks) > MOST_CONNECTIONS:
                 await _send(connection, writer, Answer(503, {"error": "too many connections"}, 1))
@@ -131,6 +136,25 @@ class HttpServer:
                     await writer.wait_closed()
             writer.transport.abort()
             self._tasks.discard(task)
+
+    async def _secured(
+        self, task: asyncio.Task[None], writer: asyncio.StreamWriter, context: ssl.SSLContext
+    ) -> bool:
+        """Do the TLS handshake of the connection that `task` serves. Returns False if it fails."""
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+        self._handshakes[task] = None
+        try:
+            # Nothing may be awaited before: the client's first bytes would be read as plaintext.
+            await writer.start_tls(context, ssl_handshake_timeout=REQUEST_S)
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()  # `wait_closed` would not notice the end of the connection
+            return False
+        finally:
+            self._handshakes.pop(task, None)
+        return True
 
     def _sent(self, writer: asyncio.StreamWriter) -> Sequence[x509.Certificate] | None:
         """Return the certificates that the client sent, its own first, or None without TLS.

@@ -161,15 +161,17 @@ def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
     """Add `many` to the saved number of ids that `party` has sent for the file of `scorer`.
 
     The file has the rows that `scorer` scores. Each id that another party sends may be a guess at
-    an id in it. Raises MessageInvalid if the number is then above `scorer.most_ids`.
+    an id in it. Raises MessageInvalid, and counts nothing, if the number would then be above
+    `scorer.most_ids`.
     """
-    total = Guesses(scorer.state, GUESSES, scorer.ids).add(party, many)
-    if total > scorer.most_ids:
+    guesses = Guesses(scorer.state, GUESSES, scorer.ids)
+    if (total := guesses.of(party) + many) > scorer.most_ids:
         raise MessageInvalid(
             f"it brings {total:,} ids in all for the {len(scorer.ids):,} rows of this file, "
             f"and would learn of each whether {scorer.name} has it, but its limit is "
             f"{scorer.most_ids:,} (--most-ids)"
         )
+    guesses.add(party, many)
 
 
 def _by(scorer: Scorer) -> str:

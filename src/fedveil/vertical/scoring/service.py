@@ -137,8 +137,11 @@ class PredictionService:
         who = "loopback" if request.client is None else ",".join(sorted(request.client))
         own = dict(zip(ids, self._source.leader.new.normalised(ids), strict=True))
         missing = sum(own[one] not in self._row for one in ids)
-        if not self._count_guesses(who, missing):
-            return Answer(429, {"error": "too many ids that are not there"}, 3600)
+        try:
+            if not self._count_guesses(who, missing):
+                return Answer(429, {"error": "too many ids that are not there"}, 3600)
+        except FedveilError as error:  # even a closed connection would reveal an unknown id
+            return self._failing(error, "the service cannot count requests")
         if self._waiting >= self._queue:
             return Answer(503, {"error": "the queue is full"}, 1)
         probabilities = self._may(request, PROBABILITIES)
@@ -151,13 +154,17 @@ class PredictionService:
         except TimeoutError:
             return Answer(503, {"error": "the other parties did not answer in time"}, 10)
         except FedveilError as error:
-            self.failure = error
-            self._failed.set()
-            return Answer(503, {"error": "a party is lost"})
+            return self._failing(error, "a party is lost")
         why = found[0].get("error")
         if is_one and why is not None:
             return Answer(_STATUS[why], found[0])
         return Answer(200, found[0] if is_one else {"predictions": found})
+
+    def _failing(self, error: FedveilError, told: str) -> Answer:
+        """End the service with `error`. Returns the last client's answer, which says `told`."""
+        self.failure = error
+        self._failed.set()
+        return Answer(503, {"error": told})
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._waiting -= 1
