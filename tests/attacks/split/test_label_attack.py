@@ -230,6 +230,14 @@ def test_the_better_sense_of_scores_counts() -> None:
     assert labels._either_way("x", scores, ~rare).value == 1
 
 
+def test_scores_that_say_nothing_rarely_beat_chance_either_way() -> None:
+    """At most 2.5% would be right, and with intervals of 95% it is 5%."""
+    drawn = np.random.default_rng(7)
+    rare = np.arange(150) < 40
+    lows = [labels._either_way("x", drawn.normal(size=150), rare).low for _ in range(3000)]
+    assert np.mean(np.array(lows) > 0.5) < 0.034
+
+
 @pytest.mark.parametrize(
     ("score", "name"),
     [("by_known", "direction AUC"), ("by_norm", "norm AUC"), ("losses_of_examples", "losses AUC")],

@@ -16,7 +16,7 @@ from fedveil.attacks.split.split_target import Crossed, SplitTarget
 from fedveil.base.array_types import Bools, Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
-from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.finding import CONFIDENCE, Finding, Measured
 from fedveil.privacy.intervals import share, share_of_groups
 from fedveil.vertical.blocks import PrivacySettings
 from fedveil.vertical.label_reading import (
@@ -309,10 +309,14 @@ def _either_way(name: str, scores: Float64s, rare: Bools) -> Measured:
     """Return the metric `name`: how well `scores` distinguish the `rare` examples, as an AUC.
 
     Noise may give the rare examples the smaller scores. So the better of the scores and their
-    negatives counts, and the AUC is at least 1/2.
+    negatives counts, and the AUC is at least 1/2. With this choice, scores that say nothing would
+    seem to beat chance twice as often. So the intervals of both have half of the usual error.
     """
-    found = area(name, scores[rare], scores[~rare])
-    return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])
+    both = [
+        area(name, side[rare], side[~rare], confidence=(1 + CONFIDENCE) / 2)
+        for side in (scores, -scores)
+    ]
+    return max(both, key=lambda found: found.value)
 
 
 def _spread(labels: Int64s, count: int, drawn: np.random.Generator) -> Int64s:
