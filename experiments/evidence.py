@@ -7,7 +7,7 @@ about large differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise, takewhile
 from statistics import mean, stdev
@@ -177,6 +177,14 @@ def falls(values: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:
     if any(after > before + rise for before, after in pairwise(map(mean, values))):
         return False, ""
     return decided([first - last for first, last in zip(values[0], values[-1], strict=False)])
+
+
+def all_hold(found: Iterable[tuple[bool, str]]) -> tuple[bool, str]:
+    """Decide whether several claims all hold. Each is a pair like that of `decided`."""
+    pairs = [*found]
+    if (False, "") in pairs:
+        return False, ""
+    return all(holds for holds, _ in pairs), next((why for _, why in pairs if why), "")
 
 
 def seeded(name: str, seed: int) -> str:

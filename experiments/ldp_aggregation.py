@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
+from experiments.evidence import all_hold, decided, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
 from fedveil.entropy import Seeded
@@ -21,7 +22,7 @@ from fedveil.pages.table import Table
 SIZES: Mapping[Scale, Sequence[int]] = {"small": (1_450, 11_610), "full": (1_450, 44_426, 446_308)}
 _REPORTS: Mapping[Scale, int] = {"small": 20, "full": 50}
 _CELLS, _EPS = 50, 4.8
-_REPEATS = 3
+_REPEATS = 5
 
 
 class Aggregation(Experiment):
@@ -39,7 +40,7 @@ class Aggregation(Experiment):
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Time both ways for models of every size, in turns."""
         count = _REPORTS[scale]
-        found: list[dict[str, float]] = []
+        found: list[Measurements] = []
         for size in SIZES[scale]:
             tell(f"{count} reports of {size:,} parameters")
             found.append(kept(folder, f"size-{size}", partial(measured, size, count)))
@@ -53,8 +54,8 @@ class Aggregation(Experiment):
             f"of matrices reduces the time from O(N n) to O(1); adding the reports remains O(N n)."
         )
         rows = [
-            (f"{size:,}", f"{each['at_once']:.4f}", f"{each['one_by_one']:.4f}",
-             f"{each['one_by_one'] / each['at_once']:.1f}", f"{each['apart']:.1e}")
+            (f"{size:,}", *(with_interval(each[way], 4) for way in ("at_once", "one_by_one")),
+             with_interval(_ratios(each), 1), f"{max(each['apart']):.1e}")
             for size, each in zip(SIZES[scale], found, strict=True)
         ]  # fmt: skip
         columns = ("parameters", "seconds at once", "seconds one by one", "ratio",
@@ -63,28 +64,29 @@ class Aggregation(Experiment):
         return Outcome(ran, judged(found), [table], seeds=0)
 
 
-def measured(size: int, count: int) -> dict[str, float]:
-    """Return the median seconds of both ways, and the largest difference of their results.
+#: The seconds of both ways, and the largest difference of their results, each by repetition.
+Measurements = Mapping[str, Sequence[float]]
 
-    There are `count` reports of `size` parameters each.
-    """
+
+def measured(size: int, count: int) -> Measurements:
+    """Measure both ways, in turns, for `count` reports of `size` parameters each."""
     unary = UnaryEncoding("oue", _EPS, _CELLS, report="bits")
     entropy = Seeded(0, "aggregation")
     values = np.linspace(-0.5, 0.5, size)
     reports = [unary.perturb(values, entropy) for _ in range(count)]
-    times: dict[str, list[float]] = {"at_once": [], "one_by_one": []}
-    results: dict[str, Any] = {}
+    found: dict[str, list[float]] = {"at_once": [], "one_by_one": [], "apart": []}
     ways: Mapping[str, Callable[[], Any]] = {
         "at_once": lambda: unary.frequencies(reports) @ _states(unary),
         "one_by_one": lambda: _one_by_one(unary, reports),
     }
     for _ in range(_REPEATS):
+        results = []
         for name, way in ways.items():
             began = time.perf_counter()
-            results[name] = way()
-            times[name].append(time.perf_counter() - began)
-    apart = float(np.abs(results["at_once"] - results["one_by_one"]).max())
-    return {name: median(each) for name, each in times.items()} | {"apart": apart}
+            results.append(way())
+            found[name].append(time.perf_counter() - began)
+        found["apart"].append(float(np.abs(results[0] - results[1]).max()))
+    return found
 
 
 def _states(unary: UnaryEncoding) -> Any:
@@ -96,23 +98,46 @@ def _one_by_one(unary: UnaryEncoding, reports: Sequence[Any]) -> Any:
     return np.mean(values, axis=0)
 
 
-def judged(found: Sequence[Mapping[str, float]]) -> list[Verdict]:
-    """Judge whether one estimate of all reports is faster, and saves more time in larger models."""
-    ratios = [each["one_by_one"] / each["at_once"] for each in found]
-    saved = [each["one_by_one"] - each["at_once"] for each in found]
+def judged(found: Sequence[Measurements]) -> list[Verdict]:
+    """Judge whether one estimate of all reports is faster, and saves more time in larger models.
+
+    `found` has the measurements of each size, the smallest first.
+    """
+    ratios = [_ratios(each) for each in found]
+    faster, unsure = all_hold(decided([ratio - 1 for ratio in each], slack=0.0) for each in ratios)
+    saved = [[one - all for all, one in _times(each)] for each in found]
+    grows, unclear = all_hold(
+        decided([more - less for less, more in zip(*pair, strict=True)], slack=0.0)
+        for pair in pairwise(saved)
+    )
     return [
         Verdict.of(
-            min(ratios) > 1, "seconds one by one, over seconds at once, by parameters",
-            "one product of matrices is faster", ", ".join(f"{ratio:.1f}" for ratio in ratios),
-            held_to="above 1 for every size",
+            faster, "seconds one by one, over seconds at once, by parameters",
+            "one product of matrices is faster", _listed(ratios, 1),
+            held_to="for every size, the interval lies above 1",
             same="the frequencies are estimated and turned into values once instead of N times",
             other="adding the reports takes most of the time either way",
+            nothing=unsure,
         ),
         Verdict.of(
-            saved == sorted(saved), "seconds saved, by parameters",
-            "the larger the model, the more time is saved",
-            ", ".join(f"{each:.4f}" for each in saved), held_to="they grow with the parameters",
+            grows, "seconds saved, by parameters",
+            "the larger the model, the more time is saved", _listed(saved, 4),
+            held_to="from each size to the next, repetition by repetition: the interval of the "
+            "difference lies above 0",
             same="both ways take time in proportion to the parameters",
             other="the larger model does not save more",
+            nothing=unclear,
         ),
     ]  # fmt: skip
+
+
+def _times(each: Measurements) -> Iterator[tuple[float, float]]:
+    return zip(each["at_once"], each["one_by_one"], strict=True)
+
+
+def _ratios(each: Measurements) -> list[float]:
+    return [one / all for all, one in _times(each)]
+
+
+def _listed(values: Sequence[Sequence[float]], places: int) -> str:
+    return ", ".join(with_interval(each, places) for each in values)

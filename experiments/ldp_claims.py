@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -11,6 +11,7 @@ from experiments.evidence import (
     LEAST_SEEDS,
     SLACK,
     Lost,
+    all_hold,
     decided,
     falls,
     idle,
@@ -150,14 +151,6 @@ def few_labels_cost(iid: Lost, shards: Lost) -> Verdict:
         other="not at every epsilon, because twice the rounds compensate for some of the loss",
         nothing=iid.without or shards.without or silent or unsure,
     )  # fmt: skip
-
-
-def all_hold(found: Iterable[tuple[bool, str]]) -> tuple[bool, str]:
-    """Decide whether several claims all hold. Each is a pair like that of `decided`."""
-    pairs = [*found]
-    if (False, "") in pairs:
-        return False, ""
-    return all(holds for holds, _ in pairs), next((why for _, why in pairs if why), "")
 
 
 @dataclass(frozen=True)

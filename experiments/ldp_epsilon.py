@@ -8,9 +8,19 @@ from statistics import mean
 from typing import TypeAlias, get_args
 
 from experiments.arms import Runs, accuracy
-from experiments.evidence import SEEDS, Lost, decided, idle, near, of_seeds, seeded, with_interval
+from experiments.evidence import (
+    SEEDS,
+    Lost,
+    all_hold,
+    decided,
+    idle,
+    near,
+    of_seeds,
+    seeded,
+    with_interval,
+)
 from experiments.experiment import Outcome, Scale, Tell, Verdict
-from experiments.ldp_claims import all_hold, falling, whole_interval
+from experiments.ldp_claims import falling, whole_interval
 from experiments.ldp_figures import lost_accuracy, rates_by
 from experiments.ldp_jobs import (
     BASELINES,

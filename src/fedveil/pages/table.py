@@ -114,8 +114,9 @@ class Table:
         if free < 0:
             return [None] * len(self.columns)
         widths = self._least
-        longest = [max(map(cell_len, cells)) for cells in self._cells]
-        for _ in range(min(free, sum(longest) - sum(widths))):  # each goes where most is wrapped
-            lines = [whole / (part or 1) for whole, part in zip(longest, widths, strict=True)]
-            widths[lines.index(max(lines))] += 1
+        needed = (max(map(cell_len, cells)) - widths[i] for i, cells in enumerate(self._cells))
+        columns = sorted((more, number) for number, more in enumerate(needed))
+        for later, (more, number) in zip(range(len(columns), 0, -1), columns, strict=True):
+            given = min(more, free // later)  # an equal part of what is left, or all it needs
+            widths[number], free = widths[number] + given, free - given
         return widths
