@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import (
-    dp_encrypt_budget,
-    dp_encrypt_keys,
-    ldp_aggregation,
-    ldp_rounds,
-    signds_keys,
-    sweeps,
-    writers,
-)
+from experiments import dp_encrypt_budget, dp_encrypt_keys, ldp_rounds, signds_keys, sweeps, writers
 from experiments.dp_encrypt_keys import DPEncryptKeys
 from experiments.saved_results import last_checkpoint
 from experiments.signds_keys import SWEEPS, SignDSKeys
@@ -443,17 +435,3 @@ def test_the_leakage_of_real_rows_is_measured_where_they_are(
     assert len(dense) == len(set(dense)) == 6 * (1 + here)
     assert found.tables == [dense]
     assert len(found.verdicts) == len(dense)
-
-
-def test_one_estimate_of_all_reports_is_the_mean_of_their_estimates(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ldp_aggregation, "_REPEATS", 1)
-    found = ldp_aggregation.measured(13, 3)
-    assert found["apart"] < 1e-9
-    assert min(found["at_once"], found["one_by_one"]) > 0
-    slow = {"at_once": 1.0, "one_by_one": 5.0}
-    quick = {"at_once": 2.0, "one_by_one": 4.0}
-    assert [v.agrees for v in ldp_aggregation.judged([quick, slow])] == [True, True]
-    assert [v.agrees for v in ldp_aggregation.judged([slow, quick])] == [True, False]
-    assert not ldp_aggregation.judged([slow, {"at_once": 2.0, "one_by_one": 1.0}])[0].agrees
