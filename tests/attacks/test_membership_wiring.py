@@ -465,3 +465,18 @@ def test_a_played_round_has_no_more_clients_than_the_jobs_and_enough_for_a_sum()
     few = Target.of(job(protection=masked, training={"lr": 0.3}))
     (held,) = play_round(few, rows, np.arange(90), 1, Seeded(6)).held
     assert len(held) == few.protection.least_clients * EXAMPLES / 4
+
+
+def test_a_client_without_examples_to_test_has_no_scores() -> None:
+    """Pairs of one kind may leave some clients without any: nothing can be computed from none."""
+
+    def score(reading: Any, x: Any, y: Any) -> Any:
+        assert len(x) == len(y) > 0
+        return reading * x
+
+    none = np.array([], np.int64)
+    readings: Any = [1.0, 10.0, 100.0]
+    round = Round(readings, [np.array([0, 2]), none, none], [np.array([1]), none, np.array([3])])
+    members, others = round.scores(score, np.arange(1.0, 5.0), np.zeros(4))
+    assert members.tolist() == [1 * 1 - 55 * 1, 1 * 3 - 55 * 3]
+    assert others.tolist() == [1 * 2 - 55 * 2, 100 * 4 - 5.5 * 4]

@@ -177,10 +177,13 @@ class Round:
         client i. `score` computes an example's score from an estimated update. The result for an
         example is its score under the estimate of client i's update, minus its mean score under the
         estimates of all other clients' updates. Nothing is subtracted if there is only one client.
+        A client without rows to test has no scores.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):
             asked = np.concatenate([held, strangers])
+            if not len(asked):
+                continue
             scores = [score(reading, x[asked], y[asked]) for reading in self.readings]
             rest = [scored for j, scored in enumerate(scores) if j != i]
             mine = scores[i] - np.mean(rest, axis=0) if rest else scores[i]
