@@ -83,8 +83,8 @@ class Adaptive(LDPFigure):
         ran = (
             f"The epsilon of the next round is eps / A_s, where A_s is the angular similarity of "
             f"the last two models. eps is {lenet:g}{apart}. The source compares this with eps in "
-            f"every round. "
-            f"Here it is also compared with a fixed epsilon that spends the same total. "
+            f"every round. Here it is also compared with a fixed epsilon that spends the same "
+            f"total. "
             f"{self._repeated(scale, tasks)} The runs without protection have one seed, and the "
             f"plots show one."
         )

@@ -17,6 +17,7 @@ from experiments.saved_results import kept
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from fedveil.pages.table import Table
+from fedveil.privacy.finding import CONFIDENCE
 
 #: Numbers of parameters. The smallest is that of scale small's net, and 44,426 is LeNet's.
 SIZES: Mapping[Scale, Sequence[int]] = {"small": (1_450, 11_610), "full": (1_450, 44_426, 446_308)}
@@ -49,9 +50,10 @@ class Aggregation(Experiment):
             f"under OUE with {_CELLS} cells at epsilon {_EPS:g}: a code of {2 * _CELLS + 1} bits "
             f"each. At once: the reports' codes are added, and the frequencies are estimated and "
             f"turned into values once. One by one: this is done for each report, and the values "
-            f"are averaged. The results are equal up to rounding. A time is the median of "
-            f"{_REPEATS} alternating measurements on one thread. The source says that the product "
-            f"of matrices reduces the time from O(N n) to O(1); adding the reports remains O(N n)."
+            f"are averaged. The results are equal up to rounding. A figure is the mean of "
+            f"{_REPEATS} alternating measurements on one thread, with its {CONFIDENCE:.0%} "
+            f"confidence interval. The source says that the product of matrices reduces the time "
+            f"from O(N n) to O(1); adding the reports remains O(N n)."
         )
         rows = [
             (f"{size:,}", *(with_interval(each[way], 4) for way in ("at_once", "one_by_one")),
