@@ -67,7 +67,7 @@ class Table:
         """
         table = self
         for name in optional:
-            if sum(table._least) + _GAP * (len(table.columns) - 1) <= width:
+            if table._free(width) >= 0:
                 break
             table = table._without(name)
         return table
@@ -91,6 +91,13 @@ class Table:
         )
         return [max(lengths, default=0) for lengths in words]
 
+    def _free(self, width: int) -> int:
+        """Return how many of `width` characters are left if no column is wider than its words.
+
+        The result is negative if the longest words do not fit.
+        """
+        return width - _GAP * (len(self.columns) - 1) - sum(self._least)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
         yield self.terminal(options.max_width)
 
@@ -110,7 +117,7 @@ class Table:
 
     def _widths(self, width: int) -> list[int] | list[None]:
         """Return each column's width, if all words can stay whole in `width` characters."""
-        free = width - _GAP * (len(self.columns) - 1) - sum(self._least)
+        free = self._free(width)
         if free < 0:
             return [None] * len(self.columns)
         widths = self._least

@@ -190,9 +190,12 @@ def paired(
         alike = strangers[kinds[strangers] == kind][: len(of_kind)]
         other[of_kind[: len(alike)]] = alike
     ends = np.cumsum([len(some) for some in held])[:-1]
-    parts = [(m[o >= 0], o[o >= 0]) for m, o in zip(*(np.split(x, ends) for x in (mine, other)),
-                                                    strict=True)]  # fmt: skip
-    return [m for m, _ in parts], [o for _, o in parts]
+    found = np.split(other >= 0, ends)
+    ours, theirs = (
+        [part[some] for part, some in zip(np.split(rows, ends), found, strict=True)]
+        for rows in (mine, other)
+    )
+    return ours, theirs
 
 
 def split(held: Bools) -> tuple[Int64s, Int64s]:
