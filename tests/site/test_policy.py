@@ -150,6 +150,19 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert found.startswith("training.lr_schedule is 'cosine'")
 
 
+def test_a_job_that_is_only_written_otherwise_is_not_the_template(tmp_path: Path) -> None:
+    """It has another digest, and so the whole epsilon of one job again."""
+    (tmp_path / "study.yaml").write_text(job().to_yaml())
+    template = (("jobs.digests", []), ("jobs.template", "study.yaml"))
+    other = job().with_({"training.weight_decay": -0.0, "training.proximal": -0.0})
+    assert other == job()
+    assert Order(other, None).digest != Order(job(), None).digest
+    assert len(reasons(of(*template), other, tmp_path)) == 2
+    free = ("jobs.may_differ", ["training.proximal"])
+    (found,) = reasons(of(*template, free), other, tmp_path)
+    assert found == "training.weight_decay is -0.0, but 0.0 in the template study.yaml"
+
+
 def test_no_job_chooses_a_folder_of_the_sites_machine(tmp_path: Path) -> None:
     """The template's own folder, a bundled model and a listed job are allowed."""
     language = {"model": "hf:models/small", "task": "next_token", "data": {"name": "own:letters"}}

@@ -64,7 +64,7 @@ class Admission:
             yield "the job is neither in jobs.digests nor signed by one of jobs.signed_by"
             return
         free = [f"{key}." for key in jobs.may_differ]
-        changed = differences(order.job.model_dump(), self.template.model_dump())
+        changed = differences(order.job.model_dump(), self.template.model_dump(), exact=True)
         for key, theirs, mine in changed:
             if not any(f"{key}.".startswith(prefix) for prefix in free):
                 yield f"{key} is {theirs}, but {mine} in the template {jobs.template}"
