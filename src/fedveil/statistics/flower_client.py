@@ -20,8 +20,9 @@ from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.job.app_folder import own_roster
-from fedveil.flower.job.member import NODE_KEYS, refuse_misspelt
+from fedveil.flower.job.member import NODE_KEYS
 from fedveil.flower.job.signing_key_file import read_identity
+from fedveil.flower.misspelt_keys import refuse_misspelt
 from fedveil.flower.own_account import LIMIT_KEYS, OWN_DELTA, OwnLedger, count_report, own_limit
 from fedveil.flower.own_file import number_in
 from fedveil.flower.records import encoded_records, from_addressed_records
