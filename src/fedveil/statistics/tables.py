@@ -104,7 +104,7 @@ class FileTable(Table):
 
     def __init__(self, path: str, *, apart: bool = False) -> None:
         super().__init__(apart=apart)
-        self.name = path
+        self.name, self._version = path, table_file.file_version(path)
         self.columns = table_file.header(path)
         self._rows = len(self._read())
 
@@ -122,7 +122,7 @@ class FileTable(Table):
         lacks = frozenset((*numbers, *words))
         wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
         refusals = Refusals(self.name) if self.apart else None
-        table = table_file.read(self.name, wanted, refusals)
+        table = table_file.read(self.name, wanted, refusals, self._version)
         if refusals is not None and (count := refusals.left_out()):
             log.info("%d cells or rows of %s cannot be read", count, self.name)
         for said in table.said:

@@ -10,12 +10,12 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, Version, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.vertical.task_settings import ReadingSettings
@@ -46,13 +46,14 @@ class CsvFormat:
     """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
 
     `place` is the path of the file's settings in the job, for messages, or None if the job has
-    none.
+    none. If `version` is given, the file is refused if it has changed since it had this version.
     """
 
     path: str
     encoding: str
     separator: str
     place: str | None
+    version: Version | None = None
 
     @property
     def said(self) -> str:
@@ -65,7 +66,7 @@ class CsvFormat:
 
         Raises DataInvalid if a line is too long or is not text of this encoding.
         """
-        with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
+        with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES, self.version) as raw:
             yield self._decoded(raw)
 
     def _decoded(self, raw: Any) -> Iterator[str]:
@@ -118,23 +119,26 @@ def key(place: str | None, stated: str) -> str:
     return f"write {place}.{stated}"
 
 
-def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
+def find_format(
+    path: str, settings: ReadingSettings, place: str | None = None, version: Version | None = None
+) -> CsvFormat:
     """Return a file's format from `settings`. Values that they leave out are guessed from the file.
 
-    `place` is the path of `settings` in the job, for messages.
+    `place` is the path of `settings` in the job, for messages. If `version` is given, the file is
+    refused if it has changed since it had this version.
     """
-    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
+    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES, version) as raw:
         head = raw.read(_BEGINNING)
     for begin, what in _KNOWN.items():
         if head.startswith(begin):
             raise DataInvalid(f"{path} is {what}, not CSV")
     stated = settings.encoding
     encoding = _encoding(path, head, place) if stated is None else _stated(stated, head)
-    found = CsvFormat(path, encoding, ",", place)
+    found = CsvFormat(path, encoding, ",", place, version)
     if settings.separator is not None:
-        return CsvFormat(path, encoding, SEPARATORS[settings.separator], place)
+        return replace(found, separator=SEPARATORS[settings.separator])
     with found.blocks() as blocks:
-        return CsvFormat(path, encoding, _separator(path, next(blocks, ""), place), place)
+        return replace(found, separator=_separator(path, next(blocks, ""), place))
 
 
 def _stated(name: str, head: bytes) -> str:
