@@ -105,7 +105,7 @@ class FileTable(Table):
     def __init__(self, path: str, *, apart: bool = False) -> None:
         super().__init__(apart=apart)
         self.name, self._version = path, table_file.file_version(path)
-        self.columns = table_file.header(path)
+        self.columns = table_file.lone_header(path) if apart else table_file.header(path)
         self._rows = len(self._read())
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class FileTable(Table):
 
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
-        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
+        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks, apart=self.apart)
         refusals = Refusals(self.name) if self.apart else None
         table = table_file.read(self.name, wanted, refusals, self._version)
         if refusals is not None and (count := refusals.left_out()):

@@ -47,6 +47,7 @@ class CsvFormat:
 
     `place` is the path of the file's settings in the job, for messages, or None if the job has
     none. If `version` is given, the file is refused if it has changed since it had this version.
+    If `apart` is True, each line is read by itself, so that no row affects another.
     """
 
     path: str
@@ -54,6 +55,7 @@ class CsvFormat:
     separator: str
     place: str | None
     version: Version | None = None
+    apart: bool = False
 
     @property
     def said(self) -> str:
@@ -70,7 +72,8 @@ class CsvFormat:
             yield self._decoded(raw)
 
     def _decoded(self, raw: Any) -> Iterator[str]:
-        decoder, rest = codecs.getincrementaldecoder(self.encoding)(), ""
+        errors = "backslashreplace" if self.apart else "strict"
+        decoder, rest = codecs.getincrementaldecoder(self.encoding)(errors), ""
         while True:
             read = raw.read(_AT_ONCE)
             try:
@@ -127,11 +130,7 @@ def find_format(
     `place` is the path of `settings` in the job, for messages. If `version` is given, the file is
     refused if it has changed since it had this version.
     """
-    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES, version) as raw:
-        head = raw.read(_BEGINNING)
-    for begin, what in _KNOWN.items():
-        if head.startswith(begin):
-            raise DataInvalid(f"{path} is {what}, not CSV")
+    head = _beginning(path, version)
     stated = settings.encoding
     encoding = _encoding(path, head, place) if stated is None else _stated(stated, head)
     found = CsvFormat(path, encoding, ",", place, version)
@@ -139,6 +138,36 @@ def find_format(
         return replace(found, separator=SEPARATORS[settings.separator])
     with found.blocks() as blocks:
         return replace(found, separator=_separator(path, next(blocks, ""), place))
+
+
+def lone_format(path: str, version: Version | None = None) -> CsvFormat:
+    """Return the only format of files whose rows are read one by one: UTF-8, separated by commas.
+
+    Nothing is guessed, because rows would decide the guess. Raises DataInvalid if the header shows
+    another format.
+    """
+    header = _beginning(path, version).splitlines()[:1]
+    found = next(
+        (name for name, mark in SEPARATORS.items() if mark.encode() in b"".join(header)), ""
+    )
+    utf16 = b"\0" in b"".join(header)
+    if utf16 or found not in ("", "comma"):
+        shown = "UTF-16 text" if utf16 else f"separated by {found}"
+        raise DataInvalid(
+            f"{path} is {shown}, but with an epsilon for each row (unit = row), fedveil guesses no "
+            f"format; {key(None, '')}"
+        )
+    return CsvFormat(path, "utf-8-sig", ",", None, version, apart=True)
+
+
+def _beginning(path: str, version: Version | None) -> bytes:
+    """Return the first bytes of a file. Raises DataInvalid if they show that it is no CSV file."""
+    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES, version) as raw:
+        head = raw.read(_BEGINNING)
+    for begin, what in _KNOWN.items():
+        if head.startswith(begin):
+            raise DataInvalid(f"{path} is {what}, not CSV")
+    return head
 
 
 def _stated(name: str, head: bytes) -> str:

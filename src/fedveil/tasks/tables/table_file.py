@@ -20,7 +20,7 @@ from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file
 from fedveil.tasks.tables.cell_forms import Kind, kind_of
-from fedveil.tasks.tables.csv_format import CsvFormat, find_format
+from fedveil.tasks.tables.csv_format import CsvFormat, find_format, lone_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_column import IdColumn
 from fedveil.tasks.tables.number_column import Cells, NumberColumn, settle
@@ -38,7 +38,8 @@ class Wanted:
 
     Columns in `may_lack` can have empty cells. An empty number becomes NaN, an empty word "".
     `reading` says how the file is written, `rules` how ids are normalised. `place` is the path of
-    the file's settings in the job, for messages.
+    the file's settings in the job, for messages. If `apart` is True, no row may affect how another
+    is read. The file must then have a fixed format (`lone_format`), and nothing is guessed.
     """
 
     id: str | None
@@ -48,6 +49,7 @@ class Wanted:
     reading: ReadingSettings = _DEFAULT
     rules: IdSettings = _RULES
     place: str | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +124,11 @@ def header(path: str, settings: ReadingSettings = _DEFAULT, place: str | None = 
     return csv_file.header(find_format(path, settings, place))
 
 
+def lone_header(path: str) -> list[str]:
+    """Return the column names of a file whose rows are read one by one (`Wanted.apart`)."""
+    return parquet_file.header(path) if is_parquet(path) else csv_file.header(lone_format(path))
+
+
 def file_version(path: str) -> Version:
     """Return the version of a file, with which `read` recognises that the file has changed."""
     with reading(Path(path)):
@@ -163,7 +170,9 @@ def read(
     ids = IdColumn(wanted.id, wanted.rules, found)
     cells = Cells(wanted.reading.empty)
     numbers = [
-        NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack, cells)
+        NumberColumn(
+            name, wanted.reading, spool, found, name in wanted.may_lack, cells, wanted.apart
+        )
         for name in wanted.numbers
     ]
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
@@ -239,7 +248,11 @@ class _Source:
             texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
             self._types = (wanted.numbers, texts)
         else:
-            self._csv = find_format(path, wanted.reading, wanted.place, version)
+            self._csv = (
+                lone_format(path, version)
+                if wanted.apart
+                else find_format(path, wanted.reading, wanted.place, version)
+            )
             self.columns, self.said = csv_file.header(self._csv), self._csv.said
 
     def pieces(self, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
