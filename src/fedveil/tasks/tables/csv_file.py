@@ -226,10 +226,10 @@ def _lone_records(
         except csv.Error as error:
             refusals.rows("", "line", f" is not valid CSV: {error}", [line], 1)
             continue
-        if len(cells) == width:
-            yield line, cells
-        elif cells:
+        if cells and len(cells) != width:
             _refuse_width(refusals, line, len(cells), width)
+        elif cells:
+            yield line, cells
 
 
 def _refuse_width(refusals: Refusals, line: int, cells: int, width: int) -> None:

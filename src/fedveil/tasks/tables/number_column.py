@@ -142,9 +142,9 @@ class NumberColumn:
         """Add a piece's cells, each in the first form that fits it. Other cells become missing."""
         codes, words = piece.coded(self.name)
         table = self._cells.numbers(words)[:, [list(FORMS).index(form) for form in _LONE]]
-        fits = ~np.isinf(table)
-        bad: Bools = ~fits.any(axis=1)
-        numbers = np.where(bad, np.nan, table[np.arange(len(words)), fits.argmax(axis=1)])
+        unfit = np.isinf(table)
+        bad = unfit.sum(axis=1) == len(_LONE)
+        numbers = np.where(bad, np.nan, table[np.arange(len(words)), unfit.argmin(axis=1)])
         if bad.any():
             rows = np.flatnonzero(bad[codes])
             self._refuse(piece, rows, words[codes[rows[0]]], "is not a finite number")
