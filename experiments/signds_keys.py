@@ -38,7 +38,7 @@ _EPOCHS, _LR = 2, 0.05
 _MORE_EPOCHS, _MORE_LR = 8, 0.2
 
 _WHY_SMALLER = (
-    "There is no scale `full`: one run of the source's LeNet experiment (`signds-lenet`, 600 "
+    "There is no scale `full`. One run of the source's LeNet experiment (`signds-lenet`, 600 "
     "rounds of 20 local epochs) took about 40 minutes on two cores, so all runs of this length "
     "would take more than a day."
 )
