@@ -125,9 +125,9 @@ def with_interval(values: Sequence[float], places: int = 3) -> str:
     return f"{middle} [{low:.{places}f}, {high:.{places}f}]"
 
 
-def mean_of(seeds: int = LEAST_SEEDS) -> str:
+def mean_of(number: int = LEAST_SEEDS, what: str = "seeds") -> str:
     """Return the part of a page's sentence that says what a figure with several seeds is."""
-    return f"a figure is the mean of {seeds} seeds, with its {CONFIDENCE:.0%} confidence interval"
+    return f"a figure is the mean of {number} {what}, with its {CONFIDENCE:.0%} confidence interval"
 
 
 def decided(apart: Sequence[float], slack: float = SLACK) -> tuple[bool, str]:
@@ -165,6 +165,11 @@ def within(apart: Sequence[float], bound: float) -> tuple[bool, str]:
 def near(apart: Sequence[float], bound: float) -> tuple[bool, str]:
     """Decide as `within` does. Too few seeds for an interval decide by their mean."""
     return within(apart, bound) if len(apart) >= LEAST_SEEDS else (abs(mean(apart)) <= bound, "")
+
+
+def whole_interval(seeds: int) -> str:
+    """Return how a criterion of `near` ends: with several seeds, it holds the interval."""
+    return "" if seeds < LEAST_SEEDS else ", with the whole interval"
 
 
 def falls(values: Sequence[Sequence[float]], rise: float) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from experiments.evidence import (
     idle,
     near,
     of_seeds,
+    whole_interval,
     with_interval,
 )
 from experiments.experiment import Scale, Verdict
@@ -36,11 +37,6 @@ def more(difference: str, seeds: int, slack: float = SLACK) -> str:
         f"{difference}, seed by seed: the interval lies above 0; it says nothing if the interval "
         f"contains 0 and ends above {slack:g}"
     )
-
-
-def whole_interval(seeds: int) -> str:
-    """Return how a criterion of `near` ends: with several seeds, it holds the interval."""
-    return "" if seeds < LEAST_SEEDS else ", with the whole interval"
 
 
 def falling(lost: Lost, rise: float, what: str, *, same: str, other: str) -> Verdict:

@@ -17,10 +17,11 @@ from experiments.evidence import (
     near,
     of_seeds,
     seeded,
+    whole_interval,
     with_interval,
 )
 from experiments.experiment import Outcome, Scale, Tell, Verdict
-from experiments.ldp_claims import falling, whole_interval
+from experiments.ldp_claims import falling
 from experiments.ldp_figures import lost_accuracy, rates_by
 from experiments.ldp_jobs import (
     BASELINES,

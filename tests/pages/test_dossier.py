@@ -327,8 +327,9 @@ def test_the_example_of_the_page_is_true(command: Command, script: Script, tmp_p
     for words in commands(typed):
         quick = ["--set", "simulation.workers=0", "--set", "record.page=false"]
         quick += ["--set", "clients.number=60"]
-        code, _, err = command(*words[1:], *quick * (words[1] == "run"))
+        code, out, err = command(*words[1:], *quick * (words[1] == "run"))
         assert code == 0, err
+    assert f"`{out.splitlines()[-1]}`" in " ".join(text.split())
     code, out, _ = script(*recomputing.split())
     assert (code, out) == (0, shown)
 
