@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from browser import needs_browser, show
+from fedveil.base.untrusted import escaped
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.page_files import write_page
@@ -114,8 +115,25 @@ def test_no_text_is_markup_wherever_it_stands() -> None:
         assert made.count(mark) == own.count(mark), mark
     data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
     assert data is not None
-    assert json.loads(data[1])[0]["x"]["title"] == EVIL
+    assert json.loads(data[1])[0]["x"]["title"] == escaped(EVIL)
     assert data[1].isascii()
+
+
+def test_no_name_turns_the_figures_beside_it_around_wherever_it_stands() -> None:
+    """Play a party whose name would show the epsilon 12.5 in its line as 5.21."""
+    turned = "lab\u202e 12.5\u2066\u200f"
+    curves = [Curve(turned, [1, 2], [1, 3]), Curve("b", [1], [2])]
+    plot = Plot("a", turned, Axis(turned), Axis(f"{turned}y"), curves, turned)
+    table = Table([turned, "b"], [[turned, "1"], [Link(turned, "b"), "2"]], turned)
+    fold = Fold(turned, [turned, Points([turned]), Code(turned, turned), Picture(b"png", turned)])
+    lead = (turned, Fact(turned, turned, turned))
+    made = Page(turned, lead, [Section(turned, [table, plot, fold]), Section("b", [])]).html()
+    assert not re.findall("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", made)
+    assert made.count("lab\\u202e 12.5\\u2066\\u200f") >= 20
+    data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
+    assert data is not None
+    (sent,) = json.loads(data[1])
+    assert (sent["x"]["title"], sent["curves"][0]["name"]) == (escaped(turned), escaped(turned))
 
 
 def test_data_in_a_page_ends_no_element_and_comes_back() -> None:
