@@ -264,6 +264,24 @@ def test_the_values_under_the_pointer_are_those_of_the_curves(tmp_path: Path) ->
 
 
 @needs_browser
+def test_a_printout_has_the_folded_sentences_but_no_folded_file(tmp_path: Path) -> None:
+    folds = Fold("limits", [Points(["unseen"])]), Fold("job.yaml", [Code("name: a")])
+    script = """
+        const shown = () => [...document.querySelectorAll("details")].map(fold => fold.open);
+        const before = shown();
+        dispatchEvent(new Event("beforeprint"));
+        const printed = shown();
+        dispatchEvent(new Event("afterprint"));
+        return [before, printed, shown()];
+    """
+    made = page_of(SMALL, *folds).html()
+    closed, printed = [False, False], [True, False]
+    assert show(made, tmp_path, script).found == [closed, printed, closed]
+    opened = made.replace("<details>", "<details open>")
+    assert show(opened, tmp_path, script).found == [[True, True]] * 3
+
+
+@needs_browser
 def test_a_narrow_page_scrolls_nothing_but_tables_sideways(tmp_path: Path) -> None:
     table = Table([f"column {n}" for n in range(20)], [["1"] * 20] * 2)
     made = page_of(SMALL, RICH, table, Code("x" * 500), lead=(Fact("a", "b" * 90),)).html()
