@@ -60,7 +60,7 @@ class DPEncryptBudget(Experiment):
         ran = (
             f"LeNet on {'a tenth of ' if scale == 'small' else ''}MNIST, {base.clients.number:,} "
             f"clients, 100 of whom take part in each of {base.rounds} rounds of one local epoch. "
-            f"Where it is not varied, dp_eps is 50, the smallest that the source advises, "
+            f"Unless it is varied, dp_eps is 50, the smallest that the source advises, "
             f"and dp_delta is 0.001, which is 1 divided by the "
             f"source's 1,000 clients. The clip is 1. The privacy of two settings can be compared "
             f"only at one delta. So the page states the epsilon of the whole run at delta "

@@ -137,10 +137,10 @@ class DPEncryptKeys(Experiment):
         plots = [plot("clients", f"Accuracy by the {share}", share, both)]
         ran = (
             f"A LeNet and dense nets on MNIST, {number:,} clients, {base.rounds} rounds of one "
-            f"local epoch ({_LONGER * base.rounds} where the share of clients in a round is varied "
-            f"for LeNet). dp_eps is 50, the smallest that the source advises, and dp_delta is "
-            f"1 / clients, as the source advises. A report costs its epsilon anew in every round: "
-            f"the run as a whole promises next to nothing. The clip is 1 where it is not varied. "
+            f"local epoch ({_LONGER * base.rounds} in LeNet's runs that vary the share of clients "
+            f"in a round). dp_eps is 50, the smallest that the source advises, and dp_delta is "
+            f"1 / clients, as the source advises. Every report costs this epsilon, so the whole "
+            f"run guarantees next to nothing. The clip is 1 unless it is varied. "
             f"A figure is the mean of {SEEDS} seeds for LeNet, and of {_MODEL_SEEDS} for the dense "
             f"nets, with its {CONFIDENCE:.0%} confidence interval."
         )

@@ -91,7 +91,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
 def scales(experiment: Experiment) -> str:
     """Return a sentence with the experiment's scales, and how long each of them takes."""
     each = [f"`{scale}` ({takes_about(experiment, scale)})" for scale in experiment.scales]
-    return f"Its scales, with the estimated times on two cores: {', '.join(each)}."
+    return f"Scales, with estimated times on two cores: {', '.join(each)}."
 
 
 def _without(count: int, which: str) -> str:

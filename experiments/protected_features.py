@@ -200,8 +200,8 @@ def _ran(settings: Settings) -> str:
     return (
         f"The paper cuts a ResNet-18 for CIFAR-10 after its first block, which was trained before "
         f"on ImageNet's images of the same classes. Here {network} on {where} replaces it, with a "
-        f"first block that was trained before on {public}. So trends can be compared, and levels "
-        f"cannot. The block stays fixed. It sends bits to the leader, who trains the rest of the "
+        f"first block that was trained before on {public}. So compare trends, not levels. "
+        f"The block stays fixed. It sends bits to the leader, who trains the rest of the "
         f"network for {epochs} of at most {images.most_train:,} images{fewer}. "
         f"Runs without noise have {settings.seeds} seeds, runs with noise have one. The attacker "
         f"reconstructs the first images from one report of each, at effort {settings.effort}. "

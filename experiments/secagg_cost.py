@@ -128,12 +128,12 @@ def _ran(sizes: Sizes) -> str:
     return (
         f"Whole rounds of secure aggregation run in memory, with all clients. Every message is "
         f"encoded and decoded, and every sum is checked. Bytes, memory between phases, and "
-        f"operations are counted with {sizes.entries} entries of 16 bits, while an eighth of the "
-        f"clients drop out before they send their vectors. Times are CPU seconds of one core, "
-        f"without encoding and decoding.{repeated} The papers measured programs in Java on "
-        f"machines of their time, so orders of growth can be compared, and seconds hardly. The two "
-        f"sizes of the 2017 abstract are computed from the messages' formats, which give exactly "
-        f"the bytes of the counted rounds."
+        f"operations are counted with {sizes.entries} entries of 16 bits. An eighth of the clients "
+        f"drops out before the vectors are sent. Times are CPU seconds of one core, without "
+        f"encoding and decoding.{repeated} The papers measured programs in Java on machines of "
+        f"their time, so compare the orders of growth, not the seconds. The two sizes of the 2017 "
+        f"abstract are computed from the messages' formats, which give exactly the bytes of the "
+        f"counted rounds."
     )
 
 

@@ -38,9 +38,9 @@ _EPOCHS, _LR = 2, 0.05
 _MORE_EPOCHS, _MORE_LR = 8, 0.2
 
 _WHY_SMALLER = (
-    "There is no scale `full`, because of the time. The runs of the source's LeNet experiment have "
-    "600 rounds of 20 local epochs. One of them took about 40 minutes on two cores "
-    "(`signds-lenet`), so all runs of this length would take more than a day."
+    "There is no scale `full`. One run of the source's LeNet experiment (`signds-lenet`, 600 "
+    "rounds of 20 local epochs) took about 40 minutes on two cores, so all runs of this length "
+    "would take more than a day."
 )
 _SIGNDS = "protection.signds"
 _FIXED = f"{_SIGNDS}.magnitude=fixed"
@@ -364,12 +364,12 @@ def _told(base: Job, scale: Scale) -> str:
         f"with learning rate {base.training.lr:g}. The {base.clients.number} clients are the "
         f"writers of `{data}`{writers.hands(data)}, all of them in every round; every fifth test "
         f"image is used. Keys that are not varied have the source's values: k 0.2, eps 100, "
-        f"ratio 0.6, out 0, and an estimated step. Where out is varied, eps is {_SMALL_EPS} or "
-        f"{_LARGE_EPS}, and the step is fixed at 4 / clients. Where sign_global_lr is varied, the "
+        f"ratio 0.6, out 0, and an estimated step. If out is varied, eps is {_SMALL_EPS} or "
+        f"{_LARGE_EPS}, and the step is fixed at 4 / clients. If sign_global_lr is varied, the "
         f"step is fixed at this key / clients. Clients that train more have {_MORE_EPOCHS} local "
         f"epochs, learning rate {_MORE_LR:g}, or both. The source states trends without sizes. The "
         f"dimensions of a report follow from the keys and the size of the model, {DIM:,}, without "
-        f"training. A figure is the mean of {SEEDS} seeds, and of {_RATE_SEEDS} where "
+        f"training. A figure is the mean of {SEEDS} seeds, and of {_RATE_SEEDS} if "
         f"sign_global_lr is varied with all clients, with its {CONFIDENCE:.0%} confidence interval."
     )
 

@@ -275,6 +275,35 @@ def test_a_client_s_own_limit_holds_against_the_server(tmp_path: Path) -> None:
         serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
 
 
+def test_a_limit_that_comes_between_two_rounds_does_not_count_from_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both rounds together cost epsilon 300, and each alone less than the limit of 250."""
+    words = {"ask": "heavy_hitters", "column": "word", "alphabet": "ab", "length": 2, "most": 1}
+    app = tmp_path / "app"
+    write_app(app, deployable(file_of("dp_encrypt", epsilon=300.0, questions={"words": words})))
+    grid, late = SiteGrid(app, tmp_path), 101
+    for n in range(SITES):
+        (tmp_path / f"site-{n}.csv").write_text("word\naa\n")
+
+    def limited(message: Any) -> Any:
+        if message.has_content() and COMMON in message.content:
+            _, _, fields = from_addressed_records(message.content)
+            for node, first in ((late, 2), (104, 1)):
+                if fields["step"] == first:
+                    grid.contexts[node].node_config["max-epsilon"] = 250.0
+        return message
+
+    grid.tamper = limited
+    answers = serve(app, grid, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert answers.reports == SITES
+    refused = [r.metadata.src_node_id for r in grid.replies if not r.has_content()]
+    assert sorted(refused) == [late, 104]
+    said = "\n".join(record.message for record in caplog.records)
+    assert said.count("has given 1 report of this job without a limit") == 1
+    assert said.count("one more report would bring this client to") == 1
+
+
 @pytest.mark.parametrize(
     ("protection", "unit", "why"),
     [
@@ -318,6 +347,52 @@ def test_a_server_cannot_lie_about_the_number_of_clients(
         with pytest.raises(RunStopped, match="0 of 5000 clients were connected"):
             serve(app, grid, context(0, {"folder": str(tmp_path / f"answer-{stated}")}, {}))
         assert said in caplog.text
+
+
+MEAN = {"ask": "mean", "column": "age", "range": [0.0, 90.0]}
+AGREED = {"old": {"ask": "count", "where": "age >= 65"}, "age": MEAN, "all": {"ask": "count"}}
+
+
+@pytest.mark.parametrize(
+    ("questions", "said"),
+    [
+        (
+            {name: AGREED[name] for name in ("age", "all", "old")},
+            "questions is in the order ['age', 'all', 'old'], and in the order ['old', 'age', 'all'"
+            "] in the own copy",
+        ),
+        (
+            {**AGREED, "age": {**MEAN, "range": [-0.0, 90.0]}},
+            "questions.age.range is [-0.0, 90.0], and [0.0, 90.0] in the own copy",
+        ),
+    ],
+)
+def test_an_agreed_file_that_is_written_otherwise_gets_no_second_answer(
+    questions: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has another digest, so the client's limit and its reports would count from zero."""
+    file, other = (
+        file_of("dp_encrypt", epsilon=2.0, answer_s=0.1, questions=asked)
+        for asked in (AGREED, questions)
+    )
+    assert other == file
+    (tmp_path / "own.yaml").write_text(file.to_yaml())
+
+    def grid(name: str, asked: QuestionFile) -> SiteGrid:
+        write_app(tmp_path / name, deployable(asked))
+        found = SiteGrid(tmp_path / name, tmp_path)
+        for held in found.contexts.values():
+            own = {"question": str(tmp_path / "own.yaml"), "max-epsilon": 2.0}
+            held.node_config.update(own)
+        return found
+
+    app = grid("app", file)
+    first = serve(tmp_path / "app", app, context(0, {"folder": str(tmp_path / "answer")}, {}))
+    assert first.reports == SITES
+    app = grid("other", other)
+    with pytest.raises(RunStopped, match="0 of 5 clients were connected"):
+        serve(tmp_path / "other", app, context(0, {"folder": str(tmp_path / "again")}, {}))
+    assert said in caplog.text
 
 
 def test_unusable_rows_are_reported_as_zero_under_a_guarantee(tmp_path: Path) -> None:

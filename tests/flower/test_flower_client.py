@@ -604,6 +604,24 @@ def test_a_client_with_its_own_copy_of_the_job_answers_no_other(
     assert f"{key} is 2, and 4 in the own copy" in caplog.text
 
 
+def test_a_job_that_is_only_written_otherwise_is_not_the_own_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has another digest, so the client's limit and its reports would count from zero."""
+    agreed = job(rounds=1, protection=NOISED, deployment={"wait_s": 0.2})
+    other = agreed.with_({"training.weight_decay": -0.0})
+    assert other == agreed
+    app, _ = app_of(tmp_path / "app", other)
+    own = tmp_path / "own.yaml"
+    own.write_text(agreed.with_({"privacy.randomness": "secure"}).to_yaml())
+    grid = LocalGrid(app, tmp_path / "state")
+    for node in grid.contexts.values():
+        node.node_config["job"] = str(own)
+    with pytest.raises(RunStopped):
+        serve(app, grid, tmp_path / "run")
+    assert "training.weight_decay is -0.0, and 0.0 in the own copy" in caplog.text
+
+
 @pytest.mark.parametrize("position", ["signds", "not_encrypt"])
 def test_a_client_counts_its_private_reports_and_gives_no_more(
     tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture

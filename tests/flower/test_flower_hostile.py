@@ -200,10 +200,15 @@ def test_an_update_is_not_asked_of_the_app_before_keys_were_exchanged():
     assert calls == []
 
 
-def test_a_wrong_configuration_of_the_clients_own_is_not_told_to_the_server():
-    grid = federation(node_config={"fedveil.sign_epz": 4711.0, "fedveil.protection": "signds"})
-    reply = ask(grid, content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}))
+@pytest.mark.parametrize("wrong", ["fedveil.sign_epz", "fedviel.max_epsilon"])
+def test_a_wrong_configuration_of_the_clients_own_is_not_told_to_the_server(wrong, caplog):
+    calls = []
+    own = {wrong: 4711.0, "fedveil.protection": "signds"}
+    grid = federation(node_config=own, calls=calls)
+    reply = ask(grid, content({"round": 1}, {"protection": "signds"}))
     assert reply.error.reason == "withheld: for a reason in its own log"
+    assert wrong in caplog.text
+    assert calls == []
 
 
 @pytest.mark.parametrize("phase", PHASES)

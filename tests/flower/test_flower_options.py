@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from fedveil.base.message import decode, encode
-from fedveil.errors import InvalidValue, JobError, MessageInvalid
+from fedveil.errors import DeploymentError, InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import joined, parse
 from fedveil.flower.app.pins import kept, limits, may_reveal, pins_of, refuse_weaker
@@ -302,6 +302,33 @@ def test_the_run_configuration_never_lifts_a_limit_of_the_client():
     refuse(offer(**central), run_config={**said, **limit})
     refuse(offer(**central), node_config=limit, keywords=central)
     refuse(offer(**central), node_config={**limit, **said})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("fedviel.max_epsilon", "fedveil.max_epsilon"),
+        ("fedveil-reveal", "fedveil.reveal"),
+        ("Fedveil.sign_eps", "fedveil.sign_eps"),
+        ("reconstruct_secrets_threshold", "fedveil.reconstruct_secrets_threshold"),
+        ("state_folder", "state-folder"),
+    ],
+)
+def test_a_misspelt_key_of_an_app_s_node_does_not_count_as_missing(key, meant):
+    """Otherwise the client has no such demand, or an account in a place that nobody keeps."""
+    own = {"fedveil.protection": "signds", "fedveil.sign_eps": 3.0, key: 2.0}
+    with pytest.raises(DeploymentError, match=rf"has {key}, .* \(did you mean {meant}\?\)"):
+        pins_of({}, {}, own)
+
+
+def test_keys_of_jobs_and_of_other_apps_on_a_node_are_ignored():
+    others = dict.fromkeys(
+        ("client", "clients", "partition-id", "num-partitions", "data", "identity", "roster"), 1
+    )
+    own = {**others, "max-epsilon": 1.0, "delta": 1e-6, "job": "a.yaml", "lr": 0.1, "seeded": True}
+    assert pins_of({}, {"fedviel.max_epsilon": 1.0}, own) == []
+    (pin,) = pins_of({}, {}, {**own, "state-folder": "/srv", "fedveil.max_epsilon": 2.0})
+    assert pin.options.max_epsilon == 2.0
 
 
 def test_what_any_source_keeps_is_kept():

@@ -268,6 +268,22 @@ def put(folder: Path, files: Mapping[str, bytes | None]) -> None:
             (folder / name).write_bytes(data)
 
 
+def test_a_file_that_is_deleted_with_seal_and_key_betrays_itself_by_the_others(
+    tmp_path: Path,
+) -> None:
+    """It counts as never written itself: docs/deployment.md says so."""
+    account, answered = OwnFile(tmp_path / "account"), OwnFile(tmp_path / "answered")
+    account.write(b"spent")
+    answered.write(b"2")
+    for name in ("account", "folder.seal", "seal-key"):
+        (tmp_path / name).unlink()
+    for _ in range(2):
+        with pytest.raises(DeploymentError, match=r"does not vouch for .*answered"):
+            answered.read()
+        account.write(b"nothing")
+    assert account.read() == b"nothing"
+
+
 def test_no_file_is_set_back_with_its_seal_while_another_is_not(tmp_path: Path) -> None:
     """A restored backup of some files would let a client answer a round again."""
     answered = AnsweredFile(tmp_path / "answered")

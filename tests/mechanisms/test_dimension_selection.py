@@ -174,6 +174,11 @@ def test_topk_is_the_floor_and_at_least_one() -> None:
     assert SignDS(k=0.01, dim_out=1).plan(201).topk == 2
 
 
+@pytest.mark.parametrize(("k", "dim"), [(0.29, 100), (0.57, 100), (0.58, 50), (0.036, 750)])
+def test_the_top_k_set_is_as_large_as_the_decimal_says(k: float, dim: int) -> None:
+    assert math.floor(k * dim) + 1 == round(k * dim) == SignDS(k=k, dim_out=1).plan(dim).topk
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

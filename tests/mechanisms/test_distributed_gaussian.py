@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
 from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.secagg.masking import Ring
+from folders import DOCS
 
 ERROR_RATE = 1e-6
 
@@ -376,3 +378,15 @@ def test_a_mean_is_over_the_shares_in_the_sum_and_not_over_the_planned_clients()
     assert noise.mean(total.copy(), 3, None) == pytest.approx(noise.step * total / 3)
     rotated = made(rotation=False, dimension=4, shares=3, clients=5)
     assert rotated.mean(total.copy(), 3, None) == pytest.approx(rotated.step * total / 3)
+
+
+def test_the_page_says_how_much_noise_rounding_makes_necessary() -> None:
+    page = " ".join((DOCS / "mechanisms/distributed_dp.md").read_text("utf-8").split())
+    dimension = int(re.findall(r"a model of ([\d,]+) entries", page)[0].replace(",", ""))
+    for bits, digits in ((8, 2), (4, 0)):
+        stated = re.findall(rf"to {bits} `bits`[^.]* requires ([\d.]+)% more noise", page)[0]
+        law = DistributedGaussian(
+            1.0, 1.0, shares=900, clients=1000, dimension=dimension, entry_bits=bits
+        )
+        noise = math.sqrt(900 * law.share_variance) * law.step / 2
+        assert float(stated) == round(100 * (noise - 1), digits)

@@ -69,6 +69,20 @@ def test_two_vectors_reach_what_the_noise_is_made_for() -> None:
     assert np.linalg.norm(one - other) == pytest.approx(2 * law.norm, rel=1e-5)
 
 
+@pytest.mark.parametrize("steps", [1.5, 2.0, 16.0, 16.0 + 2.0**-19, 1000.75])
+def test_a_rounded_bit_survives_a_rounding_error_of_the_norm(steps: float) -> None:
+    law = made()
+    step, half, norm = law.half / steps, law.half, law.norm
+    law.round_bits(step)
+    assert law.norm == norm
+    assert half - 1.5 * step <= law.half <= half
+    for norm, share in ((0.9, 1.0), (1.1, 0.0)):
+        joint = law.joint(of_norm(norm), 1.0).astype(float)
+        for shrunk in (1.0, 1 - 2.0**-23):
+            bit = math.trunc(joint[-1] / step * shrunk) * step
+            assert law.parted(np.append(joint[:-1], bit), 1.0)[1] == pytest.approx(share, abs=1e-12)
+
+
 @pytest.mark.parametrize("noise", [4.1, 6.0, 50.0])
 def test_the_noise_is_split_between_vectors_and_bits_as_in_the_source(noise: float) -> None:
     """Theorem 1 there is of one that is added: z Δ for vectors of Δ, sigma_b for bits of ½."""
@@ -94,6 +108,12 @@ def test_bits_with_all_of_the_epsilon_are_refused(noise: float) -> None:
     said = f"clip_bit_noise = {noise:g} is not above the noise multiplier, 4: "
     with pytest.raises(InvalidValue, match=said):
         made(bit_noise=noise)
+
+
+def test_a_bit_of_less_than_a_step_is_refused() -> None:
+    law = made()
+    with pytest.raises(InvalidValue, match="too large for a clip bit"):
+        law.round_bits(law.half)  # a rounding error would leave nothing
 
 
 def test_the_next_clip_follows_the_law_and_stays_in_its_room() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("nvflare.apis", reason="needs nvflare")
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.workspace import Workspace
@@ -350,8 +350,13 @@ def server_context(round: int = 4) -> FLContext:
     return fl_ctx
 
 
-def sent_by(name: str, shareable: Shareable) -> Shareable:
-    shareable.set_peer_props({ReservedKey.IDENTITY_NAME: name})
+def sent_by(name: str, shareable: Shareable, says: str | None = None) -> Shareable:
+    """Return a site's result as NVFlare's server gets it: the site `name` says that it is `says`.
+
+    NVFlare takes the name from the site's token, and the property from the site's own message.
+    """
+    shareable.set_header(ServerCommandKey.FL_CLIENT, Client(name, f"token of {name}"))
+    shareable.set_peer_props({ReservedKey.IDENTITY_NAME: says or name})
     return shareable
 
 
@@ -408,6 +413,29 @@ def test_a_round_of_the_aggregator_has_its_own_reports_alone(site: Site) -> None
         mean = from_shareable(aggregator.aggregate(fl_ctx)).data
         for array in mean.values():
             np.testing.assert_allclose(array, change, atol=0.02)
+
+
+def test_a_site_counts_once_under_whatever_name_it_reports(site: Site) -> None:
+    """Otherwise one site makes the reports of all, and no other site's report is accepted."""
+    aggregator, fl_ctx = ProtectedAggregator(CLEAR), server_context()
+
+    def report(of: str, change: float) -> Shareable:
+        mine = context(identity=of)
+        admits(site, CLEAR, plain=False).process(task_data(), mine)
+        return SiteResultFilter().process(result_of(change), mine)
+
+    liar, honest, third = SITES
+    assert aggregator.accept(sent_by(liar, report(liar, 0.125), says=honest), fl_ctx)
+    assert not aggregator.accept(sent_by(liar, report(liar, 0.125), says=third), fl_ctx)
+    unnamed = report(liar, 0.125)
+    unnamed.set_peer_props({ReservedKey.IDENTITY_NAME: third})
+    for client in (None, third, {"name": third}):  # NVFlare's server always sets a Client
+        unnamed.set_header(ServerCommandKey.FL_CLIENT, client)
+        assert not aggregator.accept(unnamed, fl_ctx)
+    assert aggregator.accept(sent_by(honest, report(honest, 0.0)), fl_ctx)
+    mean = from_shareable(aggregator.aggregate(fl_ctx)).data
+    for array in mean.values():
+        np.testing.assert_allclose(array, 0.0625, atol=0.02)
 
 
 def test_the_aggregator_takes_signds_with_a_fixed_step(tmp_path: Path) -> None:

@@ -577,6 +577,13 @@ def test_an_epsilon_is_never_too_small_however_little_noise_there_is(ratio: floa
     assert exact <= Decimal(found) <= exact * Decimal(1 + 2e-8)
 
 
+@pytest.mark.parametrize("beside", [PrivacyLoss(1.0), PrivacyLoss.of_release(Gaussian(1.0))])
+@pytest.mark.parametrize("epsilon", [1e99, 1e160, 1e300])
+def test_epsilons_too_large_to_square_are_bounded(epsilon: float, beside: PrivacyLoss) -> None:
+    found = compose([(PrivacyLoss(epsilon), 3), (beside, 2)], DELTA)
+    assert 3 * epsilon * (1 - 1e-12) <= found <= 3 * epsilon * (1 + 1e-12)
+
+
 def test_noise_too_small_to_square_has_no_epsilon() -> None:
     for ratio, least in ((1e-150, 1e300), (1e-160, math.inf), (1e-200, math.inf)):
         small = PrivacyLoss.of_release(Gaussian(ratio)), 2

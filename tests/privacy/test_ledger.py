@@ -225,6 +225,40 @@ def test_every_round_is_not_the_most_drawn_client():
     assert ledger.epsilon_every_round(DELTA) == compose([(PARAMETER, 35)], DELTA)
 
 
+def test_of_reports_that_cost_more_once_or_more_often_a_client_in_every_round_pays_the_latter():
+    """A single Gaussian report costs more than the pure one, and a hundred cost far less."""
+    noise, pure = PrivacyLoss.of_release(Gaussian(3.5)), PrivacyLoss(1.0)
+    assert compose([(noise, 1)], DELTA) > 1
+    assert compose([(noise, 100)], DELTA) < 16
+    ledger = Ledger()
+    for number in range(100):
+        ledger.record_many([(noise, 1)], round=number, clients=[0])
+        ledger.record_many([(pure, 1)], round=number, clients=[1])
+    figures = ledger.figures(DELTA)
+    assert figures["run_every_round"].epsilon == compose([(pure, 100)], DELTA)
+    assert ledger.kinds_every_round(DELTA) == [(((pure, 1),), 100)]
+    assert ledger.epsilon_every_round() == math.inf  # client 0 has no epsilon at delta = 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 3)), min_size=2, max_size=2),
+        min_size=1, max_size=8,
+    ),
+)  # fmt: skip
+def test_no_client_of_every_round_costs_more_than_the_figure_says(rounds):
+    """Two clients, each with any report in each round: Gaussian, pure or with a delta."""
+    losses = [PrivacyLoss.of_release(Gaussian(3.5)), PrivacyLoss(0.6), PrivacyLoss(1.0, 1e-6)]
+    ledger, paid = Ledger(), ([], [])
+    for number, reports in enumerate(rounds):
+        for client, (which, count) in enumerate(reports):
+            ledger.record_many([(losses[which], count)], round=number, clients=[client])
+            paid[client].append((losses[which], count))
+    stated = ledger.epsilon_every_round(DELTA)
+    assert all(compose(charges, DELTA) <= stated for charges in paid)
+
+
 def test_the_worst_of_histories_that_cannot_be_ordered():
     """Who is worst depends on delta: few large losses, or many small ones."""
     ledger = Ledger()

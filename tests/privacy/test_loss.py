@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
-from fedveil.privacy import Gaussian, Ledger, LossDistribution, PrivacyLoss, compose
+from fedveil.privacy import (
+    Gaussian,
+    Ledger,
+    LossDistribution,
+    PrivacyLoss,
+    SampledGaussian,
+    compose,
+)
 from fedveil.privacy.loss import format_delta, format_epsilon
 
 #: An epsilon as a person writes it, at most 15 digits: a float holds that many.
@@ -94,6 +101,16 @@ def test_a_described_release_is_held_to_its_statement_when_it_is_worked_out():
     loss = PrivacyLoss(1.0, 1e-6, release=Coin())
     with pytest.raises(InvalidValue, match="more than its release promises"):
         Ledger().record(loss, round=0, client=0)
+
+
+@pytest.mark.parametrize("claimed", [PrivacyLoss(0.1, 1e-9), PrivacyLoss(9.5, 1e-5)])
+def test_a_sampled_release_that_is_claimed_too_private_is_not_composed(claimed):
+    release = SampledGaussian(0.5, 1.0)
+    false = PrivacyLoss(claimed.epsilon, claimed.delta, per="example", release=release)
+    true = PrivacyLoss(10.0, 1e-5, per="example", release=release)
+    with pytest.raises(InvalidValue, match="more than its release promises"):
+        compose([(true, 2), (false, 1)], delta=1e-4)
+    assert compose([(true, 1)], delta=1e-5) <= 10
 
 
 # Never below the decimal that was written

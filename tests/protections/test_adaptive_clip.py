@@ -235,6 +235,32 @@ def test_what_is_carried_is_the_update_as_the_clip_leaves_it(name: str, clip: fl
         np.testing.assert_allclose(carried, left, atol=1e-3 * clip)
 
 
+@pytest.mark.parametrize("clients", [40, 15_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("dimension", [1, 7850])
+def test_the_share_of_short_updates_is_exact_in_a_cohort_of_any_size(
+    clients: int, dimension: int
+) -> None:
+    """With many clients, a clip bit is small beside the update. It was rounded to less, or to 0."""
+    made = protection(
+        "central_gaussian", dimension=dimension, clients_per_round=clients, noise_multiplier=1.0,
+        clip_bit_noise=None,
+    )  # fmt: skip
+    law, noise = made.clipping.moving, made.noise
+    for length, share in ((0.99, 1.0), (1.01, 0.0), (1e6, 0.0), (0.0, 1.0)):
+        update = np.full(dimension, length * FIRST / math.sqrt(dimension), np.float32)
+        report = noise.clipped(made.clipping.joint(update, {"clip": FIRST}))
+        assert law.parted(report * noise.step, FIRST)[1] == pytest.approx(share, abs=1e-12)
+    spread = math.sqrt(noise._noise.variance) * noise.step / (2 * law._read)
+    assert law.bit_noise <= spread * (1 + 1e-6) < 1.07 * law.bit_noise  # in the number of updates
+
+
+def test_more_noise_in_the_clip_bits_than_can_be_drawn_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"at most 1\.34e\+08 are drawn"):
+        protection("central_gaussian", noise_multiplier=1.0, clip_bit_noise=1e7)
+    with pytest.raises(InvalidValue, match=r"clip_bit_noise = 1e\+60 is too far above"):
+        protection("distributed_dp", noise_multiplier=1.0, clip_bit_noise=1e60)
+
+
 def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
     """Bits are counted around one half and over the expected number, even in an empty cohort."""
     made = protection("central_gaussian", poisson=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,7 @@ from fedveil.protections.advice import Cohort
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import build
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
+from folders import DOCS
 from round_parts import client_half, report_of, server_half
 
 pytestmark = pytest.mark.filterwarnings("ignore:noise = continuous")
@@ -296,3 +299,20 @@ def test_settings_that_cannot_be_run_are_named() -> None:
         DPEncrypt(DPEncryptSettings(dp_eps=1e18), CONTEXT)
     with pytest.raises(InvalidValue, match=r"dp_norm_clip = 1e\+16 leads to values of up to"):
         DPEncrypt(DPEncryptSettings(dp_norm_clip=1e16, noise="continuous"), CONTEXT)
+
+
+def test_the_page_says_how_many_bits_a_number_has() -> None:
+    page = " ".join((DOCS / "mechanisms/dp_encrypt.md").read_text("utf-8").split())
+    usual, small, example = (
+        int(re.findall(pattern, page)[0])
+        for pattern in (r"(\d+) bits with the default settings and 61,706 parameters",
+                        r"and (\d+) bits at ε = 1 and δ = 1e-5", r"a number has (\d+) bits or more")
+    )  # fmt: skip
+    context = JobContext("equal", dimension=61_706, clients_per_round=4, rounds=1)
+    of_examples = replace(context, unit="example", sampling_rate=0.1)
+    widths = [
+        DPEncrypt(settings, job)._form.width
+        for settings, job in ((DPEncryptSettings(), context), (SETTINGS, context),
+                              (SETTINGS, of_examples))
+    ]  # fmt: skip
+    assert widths == [usual, small, example]

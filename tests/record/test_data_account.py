@@ -109,6 +109,33 @@ def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:
     assert other.read_text() == "id,age\n1,30\n"
 
 
+@pytest.mark.parametrize(("older", "said"), [(0, "is missing"), (1, "is an older copy")])
+def test_an_account_that_was_charged_is_not_begun_again(
+    tmp_path: Path, older: int, said: str
+) -> None:
+    account = DataAccount(tmp_path / "account", "client")
+    copies: list[bytes] = []
+    for what in ("a", "b", "c"):
+        account.charge([(PrivacyLoss(0.5), 1)], 2.0, DELTA, what)
+        copies.append(account.path.read_bytes())
+    if older:
+        account.path.write_bytes(copies[older])
+    else:
+        account.path.unlink()
+    with pytest.raises(RunFolderError, match=f"{account.path} {said}: .* 3 charges"):
+        account.charge([(PrivacyLoss(0.5), 1)], 2.0, DELTA, "d")
+    with pytest.raises(RunFolderError, match=said):
+        account.line(DELTA)
+    assert account.path.exists() == bool(older)
+    account.path.write_bytes(copies[2])
+    DataAccount(account.path, "client").charge([(PrivacyLoss(0.25), 1)], 2.0, DELTA, "others")
+    with pytest.raises(LimitReached, match="d would bring"):
+        account.charge([(PrivacyLoss(0.5), 1)], 2.0, DELTA, "d")
+    account.path.write_bytes(copies[2])  # the others' charge is no longer there
+    with pytest.raises(RunFolderError, match=r"is an older copy: .* 4 charges"):
+        account.charge([(PrivacyLoss(0.25), 1)], 2.0, DELTA, "d")
+
+
 def test_losses_of_several_kinds_with_an_epsilon_each_are_added(tmp_path: Path) -> None:
     account = DataAccount(tmp_path / "account", "client")
     account.charge([(gaussian(), 1)], None, DELTA, "a")

@@ -150,13 +150,26 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert found.startswith("training.lr_schedule is 'cosine'")
 
 
+def test_a_job_that_is_only_written_otherwise_is_not_the_template(tmp_path: Path) -> None:
+    """It has another digest, and so the whole epsilon of one job again."""
+    (tmp_path / "study.yaml").write_text(job().to_yaml())
+    template = (("jobs.digests", []), ("jobs.template", "study.yaml"))
+    other = job().with_({"training.weight_decay": -0.0, "training.proximal": -0.0})
+    assert other == job()
+    assert Order(other, None).digest != Order(job(), None).digest
+    assert len(reasons(of(*template), other, tmp_path)) == 2
+    free = ("jobs.may_differ", ["training.proximal"])
+    (found,) = reasons(of(*template, free), other, tmp_path)
+    assert found == "training.weight_decay is -0.0, but 0.0 in the template study.yaml"
+
+
 def test_no_job_chooses_a_folder_of_the_sites_machine(tmp_path: Path) -> None:
     """The template's own folder, a bundled model and a listed job are allowed."""
     language = {"model": "hf:models/small", "task": "next_token", "data": {"name": "own:letters"}}
     (tmp_path / "language.yaml").write_text(job(**language).to_yaml())
     (tmp_path / "digits.yaml").write_text(job().to_yaml())
     free = ("jobs.may_differ", sorted(Job.model_fields))
-    named = ("data.heart.named", "own:letters")
+    named = ("data.heart", {"named": "own:letters", "reader": "readers:letters"})
 
     def of_template(file: str, *changes: tuple[str, Any]) -> Policy:
         return of(("jobs.digests", []), ("jobs.template", file), free, *changes)
@@ -175,6 +188,20 @@ def test_no_job_chooses_a_folder_of_the_sites_machine(tmp_path: Path) -> None:
     (found,) = reasons(of_template("digits.yaml", named), job(**language), tmp_path)
     assert found.startswith("model is 'hf:models/small', but 'logistic' in the template")
     assert reasons(of_template("digits.yaml"), job(model="lenet"), tmp_path) == []
+
+
+def test_a_site_imports_no_module_for_the_name_of_a_data_set(tmp_path: Path) -> None:
+    """Without a reader, the data set would be loaded by the job's own name for it."""
+    mine = job(data={"name": "own:hearts"})
+    listed = ("jobs.digests", [Order(mine, None).digest.hex()])
+    data = {"named": "own:hearts"}
+    (found,) = reasons(of(listed, ("data.heart", data)), mine, tmp_path)
+    assert found == (
+        "data.heart.reader is null, but own:hearts is no bundled data set: name your function that "
+        "returns the examples"
+    )
+    read = {**data, "reader": "readers:hearts"}
+    assert reasons(of(listed, ("data.heart", read)), mine, tmp_path) == []
 
 
 def test_a_template_is_a_job_as_its_author_wrote_it(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fedveil.entropy import Seeded
-from fedveil.errors import LimitReached, ReportRejected
+from fedveil.errors import LimitReached, ReportRejected, RunFolderError
 from fedveil.privacy.gaussian_curve import ratio_for
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.statistics.answer_page import page_of
+from fedveil.statistics.asking import ask
 from fedveil.statistics.carriage import Carriage, Participants, make_protection
 from fedveil.statistics.clients import load
 from fedveil.statistics.question import QuestionFile
@@ -128,6 +129,24 @@ def test_averaging_repeated_questions_ends_at_the_account_s_limit(tmp_path: Path
         ask_for_ever()
     # Gaussian noise of ratio z / √k for k answers: as many as epsilon 3 pays for, and no more.
     assert 2 < len(found) < 10
+
+
+def test_an_account_that_vanishes_between_two_rounds_ends_the_question(tmp_path: Path) -> None:
+    """A new account would count from zero, and exceed its limit without a word."""
+    account = tmp_path / "people.account"
+    words = {"ask": "heavy_hitters", "column": "word", "alphabet": "ab", "length": 2, "most": 1}
+    file = QuestionFile(
+        protection={"name": "central_gaussian"}, epsilon=300.0, questions={"words": words},
+        account=str(account), randomness="seeded",
+    )  # fmt: skip
+
+    def removed(said: str) -> None:
+        if said.startswith("round 2"):
+            account.unlink()
+
+    with pytest.raises(RunFolderError, match=r"people\.account is missing"):
+        ask(file, {"word": ["ab"] * 7}, progress=removed)
+    assert not account.exists()
 
 
 @pytest.mark.parametrize("protection", ["oue", "rr", "central_gaussian", "dp_encrypt"])

@@ -428,6 +428,16 @@ def test_backticks_enclose_a_column_whose_name_is_no_word() -> None:
             Filter(wrong)
 
 
+def test_a_column_in_backticks_is_not_mistaken_for_a_column_without() -> None:
+    """Both conditions would read the column `home town` twice."""
+    columns = {"home town": ["x", "y"], "_quoted_0": ["y", "y"], "_quoted0": ["y", "x"]}
+    table = ArrayTable("t", columns)
+    for name, meets in (("_quoted_0", [True, False]), ("_quoted0", [True, False])):
+        condition = Filter(f"`home town` == 'x' and {name} == 'y'")
+        assert condition.columns == sorted(["home town", name])
+        assert condition.mask(table).tolist() == meets
+
+
 def test_a_column_has_the_letters_that_the_condition_writes() -> None:
     """Python reads nº as no, and the micro sign as the Greek letter."""
     table = ArrayTable("t", {"nº": [4.0, 5.0], "no": [1.0, 9.0], "\u00b5g": [1.0, 2.0]})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, DataUnavailable
+from fedveil.statistics.tables import as_table
 from fedveil.tasks.tables import csv_block, csv_file
 from fedveil.tasks.tables.csv_format import find_format
 from fedveil.tasks.tables.id_column import MOST_ID_LETTERS
@@ -166,3 +169,73 @@ def test_a_text_that_parquet_repeats_is_in_memory_once(column: str, as_dictionar
         "has 100,000 letters; an id has at most 256" if column == "id" else "is not a finite number"
     )
     assert str(caught.value).endswith(f"{end} (30,000 such cells, such as rows 2, 3)")
+
+
+ROWS = "id,x,y\na,1,2\nb,3,4\nc,5,6\n"
+OTHERS = {
+    "without a column": "id,x\na,1\nb,3\nc,5\n",
+    "with other columns": "id,y,x\na,2,1\nb,4,3\nc,6,5\n",
+    "with another separator": ROWS.replace(",", ";"),
+    "with a row less": ROWS[:-6],
+    "empty": "",
+}
+
+
+def changing(
+    monkeypatch: pytest.MonkeyPatch, path: str, time: int, change: Callable[[], None]
+) -> int:
+    """Read the table `path`, and call `change` when it is opened the `time`-th time.
+
+    Returns how often the file was opened before the table was read.
+    """
+    opened, count = os.open, 0
+
+    def opening(name: object, *flags: int) -> int:
+        nonlocal count
+        if str(name) == path:
+            count += 1
+            if count == time:
+                change()
+        return opened(name, *flags)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opening)
+        table = read(path, Wanted("id", ("x", "y")))
+    assert table.numbers("x").tolist() == [1, 3, 5]
+    return count
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("replaced", [False, True], ids=["edited", "replaced"])
+def test_a_file_that_changes_while_it_is_read_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, other: str, replaced: bool
+) -> None:
+    """Native code would read beyond its memory if a column that it expects were gone."""
+
+    def change() -> None:
+        if replaced:
+            Path("new.csv").write_text(other)
+            Path("new.csv").replace("t.csv")
+        else:
+            Path("t.csv").write_text(other)
+
+    Path("t.csv").write_text(ROWS)
+    times = changing(monkeypatch, "t.csv", 0, change)
+    assert times > 2
+    for time in range(1, times + 1):
+        Path("t.csv").write_text(ROWS)
+        with pytest.raises(
+            DataUnavailable,
+            match=r"^t\.csv cannot be read: it has changed while fedveil was reading it$",
+        ):
+            changing(monkeypatch, "t.csv", time, change)
+
+
+def test_a_file_that_changes_between_two_columns_is_one_sentence() -> None:
+    """A statistic reads each column by itself, so two columns would have different rows."""
+    Path("t.csv").write_text(ROWS)
+    table = as_table("t.csv")
+    assert table.numbers("x").tolist() == [1, 3, 5]
+    Path("t.csv").write_text("id,x,y\nc,5,6\nb,3,4\na,1,2\nd,7,8\n")
+    with pytest.raises(DataUnavailable, match="changed while fedveil was reading it"):
+        table.numbers("y")

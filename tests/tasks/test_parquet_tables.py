@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+from fedveil.tasks.tables import parquet_file
 from fedveil.tasks.tables.parquet_file import _AT_ONCE
 from fedveil.tasks.tables.table_file import Wanted, header, read
 from fedveil.vertical.task_settings import ReadingSettings
@@ -163,6 +164,42 @@ def test_texts_that_are_no_text_are_one_sentence(column: str) -> None:
     write("t.parquet", **{"id": ["a", "b"], "x": ["1", "2"], "word": ["c", "d"], column: broken})
     with pytest.raises(DataInvalid, match=r"^t\.parquet cannot be read as Parquet: [^\n]*UTF8"):
         read("t.parquet", Wanted("id", ("x",), ("word",)))
+
+
+def test_any_changed_byte_of_the_rows_is_a_table_or_one_sentence() -> None:
+    """Without a check, pyarrow returns texts that the damaged file does not have."""
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet, table
+
+    columns = {"id": ["a", "b", "c"], "x": ["1", "2", "2"], "word": ["c", "d", "c"]}
+    parquet.write_table(table(columns), "t.parquet", compression="none", write_statistics=False)
+    content = Path("t.parquet").read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    refusals = list[str]()
+    for place in range(4, footer):
+        changed = content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :]
+        Path("t.parquet").write_bytes(changed)
+        try:
+            assert len(read("t.parquet", Wanted("id", ("x",), ("word",)))) == 3
+        except (DataInvalid, DataUnavailable) as error:
+            refusals.append(str(error))
+    assert footer / 2 < len(refusals) < footer
+    assert [said for said in refusals if not said.startswith("t.parquet") or "\n" in said] == []
+
+
+def test_a_parquet_file_that_changes_while_it_is_read_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("t.parquet", id=["a", "b"], x=[1, 2])
+    found = parquet_file.check_types
+
+    def changed(*given: Any) -> None:
+        found(*given)
+        write("t.parquet", id=["a", "b"])
+
+    monkeypatch.setattr(parquet_file, "check_types", changed)
+    with pytest.raises(DataUnavailable, match="changed while fedveil was reading it"):
+        read("t.parquet", Wanted("id", ("x",)))
 
 
 def test_without_pyarrow_it_is_said_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

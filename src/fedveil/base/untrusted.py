@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, TypeAlias
 
 #: The errors that parsers of files raise for malformed content: Python's own, NumPy's (`tokenize`
 #: and SyntaxError, for an array's header) and those of archives. A bug in fedveil may raise one of
@@ -48,6 +48,9 @@ MOST_DATA_BYTES: Final = 1 << 31
 
 #: All text of a language model, which is loaded into memory unchanged.
 MOST_TEXT_BYTES: Final = 1 << 34
+
+#: Changes when a file is edited or replaced: its device, inode, size and time of modification.
+Version: TypeAlias = tuple[int, int, int, int]
 
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -87,14 +90,35 @@ def read_text(path: str | Path, most: int) -> str:
 
 
 @contextmanager
-def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]]:
-    """Open a regular file of at most `most` bytes. Raises OSError for any other file."""
+def opened(
+    path: str | Path, most: int, version: Version | None = None
+) -> Iterator[io.BufferedReader[_Snapshot]]:
+    """Open a regular file of at most `most` bytes. Raises OSError for any other file.
+
+    If `version` is given, also raises OSError if the file has another version when it is opened or
+    closed.
+    """
     check_regular(path, most)
     # Without O_NONBLOCK, a pipe that has replaced the file in the meantime would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with io.BufferedReader(_Snapshot(descriptor)) as file:
         _check(os.fstat(descriptor), path, most)
+        _check_version(descriptor, path, version)
         yield file
+        _check_version(descriptor, path, version)
+
+
+def version_of(path: str | Path) -> Version:
+    return _version(_status(path))
+
+
+def _version(status: os.stat_result) -> Version:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _check_version(descriptor: int, path: str | Path, version: Version | None) -> None:
+    if version is not None and _version(os.fstat(descriptor)) != version:
+        raise OSError(errno.EBUSY, "it has changed while fedveil was reading it", str(path))
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
@@ -113,11 +137,14 @@ def check_regular(path: str | Path, most: int) -> None:
     Use this function only if a library must open the file, otherwise use `opened`. After this
     check, another file may take the place of the checked one.
     """
+    _check(_status(path), path, most)
+
+
+def _status(path: str | Path) -> os.stat_result:
     try:
-        status = Path(path).stat()
+        return Path(path).stat()
     except ValueError as error:  # a NUL character or a lone surrogate, which no file name contains
         raise OSError(errno.EINVAL, str(error), str(path)) from None
-    _check(status, path, most)
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:

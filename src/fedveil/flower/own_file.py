@@ -1,9 +1,10 @@
 """Files of a client that are refused if they were edited, deleted or replaced by an older copy.
 
 The file `folder.seal` contains a digest of every other file, and a keyed digest of these digests.
-The key is a file of the same folder. Two changes are not detected: deleting all files, and
-replacing all files together, including the key, for example by an older copy of the folder. A
-program that can read the key can also make a valid `folder.seal` for any change.
+The key is a file of the same folder. Three changes are not detected: deleting all files, replacing
+all files together, including the key, for example by an older copy of the folder, and deleting a
+file together with the key and `folder.seal`. After the last, the folder's other files are refused.
+A program that can read the key can also make a valid `folder.seal` for any change.
 """
 
 from __future__ import annotations

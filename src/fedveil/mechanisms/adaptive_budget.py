@@ -25,8 +25,8 @@ class AdaptiveBudget:
     all at delta = 0, bounds the total loss of a run. Tighter composition is not valid.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
-    2. Contrary to the source, no round costs less than eps, so a run costs more than at a constant
-    eps.
+    2. Contrary to the source, no round costs less than eps, so a run costs at least as much as at a
+    constant eps.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
         >>> budget = AdaptiveBudget(eps=1.5)

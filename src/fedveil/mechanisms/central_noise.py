@@ -81,14 +81,20 @@ class CentralNoise:
 
     @classmethod
     def of_ratio(
-        cls, ratio: float, delta: float, clip: float, dimension: int, apart: float | None = None
+        cls,
+        ratio: float,
+        delta: float,
+        clip: float,
+        dimension: int,
+        apart: float | None = None,
+        entry: float = math.inf,
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
         The sensitivity is `apart` or, if this is None, 2 · clip. With `apart`, the caller promises
         that any two possible vectors of a client are at most `apart` from each other. `dimension`
-        is the number of entries of a vector. The result's attribute `loss` states the epsilon of
-        this noise at `delta`.
+        is the number of entries of a vector. An entry of magnitude `entry` is at least 16 steps.
+        The result's attribute `loss` states the epsilon of this noise at `delta`.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -96,7 +102,15 @@ class CentralNoise:
         made = cls.__new__(cls)
         loss = PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
         entries = dimension if apart is None else dimension * FINER**2
-        made._set(loss, sigma, clip, step_below(sigma, clip, entries, 2 * sigma / _MOST_STEPS))
+        step = step_below(sigma, clip, entries, 2 * sigma / _MOST_STEPS)
+        while step * STEPS_PER_COORDINATE > entry:
+            step /= 2
+        if sigma > _MOST_STEPS * step:
+            raise InvalidValue(
+                f"an entry of {entry:g} beside noise of {sigma:g} is too small: the noise would "
+                f"be {sigma / step:.3g} steps, and at most {_MOST_STEPS:.3g} are drawn"
+            )
+        made._set(loss, sigma, clip, step)
         return made
 
     def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:

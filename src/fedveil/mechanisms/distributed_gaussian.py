@@ -114,10 +114,10 @@ class DistributedGaussian(NoiseShares):
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
        rotation's signs are public.
-    2. Each entry of x / step is rounded up or down at random to a whole number, whose expected
-       value is the entry to within 2^-32. This gives z. Privacy needs the bound Σ z² <= `limit`.
-       If z exceeds it, which has probability at most 2^-20, all entries are rounded again. After
-       eight attempts all entries are rounded towards zero.
+    2. Each entry of x / step, computed in float32, is rounded up or down at random to a whole
+       number, whose expected value is the entry to within 2^-32. This gives z. Privacy needs the
+       bound Σ z² <= `limit`. If z exceeds it, which has probability at most 2^-20, all entries are
+       rounded again. After eight attempts all entries are rounded towards zero.
     3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
        drawn exactly and do not depend on x.
 

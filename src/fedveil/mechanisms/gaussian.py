@@ -53,7 +53,7 @@ class GaussianMechanism:
     whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
     discrete Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² · (1 + 2^-30)
     + 16. It is the smallest such number that `DiscreteGaussian` can use: a whole number below 2^24,
-    times a power of 4.
+    or one below 2^20 times a power of 4.
 
     Privacy: (eps, delta) for a whole vector, replace-one, without any approximation.
 

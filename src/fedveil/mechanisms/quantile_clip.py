@@ -79,7 +79,27 @@ class QuantileClip:
             )
         #: Rounded to float32, the type of the joint vector.
         self.half = float(np.float32(self.first / math.sqrt((self.bit_noise / ratio) ** 2 - 1)))
+        if not self.half:
+            raise InvalidValue(
+                f"clip_bit_noise = {self.bit_noise:g} is too far above the noise multiplier, "
+                f"{ratio:g}: no bit is sent with so much noise"
+            )
         self.norm = math.hypot(self.first, self.half)
+        self._read = self.half
+
+    def round_bits(self, step: float) -> None:
+        """Adapt the clip bit to vectors whose entries are rounded towards zero, in units of `step`.
+
+        Rounding turns the bit into a whole number of steps, and `parted` divides by this number.
+        The bit loses at most one step and a millionth, and the noise in the number of vectors with
+        |x| <= C grows in the same proportion. `norm` does not change.
+        """
+        # Vectors may be shrunk by a rounding error first. So the bit is not a whole number itself.
+        whole = math.floor(self.half / step * (1 - 2.0**-20))
+        if whole < 1:
+            raise InvalidValue(f"step = {step:g} is too large for a clip bit of {self.half:g}")
+        self.half = float(np.float32(min(self.half, (whole + 0.5) * step)))
+        self._read = whole * step
 
     @property
     def most(self) -> float:
@@ -115,7 +135,7 @@ class QuantileClip:
         and its clip bit, as `joint` returns them. `mean` may have noise, which can move the share
         out of [0, 1].
         """
-        return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
+        return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self._read)
 
     def moved(self, clip: float, share: float) -> float:
         """Return the next clip, given the `share` of vectors whose norm is at most `clip`."""

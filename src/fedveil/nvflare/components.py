@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException, Filter
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
@@ -181,11 +182,12 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Add a site's report to the round. Returns False, and adds nothing, if it is not valid."""
-        site = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, ""))
+        site = None
         try:
+            site = _sender(shareable)
             self._round(fl_ctx).add(site, report_of(shareable))
         except (FedveilError, ValueError) as error:
-            self.log_error(fl_ctx, f"refused the result of {site}: {error}")
+            self.log_error(fl_ctx, f"refused the result of {site or 'a site'}: {error}")
             return False
         return True
 
@@ -207,6 +209,19 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
             number = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
             self._sum = ReportSum(self._terms, model, number, sites)
         return self._sum
+
+
+def _sender(result: Shareable) -> str:
+    """Return the name of the site whose token came with `result`.
+
+    NVFlare's server sets this header. A result's other properties, such as its peer's name, are
+    what the site itself wrote. Raises `MessageInvalid` if the header is missing, for example
+    because a filter of the server has replaced the result.
+    """
+    client = result.get_header(ServerCommandKey.FL_CLIENT)
+    if not isinstance(client, Client):
+        raise MessageInvalid("it does not have the name of the client that NVFlare authenticated")
+    return str(client.name)
 
 
 def report_of(result: Shareable) -> bytes:

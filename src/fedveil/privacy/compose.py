@@ -32,6 +32,8 @@ Charge: TypeAlias = tuple[PrivacyLoss, int]
 
 #: More releases of one kind than this are composed only by Rényi divergences.
 _MAX_COUNT = 10**12
+#: A larger epsilon is that of the Rényi bound, because the squares of the losses could overflow.
+_MOST = 1e100
 #: A second tilt is tried if errors take more than this share of delta. For a large epsilon the
 #: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
@@ -46,7 +48,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
     A charge is a loss and its number of releases. If `adaptive` is True, losses may have been
     chosen after seeing earlier outputs. Epsilons and deltas are then only added. The result is
     never above the sum of the epsilons if the deltas sum to at most `delta`. The result is infinite
-    if no epsilon is known, for example at delta = 0 with a loss that is not pure.
+    if no epsilon is known, for example at delta = 0 with a loss that is not pure. Raises
+    `InvalidValue` if privacy curves are composed and a loss claims more than its release gives.
 
         >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
         >>> charges = [(PrivacyLoss(0.1), 1000)]
@@ -81,7 +84,7 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
     unbounded = any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in charges)
     if delta == 0.0 or adaptive or unbounded:
         return added
-    groups, survival = _groups(charges)
+    groups, survival = _groups((loss.resolved(), count) for loss, count in charges)
     certain = -math.expm1(survival) * (1 + 1e-12)
     if certain >= delta:
         return added
@@ -247,7 +250,7 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
     if len(groups) == 1 and isinstance(groups[0], _Normal):
         return groups[0].epsilon(delta)
     epsilon, tilts = _renyi(groups, delta)
-    if max(group.count for group in groups) > _MAX_COUNT or square > _FAR**8:
+    if max(group.count for group in groups) > _MAX_COUNT or square > _FAR**8 or epsilon > _MOST:
         return epsilon
     for tilt in tilts:
         found, doubt = _untilt(groups, delta, *_total(groups, tilt), epsilon)

@@ -44,10 +44,10 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
 
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
-    """Return True if Gaussian noise of this ratio is certainly (epsilon, delta)-private.
+    """Return True if Gaussian noise of this ratio is (epsilon, delta)-private.
 
-    `ratio` is the noise's standard deviation over the sensitivity. Near the limit, rounding errors
-    can make the result False.
+    `ratio` is the noise's standard deviation over the sensitivity. Rounding errors can change the
+    result if the ratio is as near to the limit as the error of `analytic_sigma`.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)

@@ -137,10 +137,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return `spendings` as (loss, count) pairs.
-
-        If the ledger is adaptive, each loss is only an epsilon and a delta, without its mechanism.
-        """
+        """Return `spendings` as (loss, count) pairs. If adaptive, losses have no mechanisms."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -162,29 +159,31 @@ class Ledger:
     def epsilon_every_round(self, delta: float = 0.0) -> float:
         """Return the run's epsilon at `delta` for a client that took part in every round so far.
 
-        If the clients of a round were charged differently, the costliest report counts.
+        The charges are those of `kinds_every_round`. The result is never below the epsilon "run".
         """
-        delta = within("delta", delta, 0, 1, open_high=True)
-        return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
+        epsilon = cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
+        if any(len(kinds) > 1 for kinds, _ in self._rounds()):
+            # A client's own mixture of reports can cost more than the kinds that were chosen.
+            epsilon = max(epsilon, self.epsilon("run", delta))
+        return epsilon
 
     def charges_every_round(self, delta: float = 0.0) -> list[Charge]:
-        """Return the charges, over all rounds so far, of a client that took part in every round.
-
-        If the clients of a round were charged differently, the report with the largest epsilon at
-        `delta` counts.
-        """
+        """Return the charges of `kinds_every_round`, one after the other."""
         kinds = self.kinds_every_round(delta)
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
         """Return (combination of charges, number of rounds) pairs for a client in every round.
 
-        If the clients of a round were charged differently, the report with the largest epsilon at
-        `delta` counts.
+        If the clients of n rounds were charged in the same different ways, the one counts that has
+        the largest epsilon at `delta` if it is repeated n times.
         """
+        delta = within("delta", delta, 0, 1, open_high=True)
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
-            paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
+            charges = [self._kinds[k] for k in kinds] if len(kinds) > 1 else []
+            costs = [_costliest(kind, "round", delta, times) for kind in charges]
+            paid[kinds[costs.index(max(costs))] if costs else kinds[0]] += times
         return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
@@ -370,8 +369,9 @@ def _merged(charges: Iterable[Charge], held: Kind = ()) -> Kind:
     return tuple(total)
 
 
-def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    return max(cost(charges, delta) for charges in _exposures(kind, per))
+def _costliest(kind: Kind, per: Unit, delta: float, times: int = 1) -> float:
+    repeated = tuple((loss, count * times) for loss, count in kind)
+    return max(cost(charges, delta) for charges in _exposures(repeated, per))
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:

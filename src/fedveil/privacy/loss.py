@@ -70,9 +70,10 @@ class PrivacyLoss:
     decimals that were given.
 
     `release` describes the mechanism more precisely, so that many releases compose to a smaller
-    total. Raises `InvalidValue` if the statement claims more than its release guarantees. `part` is
-    a loss with a smaller epsilon for a smaller part of the input, such as one bit of a parameter's
-    code.
+    total. Raises `InvalidValue` if the statement claims more than its release guarantees. If the
+    release's distribution is not computed yet (`Described`), a ledger or `compose` raises the error
+    when it computes the distribution. `part` is a loss with a smaller epsilon for a smaller part of
+    the input, such as one bit of a parameter's code.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> bit = PrivacyLoss(0.5, per="bit")

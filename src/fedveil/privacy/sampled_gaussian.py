@@ -142,8 +142,9 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
     """Return the least noise ratio at which `rounds` rounds together cost at most (epsilon, delta).
 
     Each round samples its batch at `rate`. The ratio is the noise's standard deviation over 2c,
-    where c is the largest norm of an example's contribution. The result is too large by at most
-    0.01%. Raises `InvalidValue` if no ratio up to 10^6 is large enough.
+    where c is the largest norm of an example's contribution. Ratios below 0.01 are not considered.
+    The result is too large by at most 0.01%. Raises `InvalidValue` if no ratio up to 10^6 is large
+    enough.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)

@@ -131,7 +131,10 @@ class CentralGaussian(Clipped):
         if context.unit == "example":
             self.noise, most = CentralSum(ratio, context.delta, *size), LARGEST
         else:
-            self.noise = CentralNoise.of_ratio(ratio, context.delta, *size, context.apart)
+            entry = math.inf if clip.moving is None else clip.moving.half
+            self.noise = CentralNoise.of_ratio(ratio, context.delta, *size, context.apart, entry)
+            if clip.moving is not None:
+                clip.moving.round_bits(self.noise.step)
             most = math.isqrt(self.noise.limit)  # in steps, no entry of a clipped update is larger
         self.norm_clip = clip.longest
         self.form = GridReport(self.noise.step, most, clip.length, np.int32)
@@ -257,7 +260,10 @@ class CentralGaussianServerRound(OneReportRound):
 
 
 class CentralGaussianClientRound(OneReportClient):
-    """Sends the clipped update. Withholds the report if an entry of the update is not finite."""
+    """Sends the clipped update. Raises `ClientWithheld` if an entry of it is not finite.
+
+    The caller then reports an update of zero instead (`always_answers`).
+    """
 
     def __init__(self, protection: CentralGaussian, context: ClientContext) -> None:
         super().__init__(context)

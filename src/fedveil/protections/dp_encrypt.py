@@ -204,7 +204,10 @@ class DPEncryptServerRound(OneReportRound):
 
 
 class DPEncryptClientRound(OneReportClient):
-    """Sends the noised update. Withholds the report if an entry of the update is not finite."""
+    """Sends the noised update. Raises `ClientWithheld` if an entry of the update is not finite.
+
+    With discrete noise, the caller then reports an update of zero instead (`always_answers`).
+    """
 
     def __init__(self, context: ClientContext, form: _Form) -> None:
         super().__init__(context)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedveil.base.files import locked, write_whole
 from fedveil.base.message import MAGIC, Value, prefixed, take, within
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
 from fedveil.errors import LimitReached, RunFolderError
 from fedveil.privacy.adaptive_sum import AdaptiveSum
@@ -29,11 +30,14 @@ class DataAccount:
     """The account in the file `path`. Only one process at a time may charge it.
 
     `unit` says whose data it covers, "client" or "row". `privacy.adaptive_sum` composes the
-    charges, because each may depend on the results of earlier charges.
+    charges, because each may depend on the results of earlier charges. If the file later has fewer
+    charges than this object has seen, the methods raise `RunFolderError`: it was deleted, or
+    replaced by an older copy.
     """
 
     def __init__(self, path: Path, unit: str) -> None:
         self.path, self._unit = path, unit
+        self._seen = 0
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
         """Charge `spendings`, the losses of one round, to the account, and save the account.
@@ -54,6 +58,7 @@ class DataAccount:
             state: dict[str, Value] = {"rounds": rounds + 1, "unit": self._unit}
             state |= prefixed(_PART, ledger.to_state())
             write_whole(self.path, sealed(state))
+            self._seen = rounds + 1
 
     def figure(self, delta: float) -> Figure:
         """Return the epsilon at `delta` of everything that was charged."""
@@ -66,6 +71,17 @@ class DataAccount:
         return Line(*self.figure(delta), said)
 
     def _read(self) -> tuple[int, Ledger]:
+        rounds, ledger = self._held()
+        if rounds < self._seen:
+            happened = "is an older copy" if self.path.exists() else "is missing"
+            raise RunFolderError(
+                f"{self.path} {happened}: it had {quantity(self._seen, 'charge')}, and a new "
+                "account would leave them out. Put the newest copy back"
+            )
+        self._seen = rounds
+        return rounds, ledger
+
+    def _held(self) -> tuple[int, Ledger]:
         if not self.path.exists():
             return 0, Ledger()
         with intact(self.path):

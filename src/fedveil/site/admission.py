@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedveil.base.own_code import is_function
 from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
 from fedveil.protections.base import Protection
@@ -50,9 +51,7 @@ class Admission:
         yield from self._strength(order.job)
         yield from self._clear(order.job)
         yield from self._code(order)
-        if self.data_set(order.job) is None:
-            named = ", ".join(block.named for block in self.policy.data.values()) or "none"
-            yield f"data.name is {order.job.data.name}, but the policy has: {named}"
+        yield from self._data(order.job)
 
     def _who(self, order: Order) -> Iterator[str]:
         policy, jobs, signer = self.policy, self.policy.jobs, order.signer(self.policy.people)
@@ -64,7 +63,7 @@ class Admission:
             yield "the job is neither in jobs.digests nor signed by one of jobs.signed_by"
             return
         free = [f"{key}." for key in jobs.may_differ]
-        changed = differences(order.job.model_dump(), self.template.model_dump())
+        changed = differences(order.job.model_dump(), self.template.model_dump(), exact=True)
         for key, theirs, mine in changed:
             if not any(f"{key}.".startswith(prefix) for prefix in free):
                 yield f"{key} is {theirs}, but {mine} in the template {jobs.template}"
@@ -100,6 +99,21 @@ class Admission:
             yield (
                 f"the server waits {limit_s:g} s for an answer, but reports leave only after "
                 f"clear.answer_after_s = {clear.answer_after_s:g} s"
+            )
+
+    def _data(self, job: Job) -> Iterator[str]:
+        """Yield the reason why the site has no data for the job, if any.
+
+        Without a reader, the site loads its part of a bundled data set. Any other data set would be
+        loaded by the job's name for it, and this process imports nothing that a job names.
+        """
+        if (found := self.data_set(job)) is None:
+            named = ", ".join(block.named for block in self.policy.data.values()) or "none"
+            yield f"data.name is {job.data.name}, but the policy has: {named}"
+        elif found[1].reader is None and is_function(job.data.name):
+            yield (
+                f"data.{found[0]}.reader is null, but {job.data.name} is no bundled data set: name "
+                "your function that returns the examples"
             )
 
     def _code(self, order: Order) -> Iterator[str]:

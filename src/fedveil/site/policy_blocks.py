@@ -131,7 +131,8 @@ class DataSetSettings(Block):
     reader: Reader | None = Field(
         None,
         description="the owner's function that returns the examples, from a module in the site's "
-        "folder or an installed module. null: the site's part of the bundled data set",
+        "folder or an installed module. null: the site's part of the bundled data set. Any other "
+        "data set needs a reader, except on NVFlare",
     )
 
 

@@ -67,7 +67,10 @@ class Filter:
         try:
             if len(text) > _LONGEST:
                 raise ValueError
-            plain = _QUOTED.sub(partial(_named, quoted), text).strip()
+            mark = "_quoted"
+            while mark in text:  # a column of the user's may have this name
+                mark += "_"
+            plain = _QUOTED.sub(partial(_named, quoted, mark), text).strip()
             tree = ast.parse(plain, mode="eval").body
             _check_exact(tree, text, place)
             list(_columns(tree))
@@ -92,16 +95,16 @@ class Filter:
         return _mask(self._tree, table)
 
 
-def _named(quoted: dict[str, str], found: re.Match[str]) -> str:
+def _named(quoted: dict[str, str], mark: str, found: re.Match[str]) -> str:
     """Return the replacement of a quoted text or name, so that Python can parse the condition.
 
     `found`, a match of `_QUOTED`, is the quoted text or name. A text in quotation marks is returned
-    unchanged. For a column's name in backticks, a new word such as _quoted_0 is returned, and the
-    name is stored as `quoted[word]`.
+    unchanged. For a column's name in backticks, a new word is returned, and the name is stored as
+    `quoted[word]`. The word begins with `mark`, which the condition does not contain.
     """
     if found[1] is None:
         return found[0]
-    word = f"_quoted_{len(quoted)}"
+    word = f"{mark}{len(quoted)}"
     quoted[word] = found[1]
     return word
 

@@ -20,9 +20,11 @@ from fedveil.entropy import Secure
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.job.app_folder import own_roster
-from fedveil.flower.job.member import NODE_KEYS, refuse_misspelt
+from fedveil.flower.job.member import NODE_KEYS
 from fedveil.flower.job.signing_key_file import read_identity
+from fedveil.flower.misspelt_keys import refuse_misspelt
 from fedveil.flower.own_account import LIMIT_KEYS, OWN_DELTA, OwnLedger, count_report, own_limit
+from fedveil.flower.own_file import number_in
 from fedveil.flower.records import encoded_records, from_addressed_records
 from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
 from fedveil.protections.always_answers import Reply, answer_trained, reason
@@ -180,7 +182,7 @@ def _check_own(file: QuestionFile, member: Member) -> None:
             f"{member.question} does not state clients, on which each client's share of the noise "
             "rests: write their number there"
         )
-    changed = differences(file.model_dump(), own.model_dump())
+    changed = differences(file.model_dump(), own.model_dump(), exact=True)
     if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
         raise DeploymentError(f"the app asks something else than {member.question}: {told[0]}")
 
@@ -245,12 +247,16 @@ def _charge(file: QuestionFile, member: Member, protection: Protection, schedule
 
     `member` has the account and the client's own limit. The cost is for the fewest clients that a
     sum may have, because the client cannot know how many others will drop out. Raises an error if
-    the report would exceed this limit, or that of the question file.
+    the report would exceed this limit, or that of the question file. Also raises one if the client
+    has given reports of this file before it had a limit, because their cost is unknown.
     """
-    own = member.accounts
+    own, limits = member.accounts, member.limits(file)
+    reports = own.file(digest(file), member.client, "reports")
+    account = OwnLedger(own.file(digest(file), member.client, "account"))
     spending = protection.spending(protection.initial_state())
     most = 1 if file.local else schedule.rounds
-    count_report(own.file(digest(file), member.client, "reports"), spending, most)
-    if limits := member.limits(file):
-        account = OwnLedger(own.file(digest(file), member.client, "account"))
+    if limits:
+        account.begin(number_in(reports) or 0)
+    count_report(reports, spending, most)
+    if limits:
         account.charge(spending, limits)

@@ -104,8 +104,8 @@ class FileTable(Table):
 
     def __init__(self, path: str, *, apart: bool = False) -> None:
         super().__init__(apart=apart)
-        self.name = path
-        self.columns = table_file.header(path)
+        self.name, self._version = path, table_file.file_version(path)
+        self.columns = table_file.lone_header(path) if apart else table_file.header(path)
         self._rows = len(self._read())
 
     def __len__(self) -> int:
@@ -120,9 +120,9 @@ class FileTable(Table):
 
     def _read(self, numbers: Sequence[str] = (), words: Sequence[str] = ()) -> table_file.Table:
         lacks = frozenset((*numbers, *words))
-        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks)
+        wanted = table_file.Wanted(None, tuple(numbers), tuple(words), lacks, apart=self.apart)
         refusals = Refusals(self.name) if self.apart else None
-        table = table_file.read(self.name, wanted, refusals)
+        table = table_file.read(self.name, wanted, refusals, self._version)
         if refusals is not None and (count := refusals.left_out()):
             log.info("%d cells or rows of %s cannot be read", count, self.name)
         for said in table.said:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from fedveil.base.own_code import is_function
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
-from fedveil.flower.app.options import PREFIX, Options, of_config, parse
+from fedveil.flower.app.options import OFFERED, PREFIX, Options, of_config, parse
+from fedveil.flower.misspelt_keys import refuse_misspelt
 from fedveil.flower.own_account import total_of
+from fedveil.flower.sealed_state import STATE_FOLDER
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.protections.catalog import find
 from fedveil.protections.directions import weakened
 
 #: Metric by which Flower's strategies weigh their clients by default.
@@ -51,8 +55,12 @@ def pins_of(
 
     The sources are the `keywords` of the client's `ProtectMod`, the app's run configuration, and
     the configuration of the client's node. Raises `Refused` if the run configuration names a
-    protection's code that neither of the other two names.
+    protection's code that neither of the other two names. Raises `DeploymentError` if the node
+    configuration has a misspelt key, since a demand of the client would be missing.
     """
+    # `parse` checks the keys that begin with the prefix, also those of a user's own protection.
+    others = [key for key in node_config if not key.startswith(PREFIX)]
+    refuse_misspelt(others, _node_keys())
     _refuse_code(of_config(run_config), keywords, of_config(node_config))
     sources = (
         ("ProtectMod", keywords, ""),
@@ -60,6 +68,13 @@ def pins_of(
         ("the node configuration", of_config(node_config), PREFIX),
     )
     return [Pin(source, parse(keys, prefix)) for source, keys, prefix in sources if keys]
+
+
+@cache
+def _node_keys() -> list[str]:
+    """Return the keys of a node configuration that this app's client reads."""
+    names = {name: None for of in OFFERED for name in find(of).settings_type.model_fields}
+    return [STATE_FOLDER, *(f"{PREFIX}{name}" for name in (*Options.model_fields, *names))]
 
 
 def _refuse_code(run: Mapping[str, Any], *own: Mapping[str, Any]) -> None:

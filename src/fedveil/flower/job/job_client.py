@@ -220,7 +220,8 @@ def _check_own_job(files: OwnFiles, member: Member) -> None:
     """
     if member.job is None:
         return
-    changed = differences(files.job.model_dump(), files.own_job(member.job).model_dump())
+    own = files.own_job(member.job)
+    changed = differences(files.job.model_dump(), own.model_dump(), exact=True)
     if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
         raise DeploymentError(
             f"the app's job is not the one in {member.job}, which this node's configuration names: "

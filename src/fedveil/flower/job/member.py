@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
 from fedveil.base.message import Message as Words
-from fedveil.errors import ClientWithheld, DeploymentError, did_you_mean
+from fedveil.errors import ClientWithheld, DeploymentError
 from fedveil.federated.job import Job
+from fedveil.flower.misspelt_keys import refuse_misspelt
 from fedveil.flower.own_account import LIMIT_KEYS, own_limit
 from fedveil.flower.sealed_state import STATE_FOLDER, StateFolder
 from fedveil.protections.base import Protection, Update
@@ -23,8 +23,6 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 #: The keys of a node configuration that the client of any app reads, and those of a job's client.
 NODE_KEYS = ("client", "partition-id", "data", STATE_FOLDER, "identity", "roster")
 _JOB_KEYS = (*NODE_KEYS, *LIMIT_KEYS, "clients", "seeded", "job")
-#: Keys that are less alike than this are not misspelt: they are of another app on the same node.
-_ALIKE = 0.8
 
 
 class Owner(Protocol):
@@ -177,18 +175,6 @@ def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]
                 f"each needs its own: write {_CLIENT} where the client's number stands"
             )
     return {number: Member.of(config, number) for number in numbers}
-
-
-def refuse_misspelt(config: Mapping[str, object], known: Sequence[str]) -> None:
-    """Raise `DeploymentError` if a key of a node configuration is almost one of `known`.
-
-    Without this check, a misspelt key would silently remove what its operator demands.
-    """
-    for key in config:
-        if key not in known and (meant := get_close_matches(key, known, 1, _ALIKE)):
-            raise DeploymentError(
-                f"the node configuration has {key}, which is not a known key{did_you_mean(meant)}"
-            )
 
 
 def _one(config: Mapping[str, object], job: Job) -> ClientId:

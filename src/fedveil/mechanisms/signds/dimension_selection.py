@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedveil.errors import FedveilWarning, InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
-from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.loss import PrivacyLoss, as_written
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class SignDS:
     """Selects h dimensions of an update, mostly among its largest or among its smallest entries.
 
     Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S consists of the topk =
-    floor(k * d) of d dimensions (at least 1) with the largest sign * update. Ties are broken in
-    favour of low indices. `indices`, in ascending order, is a set J of h dimensions with
+    floor(k * d) of d dimensions (at least 1) with the largest sign * update. The decimal k is
+    exact: k = 0.29 of 100 dimensions are 29. Ties are broken in favour of low indices. `indices`,
+    in ascending order, is a set J of h dimensions with
 
         Pr[J | sign] proportional to exp(eps * 1[|J & S| >= threshold]).
 
@@ -173,7 +175,7 @@ class SignDS:
             raise InvalidValue(
                 f"dim_out = {self.dim_out} is outside [0, {dim}]: the update has {dim} dimensions"
             )
-        topk = max(1, math.floor(self.k * dim))
+        topk = max(1, math.floor(Fraction(as_written(self.k)) * dim))
         search = ThresholdSearch(dim, topk, self.eps)
         largest = self.dim_out or search.largest(self.thr_ratio)
         dim_out = largest or 1

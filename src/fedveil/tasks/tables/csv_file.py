@@ -80,7 +80,8 @@ def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterat
                 yield fast
                 asked = fast.asked
         rest = chain((block for block, _ in ahead), rest)
-        records = _records(found, rest, line, columns, refusals)
+        read = _lone_records if found.apart else _records
+        records = read(found, rest, line, columns, refusals)
         yield from _slowly(found.path, columns, records)
 
 
@@ -206,5 +207,31 @@ def _records(
         if len(cells) == width:
             yield line, cells
         elif cells:
-            said = f" has {len(cells)} cells, but the header has {width}"
-            refusals.rows("", "width", said, [line], 1)
+            _refuse_width(refusals, line, len(cells), width)
+
+
+def _lone_records(
+    found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
+) -> Iterator[Record]:
+    """Yield the same records as `_records`, but read each line by itself.
+
+    A line that is no record is omitted and reported to `refusals`. So a quote that is not closed,
+    or a cell of several lines, affects no other line.
+    """
+    lines, width = _Lines(found, blocks), len(columns)
+    for line, text in enumerate(lines, before + 1):
+        lines.begin()
+        try:
+            cells: list[str] = next(_reader(found, iter([text])), [])
+        except csv.Error as error:
+            refusals.rows("", "line", f" is not valid CSV: {error}", [line], 1)
+            continue
+        if cells and len(cells) != width:
+            _refuse_width(refusals, line, len(cells), width)
+        elif cells:
+            yield line, cells
+
+
+def _refuse_width(refusals: Refusals, line: int, cells: int, width: int) -> None:
+    said = f" has {cells} cells, but the header has {width}"
+    refusals.rows("", "width", said, [line], 1)

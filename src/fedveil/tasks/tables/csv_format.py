@@ -10,12 +10,12 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, Version, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.vertical.task_settings import ReadingSettings
@@ -46,13 +46,16 @@ class CsvFormat:
     """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
 
     `place` is the path of the file's settings in the job, for messages, or None if the job has
-    none.
+    none. If `version` is given, the file is refused if it has changed since it had this version.
+    If `apart` is True, each line is read by itself, so that no row affects another.
     """
 
     path: str
     encoding: str
     separator: str
     place: str | None
+    version: Version | None = None
+    apart: bool = False
 
     @property
     def said(self) -> str:
@@ -65,11 +68,12 @@ class CsvFormat:
 
         Raises DataInvalid if a line is too long or is not text of this encoding.
         """
-        with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
+        with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES, self.version) as raw:
             yield self._decoded(raw)
 
     def _decoded(self, raw: Any) -> Iterator[str]:
-        decoder, rest = codecs.getincrementaldecoder(self.encoding)(), ""
+        errors = "backslashreplace" if self.apart else "strict"
+        decoder, rest = codecs.getincrementaldecoder(self.encoding)(errors), ""
         while True:
             read = raw.read(_AT_ONCE)
             try:
@@ -118,23 +122,52 @@ def key(place: str | None, stated: str) -> str:
     return f"write {place}.{stated}"
 
 
-def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
+def find_format(
+    path: str, settings: ReadingSettings, place: str | None = None, version: Version | None = None
+) -> CsvFormat:
     """Return a file's format from `settings`. Values that they leave out are guessed from the file.
 
-    `place` is the path of `settings` in the job, for messages.
+    `place` is the path of `settings` in the job, for messages. If `version` is given, the file is
+    refused if it has changed since it had this version.
     """
-    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
+    head = _beginning(path, version)
+    stated = settings.encoding
+    encoding = _encoding(path, head, place) if stated is None else _stated(stated, head)
+    found = CsvFormat(path, encoding, ",", place, version)
+    if settings.separator is not None:
+        return replace(found, separator=SEPARATORS[settings.separator])
+    with found.blocks() as blocks:
+        return replace(found, separator=_separator(path, next(blocks, ""), place))
+
+
+def lone_format(path: str, version: Version | None = None) -> CsvFormat:
+    """Return the only format of files whose rows are read one by one: UTF-8, separated by commas.
+
+    Nothing is guessed, because rows would decide the guess. Raises DataInvalid if the header shows
+    another format.
+    """
+    header = _beginning(path, version).splitlines()[:1]
+    found = next(
+        (name for name, mark in SEPARATORS.items() if mark.encode() in b"".join(header)), ""
+    )
+    utf16 = b"\0" in b"".join(header)
+    if utf16 or found not in ("", "comma"):
+        shown = "UTF-16 text" if utf16 else f"separated by {found}"
+        raise DataInvalid(
+            f"{path} is {shown}, but with an epsilon for each row (unit = row), fedveil guesses no "
+            f"format; {key(None, '')}"
+        )
+    return CsvFormat(path, "utf-8-sig", ",", None, version, apart=True)
+
+
+def _beginning(path: str, version: Version | None) -> bytes:
+    """Return the first bytes of a file. Raises DataInvalid if they show that it is no CSV file."""
+    with reading(Path(path)), opened(path, MOST_STREAMED_BYTES, version) as raw:
         head = raw.read(_BEGINNING)
     for begin, what in _KNOWN.items():
         if head.startswith(begin):
             raise DataInvalid(f"{path} is {what}, not CSV")
-    stated = settings.encoding
-    encoding = _encoding(path, head, place) if stated is None else _stated(stated, head)
-    found = CsvFormat(path, encoding, ",", place)
-    if settings.separator is not None:
-        return CsvFormat(path, encoding, SEPARATORS[settings.separator], place)
-    with found.blocks() as blocks:
-        return CsvFormat(path, encoding, _separator(path, next(blocks, ""), place), place)
+    return head
 
 
 def _stated(name: str, head: bytes) -> str:

@@ -24,6 +24,8 @@ _DECIMALS = ("point", "comma")
 _ORDERS = ("day-first", "month-first")
 #: The most cells whose numbers are cached, and the longest of these. The cache takes some 40 MB.
 _CACHED, _SHORT = 1 << 17, 40
+#: The forms of columns that are read cell by cell. No cell has a different number in two of them.
+_LONE = ("point", "iso", "time", "boolean")
 #: Marks a cell that does not have the form, in an array of numbers. A missing cell is NaN.
 _BAD = np.inf
 
@@ -75,19 +77,20 @@ class NumberColumn:
 
     `forms` are the ways to write numbers that fit every cell so far. If none of them fits all cells
     of a piece of the table, only the form that fits most of these cells is kept. `lacks` is True if
-    cells may be empty.
+    cells may be empty. If `apart` is True, each cell is read by itself, in one of the forms
+    `_LONE`, so that no cell affects how another is read.
     """
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
-        lacks: bool, cells: Cells,
+        lacks: bool, cells: Cells, apart: bool = False,
     ) -> None:  # fmt: skip
         self.name, self._spool, self._refusals, self._lacks = name, spool, refusals, lacks
         kind = settings.kinds.get(name)
         forms = tuple(FORMS) if kind is None else KINDS[kind]
         if settings.decimal is not None:
             forms = tuple(f for f in forms if f not in _DECIMALS or f == settings.decimal)
-        self.forms, self._cells = list(forms), cells
+        self.forms, self._cells, self._apart = ["point"] if apart else list(forms), cells, apart
         self._differs: dict[tuple[str, str], tuple[int, str]] = {}
         self._seen = False
 
@@ -95,14 +98,14 @@ class NumberColumn:
         by_text = self._cells.empty and not piece.has_numbers(self.name)
         found = None if by_text else self._plain_numbers(piece)
         if found is None or np.isinf(found.values).any():
-            self._add_texts(piece)
+            (self._add_apart if self._apart else self._add_texts)(piece)
             return
         values, missing = found.values, np.isnan(found.values)
         if self._cells.empty:
             missing |= np.isin(values, self._cells.empty_numbers)
             values = np.where(missing, np.nan, values)
         if not missing.all():
-            self._seen, self.forms = True, list(found.forms)
+            self._seen, self.forms = True, self.forms if self._apart else list(found.forms)
         self._check_missing(missing, piece)
         self._spool.append([self._key(form) for form in self.forms], values)
 
@@ -134,6 +137,19 @@ class NumberColumn:
         self._seen |= not missing.all()
         self._check_missing(missing[codes, 0], piece)
         self._store(table, codes, words, piece)
+
+    def _add_apart(self, piece: Piece) -> None:
+        """Add a piece's cells, each in the first form that fits it. Other cells become missing."""
+        codes, words = piece.coded(self.name)
+        table = self._cells.numbers(words)[:, [list(FORMS).index(form) for form in _LONE]]
+        unfit = np.isinf(table)
+        bad = unfit.sum(axis=1) == len(_LONE)
+        numbers = np.where(bad, np.nan, table[np.arange(len(words)), unfit.argmin(axis=1)])
+        if bad.any():
+            rows = np.flatnonzero(bad[codes])
+            self._refuse(piece, rows, words[codes[rows[0]]], "is not a finite number")
+        self._check_missing(np.isnan(numbers)[codes], piece)
+        self._spool.append([self._key("point")], numbers[codes])
 
     def _store(
         self, table: Float64s, codes: np.ndarray, words: Sequence[str], piece: Piece

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Float64s, Int32s
-from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, Version, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.settings.allowed import plain, shown
@@ -113,14 +113,16 @@ def _kind(kind: Any) -> Any:
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
+def check_types(
+    path: str, numbers: Collection[str], texts: Collection[str], version: Version
+) -> None:
     """Raise DataInvalid if columns have wrong types. The error names all of these columns.
 
     `numbers` and `texts` are the names of the columns that will be read as numbers and as texts.
     """
     from pyarrow import types
 
-    refusals, schema = Refusals(path), _schema(path)
+    refusals, schema = Refusals(path), _schema(path, version)
     for name in (*numbers, *texts):
         kind = _kind(schema.field(name).type)
         fits = _is_text(kind) or types.is_integer(kind)
@@ -144,13 +146,13 @@ def _texts(values: Any) -> list[str]:
     return texts
 
 
-def _schema(path: str) -> Any:
-    with _opened(path) as file:
+def _schema(path: str, version: Version | None) -> Any:
+    with _opened(path, version) as file:
         return file.schema_arrow
 
 
-def header(path: str) -> list[str]:
-    columns: list[str] = _schema(path).names
+def header(path: str, version: Version | None = None) -> list[str]:
+    columns: list[str] = _schema(path, version).names
     known = set[str]()
     for name in columns:
         if name in known:
@@ -159,12 +161,14 @@ def header(path: str) -> list[str]:
     return columns
 
 
-def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
-    """Yield the file's rows in pieces, with the columns `names`."""
+def pieces(path: str, names: Collection[str], version: Version) -> Iterator[Piece]:
+    """Yield the rows of a file's `version` in pieces, with the columns `names`."""
     first, chosen = 1, list(dict.fromkeys(names))
-    schema = _schema(path)
-    with _opened(path, [name for name in chosen if _is_text(schema.field(name).type)]) as file:
+    schema = _schema(path, version)
+    texts = [name for name in chosen if _is_text(schema.field(name).type)]
+    with _opened(path, version, texts) as file:
         for batch in file.iter_batches(_AT_ONCE, columns=chosen):
+            batch.validate(full=True)  # a damaged file can refer to texts that do not exist
             if batch.num_rows:
                 yield _Batch(path, batch, first)
             first += batch.num_rows
@@ -178,16 +182,19 @@ def _is_text(kind: Any) -> bool:
 
 
 @contextmanager
-def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a Parquet file for reading. Each distinct text of the columns `texts` is stored once."""
+def _opened(path: str, version: Version | None, texts: Sequence[str] = ()) -> Iterator[Any]:
+    """Open a Parquet file for reading. Each distinct text of the columns `texts` is stored once.
+
+    If `version` is given, the file is refused if it has changed since it had this version.
+    """
     try:
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", path) from None
     with (
-        _whole(path),
         reading(Path(path)),
-        opened(path, MOST_STREAMED_BYTES) as raw,
+        opened(path, MOST_STREAMED_BYTES, version) as raw,
+        _whole(path),
         parquet.ParquetFile(raw, read_dictionary=list(texts)) as file,
     ):
         yield file
@@ -200,6 +207,8 @@ def _whole(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's error. pyarrow raises an OSError for damaged content, too
         said = str(error).splitlines()[0]
         raise DataInvalid(f"{path} cannot be read as Parquet: {said}") from None

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array, Float64s, Int64s
+from fedveil.base.untrusted import Version, version_of
+from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import csv_file, parquet_file
 from fedveil.tasks.tables.cell_forms import Kind, kind_of
-from fedveil.tasks.tables.csv_format import find_format
+from fedveil.tasks.tables.csv_format import CsvFormat, find_format, lone_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_column import IdColumn
 from fedveil.tasks.tables.number_column import Cells, NumberColumn, settle
@@ -36,7 +38,8 @@ class Wanted:
 
     Columns in `may_lack` can have empty cells. An empty number becomes NaN, an empty word "".
     `reading` says how the file is written, `rules` how ids are normalised. `place` is the path of
-    the file's settings in the job, for messages.
+    the file's settings in the job, for messages. If `apart` is True, no row may affect how another
+    is read. The file must then have a fixed format (`lone_format`), and nothing is guessed.
     """
 
     id: str | None
@@ -46,6 +49,7 @@ class Wanted:
     reading: ReadingSettings = _DEFAULT
     rules: IdSettings = _RULES
     place: str | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +114,25 @@ class Table:
         return found
 
 
-def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
+def header(path: str, settings: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
-    `place` is the path of `reading` in the job, for messages.
+    `settings` say how the file is written, and `place` is their path in the job, for messages.
     """
     if is_parquet(path):
         return parquet_file.header(path)
-    return csv_file.header(find_format(path, reading, place))
+    return csv_file.header(find_format(path, settings, place))
+
+
+def lone_header(path: str) -> list[str]:
+    """Return the column names of a file whose rows are read one by one (`Wanted.apart`)."""
+    return parquet_file.header(path) if is_parquet(path) else csv_file.header(lone_format(path))
+
+
+def file_version(path: str) -> Version:
+    """Return the version of a file, with which `read` recognises that the file has changed."""
+    with reading(Path(path)):
+        return version_of(path)
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
@@ -139,27 +154,31 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
         raise DataInvalid(f"{path} has {', and '.join(missing)}; its columns are {first}{more}")
 
 
-def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
+def read(
+    path: str, wanted: Wanted, refusals: Refusals | None = None, version: Version | None = None
+) -> Table:
     """Read the requested columns of a file. Raises DataInvalid with all problems of its cells.
 
-    Problems go to `refusals` instead, if given. The table can then have invalid cells.
+    Problems go to `refusals` instead, if given. The table can then have invalid cells. Raises
+    DataUnavailable if the file changes while it is read, or if it has no longer its `version`.
     """
     found = Refusals(path) if refusals is None else refusals
+    source = _Source(path, wanted, file_version(path) if version is None else version)
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
-    columns_there = header(path, wanted.reading, wanted.place)
-    check_known(path, {"the job": names}, columns_there)
+    check_known(path, {"the job": names}, source.columns)
     spool = Spool()
     ids = IdColumn(wanted.id, wanted.rules, found)
     cells = Cells(wanted.reading.empty)
     numbers = [
-        NumberColumn(name, wanted.reading, spool, found, name in wanted.may_lack, cells)
+        NumberColumn(
+            name, wanted.reading, spool, found, name in wanted.may_lack, cells, wanted.apart
+        )
         for name in wanted.numbers
     ]
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
     columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
     places = []
-    pieces, said = _pieces(path, wanted, names or columns_there[:1], found)
-    for piece in pieces:
+    for piece in source.pieces(names or source.columns[:1], found):
         found.unit = piece.unit
         places.append(_row_numbers(piece.places))
         ids.add(piece)
@@ -173,7 +192,7 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
         found.check()
     known = {column.name: list(column.known) for column in words}
     rows = np.concatenate(places) if places else np.empty(0, np.int64)
-    said = [f"{path}: {'; '.join([*said, *_told(forms)])}"]
+    said = [f"{path}: {'; '.join([source.said, *_told(forms)])}"]
     kinds = {name: kind_of(form) for name, form in forms.items()}
     return Table(path, found.unit, ids.array(), rows, known, spool, said, kinds)
 
@@ -218,15 +237,29 @@ class _WordColumn:
         self._spool.append([self.name], own[codes] if len(own) else np.empty(0, np.int32))
 
 
-def _pieces(
-    path: str, wanted: Wanted, names: Sequence[str], refusals: Refusals
-) -> tuple[Iterator[Piece], list[str]]:
-    if is_parquet(path):
-        texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
-        parquet_file.check_types(path, wanted.numbers, texts)
-        return parquet_file.pieces(path, names), ["Parquet"]
-    found = find_format(path, wanted.reading, wanted.place)
-    return csv_file.pieces(found, list(dict.fromkeys(names)), refusals), [found.said]
+class _Source:
+    """One version of a file: its column names, its rows, and a sentence on how it is read."""
+
+    def __init__(self, path: str, wanted: Wanted, version: Version) -> None:
+        self._path, self._version = path, version
+        self._csv: CsvFormat | None = None
+        if is_parquet(path):
+            self.columns, self.said = parquet_file.header(path, version), "Parquet"
+            texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
+            self._types = (wanted.numbers, texts)
+        else:
+            self._csv = (
+                lone_format(path, version)
+                if wanted.apart
+                else find_format(path, wanted.reading, wanted.place, version)
+            )
+            self.columns, self.said = csv_file.header(self._csv), self._csv.said
+
+    def pieces(self, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
+        if self._csv is not None:
+            return csv_file.pieces(self._csv, list(dict.fromkeys(names)), refusals)
+        parquet_file.check_types(self._path, *self._types, self._version)
+        return parquet_file.pieces(self._path, names, self._version)
 
 
 def is_parquet(path: str) -> bool:
