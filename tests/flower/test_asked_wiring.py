@@ -149,8 +149,7 @@ def test_a_client_charges_itself_up_to_both_limits(
 ) -> None:  # fmt: skip
     charged: list[Any] = []
     account = SimpleNamespace(
-        begin=charged.append,
-        charge=lambda spending, limits: charged.append((spending, limits)),
+        begin=charged.append, charge=lambda spending, limits: charged.append((spending, limits))
     )
     monkeypatch.setattr(flower_client, "OwnLedger", lambda file: account)
     monkeypatch.setattr(flower_client, "count_report", lambda file, *asked: charged.append(asked))

@@ -220,8 +220,8 @@ def _open(last: Record) -> Iterator[str]:
         )
     if last["randomness"].startswith("simulation"):
         yield (
-            "This was a simulation: its noise comes from the job's seed, so anyone with the job "
-            "can remove the protection. A deployed job draws its noise from the operating system."
+            "This was a simulation: all randomness comes from the job's seed, so anyone with the "
+            "job can remove noise and masks. A deployed job takes it from the operating system."
         )
     yield "Who took part in which round, and when: the server knows its clients."
 

@@ -109,10 +109,6 @@ class Recorder:
         with explained(self._folder.path):
             self.events.append(stamped(text))
 
-    @property
-    def log_head(self) -> str:
-        return self.events.head
-
     def close(self) -> None:
         self._metrics.close()
         self.events.close()
