@@ -17,6 +17,7 @@ import pytest
 import fedveil
 from fedveil.attacks import distinguishing
 from fedveil.base import own_code
+from fedveil.base.untrusted import escaped
 from fedveil.entry import simulation
 from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
@@ -197,7 +198,7 @@ def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:
 
 
 def test_names_are_text_in_a_notebook(run: fedveil.Run, tmp_path: Path) -> None:
-    name = '"><i>best & "last"'
+    name = '"><i>best & "last"\u202e'
     copy = shutil.copytree(run.folder, tmp_path / name)
     view = LiveView(run.job.model_dump(), lambda html: None)
     for record in run.metrics:
@@ -215,7 +216,8 @@ def test_names_are_text_in_a_notebook(run: fedveil.Run, tmp_path: Path) -> None:
         reader.feed(html)
         assert "i" not in tags
         assert [set(image) for image in images] == [{"alt", "width", "src"}] * 2
-        assert escape(name) in html
+        assert escape(escaped(name)) in html
+        assert "\u202e" not in html
 
 
 def test_outside_a_notebook_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,9 @@ def test_a_client_charges_itself_up_to_both_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     charged: list[Any] = []
-    account = SimpleNamespace(charge=lambda spending, limits: charged.append((spending, limits)))
+    account = SimpleNamespace(
+        begin=charged.append, charge=lambda spending, limits: charged.append((spending, limits))
+    )
     monkeypatch.setattr(flower_client, "OwnLedger", lambda file: account)
     monkeypatch.setattr(flower_client, "count_report", lambda file, *asked: charged.append(asked))
     file = file_of(name, max_epsilon=asked, delta=3e-7)
@@ -157,7 +159,8 @@ def test_a_client_charges_itself_up_to_both_limits(
     rounds = 1 if file.local else schedule.rounds
     protection = make_protection(file, 7, rounds, Participants(CLIENTS))
     _charge(file, member, protection, schedule)
-    (spending, most), (spent, limits) = charged
+    begun, (spending, most), (spent, limits) = charged
+    assert begun == 0  # reports before this one
     assert spending == spent == protection.spending({})
     assert (most, limits) == (rounds, [(e, 3e-7) for e in (asked, own) if e is not None])
     assert schedule.rounds == 3

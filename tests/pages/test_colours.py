@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import permutations
 from pathlib import Path
@@ -77,6 +78,24 @@ def test_a_plot_of_two_tasks_has_the_note_of_neither() -> None:
     (one,) = curves.epsilon({"own": runs["own"]})
     assert (both.y.log, one.y.log) == (True, False)
     assert [[*curve.y] for curve in both.curves] == [[2.0], [7.0]]
+
+
+def test_a_plot_says_which_runs_have_an_infinite_epsilon_and_so_no_line() -> None:
+    """The second run's epsilon is finite at first, and a run without records has none yet."""
+    key = "epsilon_run_every_round"
+    epsilons = {"bare": [math.inf] * 2, "late": [3.0, math.inf], "bound": [1.0, 2.0], "begun": [],
+                "open": [math.inf]}  # fmt: skip
+    runs = {
+        name: ReadRun(Path(name), {"protection": {"name": "rr"}},
+                      [{"round": n, key: epsilon} for n, epsilon in enumerate(own)], (), ())
+        for name, own in epsilons.items()
+    }  # fmt: skip
+    (plot,) = curves.epsilon(runs)
+    assert plot.note.endswith("Not drawn, because it is infinite: bare and open.")
+    assert [curve.name for curve in plot.curves] == ["bare", "late", "bound", "open"]
+    (plot,) = curves.epsilon({"bound": runs["bound"], "begun": runs["begun"]})
+    assert "infinite" not in plot.note
+    assert list(curves.epsilon({"bare": runs["bare"]})) == []
 
 
 def test_an_accuracy_axis_is_in_percent_and_a_loss_axis_is_not() -> None:

@@ -223,6 +223,28 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     assert "Anyone with the job can remove the noise" in text_of(split, "randomness")
 
 
+def test_the_card_of_a_finite_epsilon_states_its_conditions(runs: dict[str, Path]) -> None:
+    cards = {
+        name: fact.text
+        for name in ("central_gaussian", "rr", "not_encrypt", "vertical")
+        for fact in Dossier.of(runs[name]).page().lead
+        if isinstance(fact, Fact)
+    }
+    seeded = "The bound assumes randomness from the operating system, as in a deployment. This run "
+    assert ", against everyone except the server. The bound" in cards["central_gaussian"]
+    assert ", against everyone, including the server. The bound" in cards["rr"]
+    assert cards["not_encrypt"] == "For a client in every round."
+    for name in ("central_gaussian", "rr", "vertical"):
+        assert seeded in cards[name]
+    deployed = Dossier.of(runs["rr"])
+    for record in deployed.evidence.run.records:
+        record["randomness"] = "system randomness"
+    deployed.evidence.run.__dict__.pop("last", None)
+    (_, fact) = deployed.page().lead
+    assert isinstance(fact, Fact)
+    assert fact.text.endswith("against everyone, including the server.")
+
+
 def test_an_audit_is_told_with_its_assumption_and_limit(copy: Path) -> None:
     bound = Measured("epsilon at least", 0.31, cases=77, unseen=1.25)
     folder = RunFolder.reopen(copy)
@@ -429,7 +451,8 @@ def test_the_registry_names_unit_and_flavour(runs: dict[str, Path]) -> None:
     fact = replace(dossier, evidence=replace(pure, accounts=[
         Account("less", 1.0, 1e-3, False, []), Account("more", 2.0, 1e-6, False, []),
     ]))._fact()  # fmt: skip
-    assert (fact.value, fact.text) == (str(Figure(2.0, 1e-6)), "For more.")
+    assert fact.value == str(Figure(2.0, 1e-6))
+    assert fact.text.startswith("For more. The bound assumes")
 
 
 @pytest.mark.parametrize(("weakest", "word"), [(math.inf, "none"), (6.0, "weak")])

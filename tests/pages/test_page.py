@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from browser import needs_browser, show
+from fedveil.base.untrusted import escaped
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.page_files import write_page
@@ -114,8 +115,25 @@ def test_no_text_is_markup_wherever_it_stands() -> None:
         assert made.count(mark) == own.count(mark), mark
     data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
     assert data is not None
-    assert json.loads(data[1])[0]["x"]["title"] == EVIL
+    assert json.loads(data[1])[0]["x"]["title"] == escaped(EVIL)
     assert data[1].isascii()
+
+
+def test_no_name_turns_the_figures_beside_it_around_wherever_it_stands() -> None:
+    """Play a party whose name would show the epsilon 12.5 in its line as 5.21."""
+    turned = "lab\u202e 12.5\u2066\u200f"
+    curves = [Curve(turned, [1, 2], [1, 3]), Curve("b", [1], [2])]
+    plot = Plot("a", turned, Axis(turned), Axis(f"{turned}y"), curves, turned)
+    table = Table([turned, "b"], [[turned, "1"], [Link(turned, "b"), "2"]], turned)
+    fold = Fold(turned, [turned, Points([turned]), Code(turned, turned), Picture(b"png", turned)])
+    lead = (turned, Fact(turned, turned, turned))
+    made = Page(turned, lead, [Section(turned, [table, plot, fold]), Section("b", [])]).html()
+    assert not re.findall("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", made)
+    assert made.count("lab\\u202e 12.5\\u2066\\u200f") >= 20
+    data = re.search(r'id="plots">(.*?)</script>', made, re.DOTALL)
+    assert data is not None
+    (sent,) = json.loads(data[1])
+    assert (sent["x"]["title"], sent["curves"][0]["name"]) == (escaped(turned), escaped(turned))
 
 
 def test_data_in_a_page_ends_no_element_and_comes_back() -> None:
@@ -243,6 +261,24 @@ def test_the_values_under_the_pointer_are_those_of_the_curves(tmp_path: Path) ->
     told, left_over = show(made, tmp_path, script).found
     assert told == [["epsilon 2", "one: 20"], ["epsilon 4", "spread: 3", "read off: 1000"]]
     assert left_over == 0
+
+
+@needs_browser
+def test_a_printout_has_the_folded_sentences_but_no_folded_file(tmp_path: Path) -> None:
+    folds = Fold("limits", [Points(["unseen"])]), Fold("job.yaml", [Code("name: a")])
+    script = """
+        const shown = () => [...document.querySelectorAll("details")].map(fold => fold.open);
+        const before = shown();
+        dispatchEvent(new Event("beforeprint"));
+        const printed = shown();
+        dispatchEvent(new Event("afterprint"));
+        return [before, printed, shown()];
+    """
+    made = page_of(SMALL, *folds).html()
+    closed, printed = [False, False], [True, False]
+    assert show(made, tmp_path, script).found == [closed, printed, closed]
+    opened = made.replace("<details>", "<details open>")
+    assert show(opened, tmp_path, script).found == [[True, True]] * 3
 
 
 @needs_browser

@@ -14,7 +14,7 @@ import pytest
 import fedveil
 import vertical_parts
 from browser import needs_browser, show
-from fedveil.errors import RunFolderError
+from fedveil.errors import RunFailed, RunFolderError
 from fedveil.pages.page import Fact, Page, Picture, Points, Section, Table
 from fedveil.pages.plot import Plot
 from fedveil.pages.read_run import read_run
@@ -247,6 +247,22 @@ def test_a_disk_without_room_for_the_page_does_not_lose_the_run(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (run.folder / "model.safetensors").exists()
     assert "cannot be written" in read_run(run.folder).said("no report.html: ")
+
+
+def test_a_failed_run_leaves_a_page_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed):
+        fedveil.simulate(small_job(rounds=2, model="parts:nowhere_finite"), tmp_path / "run")
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "<strong>no trained model</strong>" in html
+    assert "<strong>remove the cause, then run it again</strong>" in html
+    assert "<p>no report was usable in any of 2 rounds: the update is not finite (8x)" in html
+    assert "<li>Round 2 is void: 0 clients answered" in html
+    with pytest.raises(RunFailed):
+        fedveil.simulate(
+            small_job(rounds=1, model="parts:nowhere_finite", record={"page": False}),
+            tmp_path / "bare",
+        )
+    assert not (tmp_path / "bare" / "report.html").exists()
 
 
 def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:

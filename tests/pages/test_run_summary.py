@@ -422,3 +422,20 @@ def test_a_judged_model_without_own_layers_deploys_and_a_task_without_auc_has_no
     answer = ending_of(tmp_path, bare, settings=("stopping.keep=best",)).next
     assert answer.value == "try to break it, then deploy it"
     assert f"`fedveil deploy DIR {tmp_path}/job.yaml` runs the job" in answer.text
+
+
+def test_a_run_without_a_usable_report_has_no_model_and_is_not_to_be_finished(
+    tmp_path: Path,
+) -> None:
+    why = "no report was usable in any of 3 rounds: NaN: 30x; a lower training.lr may help"
+    end = f"ended after round 3 without a result: {why}"
+    shown = ending_of(tmp_path, record(math.inf), ended=False, events=(end,))
+    assert (shown.quality.value, shown.quality.tone) == ("no trained model", "poor")
+    assert shown.quality.text == (
+        "the model before training has accuracy 75.0% on the test examples"
+    )
+    assert (shown.next.value, shown.next.text) == ("remove the cause, then run it again", why)
+    untested = {k: v for k, v in record(math.inf).items() if k != "accuracy"}
+    assert ending_of(tmp_path, untested, ended=False, events=(end,)).quality.text == ""
+    again = ending_of(tmp_path, record(1.0), ended=False, events=(end, "went on after round 3"))
+    assert (again.quality.value, again.next.value) == ("accuracy 75.0%", "let it finish")

@@ -245,6 +245,36 @@ def test_the_best_run_is_the_one_whose_card_names_it(tmp_path: Path) -> None:
     assert named["Best model"].value == "two and same"  # the third has none
 
 
+def test_a_table_of_runs_states_the_delta_and_what_the_bounds_assume(tmp_path: Path) -> None:
+    """The third run has no trained model, and the best figure: that of the model before."""
+    folders, seeded = [], "simulation randomness"
+    for name, epsilon, delta, randomness in (
+        ("one", math.inf, 1e-6, seeded), ("two", 2.0, 1e-5, seeded), ("three", 3.0, 1e-5, "x"),
+    ):  # fmt: skip
+        (record,) = federated_records(1, 100 + 100 * len(folders))
+        record |= {"epsilon_run_every_round": epsilon, "delta_run_every_round": delta,
+                   "randomness": randomness, "accuracy": 0.2 + 0.1 * len(folders)}  # fmt: skip
+        folders.append(written(tmp_path / name, small_job(rounds=1), {".": [record]}))
+    (folders[2] / "events.log").write_text(
+        "0 began: a\n0 ended after round 1 without a result: b\n"
+    )
+    assumes = "The bound assumes randomness from the operating system, as in a deployment."
+    (own, same) = (
+        parts(page_of_several(chosen), "At the end", Table)[0].caption
+        for chosen in (folders, folders[1:])
+    )
+    assert "; epsilon at each run's own privacy.delta for a client" in own
+    assert "; epsilon at delta 1e-05 for a client" in same
+    assert "The bounds assume randomness" in own
+    (lone,) = parts(page_of_several(folders[:2]), "At the end", Table)
+    assert assumes in lone.caption
+    (neither,) = parts(page_of_several([folders[0], folders[0]]), "At the end", Table)
+    assert neither.caption.endswith("sorts by it.")
+    shown = cards(page_of_several(folders))
+    assert shown["Best model"].value == "two"
+    assert assumes in shown["Smallest epsilon"].text
+
+
 def test_whom_an_own_protection_holds_against_is_not_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ No two figures of these answers are equal.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import count
 
@@ -116,6 +117,18 @@ def test_a_weak_guarantee_is_no_good_one() -> None:
         _, _, cost, _ = page_of(replace(made(), lines=[Line(epsilon, 1e-7, "these")])).lead
         assert isinstance(cost, Fact)
         assert cost.tone == tone
+
+
+def test_a_page_says_if_the_noise_can_be_computed_from_the_question_file() -> None:
+    for randomness, epsilon, removable in (
+        ("secure", 0.71, False), ("seeded", 0.71, True), ("seeded", math.inf, False),
+    ):  # fmt: skip
+        answers = made()
+        file = answers.file.model_copy(update={"randomness": randomness})
+        shown = replace(answers, file=file, lines=[Line(epsilon, 1e-7, "these")])
+        _, _, cost, _ = page_of(shown).lead
+        assert isinstance(cost, Fact)
+        assert ("anyone with the question file can remove it" in cost.text) == removable
 
 
 def test_a_page_states_who_was_asked_and_what_it_cost() -> None:

@@ -109,7 +109,7 @@ def opened(
 
 
 def version_of(path: str | Path) -> Version:
-    return _version(Path(path).stat())
+    return _version(_status(path))
 
 
 def _version(status: os.stat_result) -> Version:
@@ -137,11 +137,14 @@ def check_regular(path: str | Path, most: int) -> None:
     Use this function only if a library must open the file, otherwise use `opened`. After this
     check, another file may take the place of the checked one.
     """
+    _check(_status(path), path, most)
+
+
+def _status(path: str | Path) -> os.stat_result:
     try:
-        status = Path(path).stat()
+        return Path(path).stat()
     except ValueError as error:  # a NUL character or a lone surrogate, which no file name contains
         raise OSError(errno.EINVAL, str(error), str(path)) from None
-    _check(status, path, most)
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:

@@ -50,7 +50,7 @@ from fedveil.record.before_after import keep_before_after
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.metric_names import LOSS, in_words
 from fedveil.record.model_file import write_model
-from fedveil.record.recorder import Record, Recorder
+from fedveil.record.recorder import NO_RESULT, Record, Recorder
 from fedveil.record.run_folder import RunFolder, uninterrupted
 from fedveil.record.started_rounds import Attempts
 from fedveil.rounds.loop import Outcome, drive
@@ -140,7 +140,8 @@ class Federation:
         self.saving.wait()
         failure = without_result(self.recorder.records, stopped)
         if failure is not None:
-            self.recorder.event(f"ended after round {state.done} without a result: {failure}")
+            self.recorder.event(f"ended after round {state.done}{NO_RESULT}{failure}")
+            self._keep_page()
             raise RunFailed(f"{failure}; the record is in {self.folder.path}")
         state.weights, which = parts.stopping.kept(state.weights)
         parts.test.layout.write(torch.from_numpy(state.weights))
@@ -166,8 +167,7 @@ class Federation:
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples, shape)
             # This line makes the run a finished one, so every file but the page comes first.
             self.recorder.event(f"finished after round {state.done}: {stopped or 'the last'}")
-            if self.presentation is not None and parts.job.record.page:
-                self.presentation.page(self.folder, self.recorder.event)
+            self._keep_page()
         return Run(
             job=parts.job,
             metrics=self.recorder.records,
@@ -180,6 +180,10 @@ class Federation:
             kept_round=parts.stopping.best_round(self.recorder.records),
             presentation=self.presentation,
         )
+
+    def _keep_page(self) -> None:
+        if self.presentation is not None and self.parts.job.record.page:
+            self.presentation.page(self.folder, self.recorder.event)
 
     def _round(self, number: int) -> Record:
         began = time.perf_counter()

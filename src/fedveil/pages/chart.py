@@ -72,10 +72,10 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
         "box": [round(edge, 1) for edge in frame],
         "width": width,
         "x": {"low": x.low, "high": x.high, "log": x.log, "unit": plot.x.unit,
-              "title": plot.x.title},
+              "title": escaped(plot.x.title)},
         "unit": plot.y.unit,
         "curves": [
-            {"name": curve.name, "colour": look.colour, "x": _sent(curve.x, plot.x),
+            {"name": escaped(curve.name), "colour": look.colour, "x": _sent(curve.x, plot.x),
              "y": _sent(curve.y, plot.y)}
             for curve, look in zip(thin, styles, strict=True)
         ],

@@ -69,6 +69,13 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
         whose += f", in {listed(lone)} for one example of it"
     note = f"Of the whole run so far, for {whose}."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1, unit="epsilon")
+    endless = [
+        name
+        for name, run in runs.items()
+        if run.records and min(run.figures(key)[1], default=math.inf) == math.inf
+    ]
+    if endless:
+        note += f" Not drawn, because it is infinite: {listed(endless)}."
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
         yield from _together("epsilon", "Epsilon", runs, key, axis, note)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, epsilon_text
@@ -87,6 +87,20 @@ def cell(figure: Figure, unit: str | None, *, alone: bool = False) -> str:
 def figure_of(record: Record, key: str) -> Figure:
     """Return a record's `epsilon_KEY` and `delta_KEY`, where KEY is `key`, such as "per_round"."""
     return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
+
+
+def at_delta(found: Iterable[Figure], whose: str) -> str:
+    """Return the delta of these figures for the caption of a table, such as " at delta 1e-05".
+
+    An epsilon at delta 0 also holds at every larger delta. If the deltas differ, the text refers to
+    the key `privacy.delta` of `whose` job, such as "run". Returns "" if there are no figures.
+    """
+    deltas = {figure.delta for figure in found}
+    if not deltas:
+        return ""
+    if len(deltas - {0.0}) > 1:
+        return f" at each {whose}'s own privacy.delta"
+    return f" at delta {format_delta(max(deltas))}"
 
 
 def figure_lines(record: Record) -> list[str]:

@@ -6,12 +6,12 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InvalidValue, MissingExtra
 from fedveil.pages import curves
+from fedveil.pages.page import shown_text
 from fedveil.pages.plot import Plot
 from fedveil.pages.plotly_figure import figure
 from fedveil.pages.read_run import ReadRun
@@ -60,10 +60,10 @@ class LiveView:
         done, rounds, last = self._records[-1]["round"], self._job["rounds"], run.last
         names = dict.fromkeys((deciding(last)[0], LOSS))
         said = [f"{word(name)} {digits(name, last[name])}" for name in names if name in last]
-        warned = "".join(f"<p>{escape(text)}</p>" for text in self._warnings)
+        warned = "".join(f"<p>{shown_text(text)}</p>" for text in self._warnings)
         return (
             f'<div><progress value="{done}" max="{rounds}"></progress> round {done} of {rounds} '
-            f"{escape(' · '.join(said))}{warned}{_pictures(_quality(run))}</div>"
+            f"{shown_text(' · '.join(said))}{warned}{_pictures(_quality(run))}</div>"
         )
 
 
@@ -83,13 +83,13 @@ class _Output:
 def of_run(run: ReadRun) -> str:
     """Return a finished run as HTML: quality, privacy guarantee, next step, and curves."""
     rows = "".join(
-        f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
-        f"</tr>"
+        f"<tr><th>{shown_text(fact.label)}</th><td><b>{shown_text(fact.value)}</b> "
+        f"{shown_text(fact.text)}</td></tr>"
         for fact in ending(run)
     )
     return (
-        f"<div><h4>{escape(run.name)}</h4><table>{rows}</table>"
-        f"{_pictures(_quality(run))}<p>{escape(str(run.folder))}</p></div>"
+        f"<div><h4>{shown_text(run.name)}</h4><table>{rows}</table>"
+        f"{_pictures(_quality(run))}<p>{shown_text(str(run.folder))}</p></div>"
     )
 
 
@@ -122,6 +122,6 @@ def _quality(run: ReadRun) -> list[Plot]:
 def _pictures(plots: Sequence[Plot]) -> str:
     drawn = [(plot, base64.b64encode(svg(plot)).decode()) for plot in plots]
     return "".join(
-        f'<img alt="{escape(plot.title)}" width="380" src="data:image/svg+xml;base64,{data}">'
+        f'<img alt="{shown_text(plot.title)}" width="380" src="data:image/svg+xml;base64,{data}">'
         for plot, data in drawn
     )

@@ -52,6 +52,14 @@
     drawing.addEventListener("pointerleave", hide);
   }
 
+  // Paper has nothing to open: a printout has what is folded, except files and logs.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")].filter(fold => !fold.querySelector("pre"));
+    for (const fold of opened) fold.open = true;
+  });
+  addEventListener("afterprint", () => { for (const fold of opened) fold.open = false; });
+
   // The sort key of a cell: its number in a common unit if it starts with one, otherwise its text.
   // A date sorts as text, and the parts of a duration add up.
   const key = (row, column) => {

@@ -1,7 +1,8 @@
 """A page of plots, tables and text: one HTML file that opens offline and loads nothing.
 
-Every text is escaped, because anyone may have written the content of a run's folder. The page's own
-policy (Content-Security-Policy) allows only the script inside the page, and no requests.
+Every text is escaped, because anyone may have written the content of a run's folder. Marks
+of writing direction are escaped too, because they could show 12.5 as 5.21. The page's own policy
+(Content-Security-Policy) allows only the script inside the page, and no requests.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
+from fedveil.base.untrusted import escaped
 from fedveil.pages.chart import HEIGHT, WIDTH, Drawing, draw, sample
 from fedveil.pages.colours import looks
 from fedveil.pages.plot import Plot
@@ -98,9 +100,9 @@ class Page:
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
             f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
         )
-        title, drawn = escape(self.title), list[Drawing]()
+        title, drawn = shown_text(self.title), list[Drawing]()
         sections = "".join(
-            f'<section id="s{n}"><h2>{escape(section.title)}</h2>'
+            f'<section id="s{n}"><h2>{shown_text(section.title)}</h2>'
             f"{_html(section.parts, drawn)}</section>"
             for n, section in enumerate(self.sections)
         )
@@ -118,8 +120,13 @@ class Page:
         )
 
     def _contents(self) -> str:
-        links = (f'<a href="#s{n}">{escape(s.title)}</a>' for n, s in enumerate(self.sections))
+        links = (f'<a href="#s{n}">{shown_text(s.title)}</a>' for n, s in enumerate(self.sections))
         return f"<nav>{' '.join(links)}</nav>" if len(self.sections) > 1 else ""
+
+
+def shown_text(text: str) -> str:
+    """Format a text as HTML. Characters that would reorder the text become codes like `\\u202e`."""
+    return escape(escaped(text))
 
 
 @cache
@@ -154,7 +161,7 @@ def _plots(parts: Sequence[Part]) -> Iterator[Plot]:
 def _lead(lead: Sequence[str | Fact]) -> str:
     texts = "".join(f"<p>{_prose(text)}</p>" for text in lead if isinstance(text, str))
     facts = "".join(
-        f'<div class="fact {fact.tone}"><h2>{escape(fact.label)}</h2>'
+        f'<div class="fact {fact.tone}"><h2>{shown_text(fact.label)}</h2>'
         f"<strong>{_prose(fact.value)}</strong><p>{_prose(fact.text)}</p></div>"
         for fact in lead
         if isinstance(fact, Fact)
@@ -180,7 +187,7 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
 def _prose(text: str) -> str:
     """Format a text as HTML. Words in backticks become code, and numbers stay on one line."""
     return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
-                  _unbroken(escape(text)))  # fmt: skip
+                  _unbroken(shown_text(text)))  # fmt: skip
 
 
 def _breakable(code: str) -> str:
@@ -196,18 +203,18 @@ def _unbroken(text: str) -> str:
 
 
 def _plot(plot: Plot, drawn: list[Drawing]) -> str:
-    note = f"<p>{escape(plot.note)}</p>" if plot.note else ""
+    note = f"<p>{shown_text(plot.note)}</p>" if plot.note else ""
     drawing, number = draw(plot), len(drawn)
     drawn.append(drawing)
     names = "".join(
-        f'<li><svg viewBox="0 0 26 12">{sample(curve, look)}</svg>{escape(curve.name)}</li>'
+        f'<li><svg viewBox="0 0 26 12">{sample(curve, look)}</svg>{shown_text(curve.name)}</li>'
         for curve, look in zip(plot.curves, looks(plot.curves), strict=True)
     )
     legend = f'<ul class="legend">{names}</ul>' if len(plot.curves) > 1 else ""
     return (
-        f"<figure><figcaption><h3>{escape(plot.title)}</h3>{note}</figcaption>"
+        f"<figure><figcaption><h3>{shown_text(plot.title)}</h3>{note}</figcaption>"
         f'<div class="plot" data-plot="{number}"><svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'role="img" aria-label="{escape(plot.title)}">{drawing.elements}</svg></div>'
+        f'role="img" aria-label="{shown_text(plot.title)}">{drawing.elements}</svg></div>'
         f"{legend}</figure>"
     )
 
@@ -219,11 +226,11 @@ def _part(part: Part, drawn: list[Drawing]) -> str:
         case Table():
             return _table(part)
         case Code():
-            name = f"<figcaption>{escape(part.name)}</figcaption>" if part.name else ""
-            return f"<figure>{name}<pre>{escape(part.text)}</pre></figure>"
+            name = f"<figcaption>{shown_text(part.name)}</figcaption>" if part.name else ""
+            return f"<figure>{name}<pre>{shown_text(part.text)}</pre></figure>"
         case Picture():
             data = base64.b64encode(part.png).decode()
-            caption = escape(part.caption)
+            caption = shown_text(part.caption)
             return (
                 f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
                 f"<figcaption>{caption}</figcaption></figure>"
@@ -232,20 +239,20 @@ def _part(part: Part, drawn: list[Drawing]) -> str:
             return f"<ul>{''.join(f'<li>{_prose(line)}</li>' for line in part.lines)}</ul>"
         case Fold():
             inner = _html(part.parts, drawn)
-            return f"<details><summary>{escape(part.title)}</summary>{inner}</details>"
+            return f"<details><summary>{shown_text(part.title)}</summary>{inner}</details>"
         case _:
             raise TypeError(f"{type(part).__name__} is no part of a page")
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
+    head = "".join(f'<th scope="col">{shown_text(str(c))}</th>' for c in table.columns)
     if any(table.columns):
         head = f"<thead><tr>{head}</tr></thead>"
         sorts = " class=sorts" if len(table.rows) > 1 else ""
     else:
         head = sorts = ""
     rows = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in table.rows)
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f"<caption>{shown_text(table.caption)}</caption>" if table.caption else ""
     return (
         f'<div class="wide"><table{sorts}>{caption}{head}'
         f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
@@ -253,5 +260,5 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: str) -> str:
-    text = re.sub(r"\[[\d.,%\s-]{1,24}\]", r'<span class="nb">\g<0></span>', escape(str(cell)))
-    return f'<a href="{escape(cell.target)}">{text}</a>' if isinstance(cell, Link) else text
+    text = re.sub(r"\[[\d.,%\s-]{1,24}\]", r'<span class="nb">\g<0></span>', shown_text(str(cell)))
+    return f'<a href="{shown_text(cell.target)}">{text}</a>' if isinstance(cell, Link) else text

@@ -17,7 +17,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
-from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, Record, read_whole_lines
+from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, NO_RESULT, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, PRIVATE, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import read_started
@@ -85,6 +85,11 @@ class ReadRun:
         """The reason why the run ended before its last round, or None."""
         _, _, why = (self.ended or "").partition(": ")
         return why if why and why != _LAST else None
+
+    @property
+    def failed(self) -> str:
+        """The reason why no report of the run was usable, or "" unless the run ended so."""
+        return (self.ended or "").partition(NO_RESULT)[2]
 
     @property
     def times(self) -> list[datetime]:

@@ -220,8 +220,8 @@ def _open(last: Record) -> Iterator[str]:
         )
     if last["randomness"].startswith("simulation"):
         yield (
-            "This was a simulation: its noise comes from the job's seed, so anyone with the job "
-            "can remove the protection. A deployed job draws its noise from the operating system."
+            "This was a simulation: all randomness comes from the job's seed, so anyone with the "
+            "job can remove noise and masks. A deployed job takes it from the operating system."
         )
     yield "Who took part in which round, and when: the server knows its clients."
 
@@ -269,7 +269,9 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
     else:
         yield "Every requested report arrived and was usable."
     void = [
-        f"Round {record['round']} is void: {record['void']}" for record in records if record["void"]
+        f"Round {record['round']} is void: {record['void'].removeprefix('the round is void: ')}"
+        for record in records
+        if record["void"]
     ]
     if void:
         yield Points(void)
@@ -322,8 +324,9 @@ def repeat(run: ReadRun, command: str) -> Iterator[Section]:
     yield Section(
         "Repeat this run",
         [
-            "The job alone is enough to repeat a simulation. With seeded randomness the result is "
-            "the same to the byte on the same kind of machine.",
+            "A simulation needs only the job, and the data and Python files that the job names. "
+            "With seeded randomness, the result is the same to the byte on the same kind of "
+            "machine.",
             Code(command),
             Fold(JOB, [Code(read_text(run.folder / JOB, MOST_JOB_BYTES))]),
             *([Fold(EVENTS, [Code("\n".join(run.events))])] if run.events else []),

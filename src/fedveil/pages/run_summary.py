@@ -65,6 +65,10 @@ def best_round(run: ReadRun) -> Best | None:
 
 def _quality(run: ReadRun, last: Record) -> Fact:
     (name, _), others = deciding(last), figures(last)[1:]
+    if run.failed:
+        figure = f"{word(name)} {digits(name, last[name])}" if name in last else ""
+        before = f"the model before training has {figure} on the test examples" if figure else ""
+        return Fact(QUALITY, "no trained model", before, "poor")
     if name not in last:
         at_end = run.said("the model at its end: ")
         return Fact(QUALITY, at_end or "not measured yet", "on the test examples" if at_end else "")
@@ -101,6 +105,8 @@ def _promise(job: Mapping[str, Any], last: Record) -> Fact:
 
 def _next(run: ReadRun, last: Record) -> tuple[str, str]:
     folder, job = quote(str(run.folder)), quote(str(run.folder / JOB))
+    if run.failed:
+        return "remove the cause, then run it again", run.failed
     if run.ended is None or not run.finished:
         again = "flwr run` of the same app" if run.deployed else f"fedveil run --resume {folder}`"
         return "let it finish", f"`{again} resumes an interrupted run"

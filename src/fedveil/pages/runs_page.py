@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
-from fedveil.pages.guarantee_text import ALONE, FOR_A_CLIENT, RUN, attackers, cell, figure_of, whose
+from fedveil.pages.guarantee_text import (
+    ALONE,
+    FOR_A_CLIENT,
+    RUN,
+    at_delta,
+    attackers,
+    cell,
+    figure_of,
+    from_seed,
+    whose,
+)
 from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_page import duration, found, how_far, seconds
@@ -76,7 +86,8 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
     if len(known) < 2:
         return
     metric, better = deciding(next(iter(known.values())).last)
-    reached = {name: run.last[metric] for name, run in known.items() if metric in run.last}
+    trained = {name: run for name, run in known.items() if not run.failed}
+    reached = {name: run.last[metric] for name, run in trained.items() if metric in run.last}
     reached = {name: value for name, value in reached.items() if not math.isnan(value)}
     if reached:
         best = (max if better == "higher" else min)(reached, key=reached.__getitem__)
@@ -89,6 +100,8 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
         text = f"{spent[least]}, for {whose(known[least].last)} that takes part in every round"
         holds = attackers(known[least].job)
         text += f", against {holds}" if holds else ""
+        assumed = from_seed([known[least].last])
+        text += f". {assumed}" if assumed else ""
         named = _equal({name: str(one) for name, one in spent.items()}, least, len(known))
         yield Fact("Smallest epsilon", named, text, TONES[spent[least].promise])
     sent = {name: run.last["bytes_up_per_client"] for name, run in known.items()}
@@ -111,11 +124,20 @@ def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
 def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
     keys = list(dict.fromkeys(key for run in runs.values() for key in figures(run.last)))
     first, *others = (word(key) for key in keys)
+    spent = [figure_of(run.last, RUN) for run in runs.values() if run.last]
+    bounded = [
+        run.last
+        for run in runs.values()
+        if run.last and figure_of(run.last, RUN).epsilon < math.inf
+    ]
+    caption = (
+        f"After the last round; epsilon{at_delta(spent, 'run')} {FOR_A_CLIENT}; upload of a client "
+        f"in a round. A click on a column's name sorts by it. {from_seed(bounded)}"
+    )
     table = Table(
         ["run", "protection", "rounds", first, "best", *others, "epsilon", "upload", "time"],
         [[name, *_row(run, keys)] for name, run in runs.items()],
-        f"After the last round; epsilon {FOR_A_CLIENT}; upload of a client in a round. A click on "
-        "a column's name sorts by it.",
+        caption.strip(),
     )
     plots = [
         *curves.quality(runs),

@@ -32,6 +32,8 @@ DEPLOYED = "clients are Flower SuperNodes"
 SEVERAL = "an example has several inputs: "
 #: Prefix of the event that says which protection to try next, as `SHORT: SENTENCE`.
 ADVICE = "what next: "
+#: Part of the event at the end of a run in which no report was usable. The reason follows.
+NO_RESULT = " without a result: "
 #: Prefix of the events that say what crosses between the parties of a vertical run.
 CROSSES = "crosses: "
 #: Start of the event after a test that inferred labels from the gradients that are returned.
@@ -106,10 +108,6 @@ class Recorder:
         """Append `text` to the event log, with the time. Control characters are replaced."""
         with explained(self._folder.path):
             self.events.append(stamped(text))
-
-    @property
-    def log_head(self) -> str:
-        return self.events.head
 
     def close(self) -> None:
         self._metrics.close()

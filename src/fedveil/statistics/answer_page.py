@@ -23,6 +23,12 @@ _UNCOVERED = (
     "Two epsilons add up if they are charged to different accounts.",
 )
 
+#: Follows an epsilon whose noise anyone with the question file can compute.
+_SEEDED = (
+    "The bound assumes randomness from the operating system. The noise of these answers was "
+    "computed from the seed instead, so anyone with the question file can remove it."
+)
+
 
 def number(value: float) -> str:
     """Format a number for people: four significant digits, or a whole number from 1,000 on."""
@@ -78,7 +84,9 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     )
     yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
     tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"
-    yield Fact("What did it cost?", str(line.figure), f"For {line.what}.", tone)  # type: ignore[arg-type]
+    seeded = file.randomness == "seeded" and line.figure.epsilon < math.inf
+    text = f"For {line.what}. {_SEEDED if seeded else ''}".strip()
+    yield Fact("What did it cost?", str(line.figure), text, tone)  # type: ignore[arg-type]
     yield Fact(
         "How sure are the answers?",
         _percent(file.confidence),

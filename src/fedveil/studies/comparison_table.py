@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedveil.pages.curves import axis_of
-from fedveil.pages.guarantee_text import FOR_A_CLIENT, cell, figure_of, from_seed
+from fedveil.pages.guarantee_text import FOR_A_CLIENT, at_delta, cell, figure_of, from_seed
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.loss import format_delta, format_epsilon
+from fedveil.privacy.loss import format_epsilon
 from fedveil.record.byte_count import shown_bytes
 from fedveil.record.metric_names import LOSS, as_asked, digits, figures, title, word
 from fedveil.studies.comparison import Goal, Setting
@@ -196,17 +196,9 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def _at(found: Sequence[Line]) -> str:
-    """Return the delta of all epsilons in these lines, for the table's caption.
-
-    An epsilon at delta 0 also holds at every larger delta.
-    """
-    spent = [line.spent(what) for line in found for what in LEDGER]
-    deltas = {figure.delta for figure in spent if figure is not None}
-    if not deltas:
-        return ""
-    if len(deltas - {0.0}) > 1:  # as if --sweep sets privacy.delta
-        return " at each setting's own privacy.delta"
-    return f" at delta {format_delta(max(deltas))}"
+    """Return the delta of all epsilons in these lines, for the table's caption."""
+    spent = (line.spent(what) for line in found for what in LEDGER)
+    return at_delta((figure for figure in spent if figure is not None), "setting")
 
 
 def assumed(found: Sequence[Line]) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,6 +18,7 @@ from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.account import Account, Evidence, read_evidence
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.statements import Statement, shown, statements, worst
+from fedveil.pages.guarantee_text import SEEDED, attackers, from_seed
 from fedveil.pages.page import Code, Fact, Page, Part, Points, Section
 from fedveil.pages.run_summary import TONES
 from fedveil.pages.table import Table
@@ -71,7 +73,18 @@ class Dossier:
         if found is None:
             return Fact("Privacy guarantee", "nothing", "No party has an account.", TONES["none"])
         figure = Figure(found.epsilon, found.delta)
-        return Fact("Privacy guarantee", str(figure), f"For {found.of}.", TONES[figure.promise])
+        conditions = self._conditions() if found.epsilon < math.inf else "."
+        text = f"For {found.of}{conditions}"
+        return Fact("Privacy guarantee", str(figure), text, TONES[figure.promise])
+
+    def _conditions(self) -> str:
+        """Return the end of the sentence on a finite epsilon: the attackers, and the randomness."""
+        run = self.evidence.run
+        if self.evidence.vertical:
+            seeded = SEEDED if run.job["privacy"]["randomness"] == "seeded" else ""
+            return f". {seeded}".rstrip()
+        holds = attackers(run.job)
+        return f"{f', against {holds}' if holds else ''}. {from_seed([run.last])}".rstrip()
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
