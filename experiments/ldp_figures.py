@@ -22,6 +22,7 @@ from experiments.ldp_jobs import (
     MECHANISMS,
     REPEATED,
     SPLITS,
+    USUAL_CELLS,
     ArmArguments,
     LDPFigure,
     seeds_at,
@@ -118,14 +119,20 @@ class Cells(LDPFigure):
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
     def table(self, scale: Scale) -> ArmArguments:
-        """Return a run without protection for each split, and the runs of all series."""
-        plain = {split: {"split": split} for split in SPLITS}
+        """Return each split's runs without protection, and the runs of all series."""
+        seeds = seeds_at(scale, EPSILONS[7])
+        plain = {
+            seeded(split, seed): {"split": split, "seed": seed}
+            for split in SPLITS
+            for seed in seeds
+        }
         return plain | {
-            f"{split}-{eps:g}-{cells}": {
-                "split": split, "protection": "rr", "eps": eps, "cells": cells
+            seeded(f"{split}-{eps:g}-{cells}", seed): {
+                "split": split, "protection": "rr", "eps": eps, "cells": cells, "seed": seed
             }
             for split, eps in self.series
             for cells in CELLS
+            for seed in (seeds if cells == USUAL_CELLS else SEEDS[:1])
         }  # fmt: skip
 
     def judged(self, scale: Scale, runs: Runs, folder: Path, tell: Tell) -> Outcome:
@@ -135,6 +142,11 @@ class Cells(LDPFigure):
             f"source's largest, {EPSILONS[7]:g}, and {EPSILONS[6]:g}. Values are rounded to the "
             f"nearest state, as in the source. Under `shards`, each client holds few labels."
         )
+        if scale == "full":
+            ran += (
+                f" At {USUAL_CELLS} cells, which all other pages use, {mean_of()}. The other runs "
+                f"have one seed."
+            )
         rates = {
             (split, eps): lost_accuracy(
                 runs, {f"{split}-{eps:g}-{cells}": split for cells in CELLS}
@@ -145,7 +157,8 @@ class Cells(LDPFigure):
             "cells", "RR: accuracy lost by the number of cells", Axis("cells", log=True),
             CELLS, {f"{split}, epsilon {eps:g}": rates[split, eps] for split, eps in rates},
         )  # fmt: skip
-        return Outcome(ran, [cells_help(*series) for series in rates.items()], (), [plot])
+        verdicts = [cells_help(*series) for series in rates.items()]
+        return Outcome(ran, verdicts, (), [plot], seeds=0 if scale == "full" else 1)
 
 
 class Clients(LDPFigure):

@@ -34,8 +34,10 @@ EPSILONS: tuple[float, ...] = tuple(0.075 * 2**x for x in range(8))
 LARGE = EPSILONS[4:]
 #: Epsilons at which LeNet learns. Its runs have several seeds beyond scale small.
 REPEATED = EPSILONS[6:]
+#: The number of cells, where it is not varied: the source's own example.
+USUAL_CELLS = 50
 #: Numbers of cells.
-CELLS = (1, 3, 10, 30, 100)
+CELLS = (1, 3, 10, 30, USUAL_CELLS, 100)
 #: Accuracy of the source's models without protection.
 BASELINES: Mapping[tuple[Task, Split], float] = MappingProxyType(
     {
@@ -161,6 +163,8 @@ def job(
         blocks["training"]["gradient_norm"] = NON_IID_NORM
     if protection == "not_encrypt":
         unary = {}  # without effect
+    if unary.get("cells") == USUAL_CELLS:
+        del unary["cells"]  # a job's default
     settings = [f"{key}-{value}" for key, value in sorted(unary.items())]
     return Job.read(
         {

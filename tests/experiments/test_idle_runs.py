@@ -81,7 +81,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
         for kind in ldp_jobs.MECHANISMS:
             yield ldp_claims.converges({**runs, "plain": flat()}, kind)
     elif name == "ldp-cells":
-        yield ldp_claims.cells_help(("iid", 9.6), idle)
+        yield ldp_claims.cells_help(("iid", 9.6), Lost([[0.1]] * 6, [[CHANCE]] * 6, 10))
     elif name == "ldp-epsilon":
         runs = {task: flat() for task in TASKS}
         yield from ldp_epsilon.baselines_reached("small", runs, TASKS)
