@@ -82,7 +82,7 @@ class SecaggCost(Experiment):
         """Estimate the seconds, mostly for masks: about n² masks in a round of n clients."""
         sizes = self.SCALES[scale]
         timed = sum(n * n * times for n, times in sizes.timed.items()) * len(sizes.percents)
-        return 3.2e-4 * timed + 7e-4 * sum(n * n for n in sizes.clients)
+        return 2e-4 * timed + 1.5e-4 * sum(n * n for n in sizes.clients)
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Run rounds of real clients, one after the other."""
