@@ -236,6 +236,12 @@ def test_the_card_of_a_finite_epsilon_states_its_conditions(runs: dict[str, Path
     assert cards["not_encrypt"] == "For a client in every round."
     for name in ("central_gaussian", "rr", "vertical"):
         assert seeded in cards[name]
+    vertical = Dossier.of(runs["vertical"]).evidence
+    name, party = next(iter(vertical.parties.items()))
+    (_, fact) = Dossier(replace(vertical, parties={name: party}), []).page().lead
+    assert isinstance(fact, Fact)
+    assert not fact.value.startswith("inf")
+    assert seeded not in fact.text  # one party's record: the others were on other machines
     deployed = Dossier.of(runs["rr"])
     for record in deployed.evidence.run.records:
         record["randomness"] = "system randomness"

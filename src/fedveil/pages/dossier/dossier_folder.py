@@ -18,10 +18,12 @@ from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.account import Account, Evidence, read_evidence
 from fedveil.pages.dossier.registry import registry_record
 from fedveil.pages.dossier.statements import Statement, shown, statements, worst
-from fedveil.pages.guarantee_text import SEEDED, attackers, from_seed
+from fedveil.pages.guarantee_text import attackers, from_seed
 from fedveil.pages.page import Code, Fact, Page, Part, Points, Section
 from fedveil.pages.run_summary import TONES
 from fedveil.pages.table import Table
+from fedveil.pages.vertical_page import is_apart
+from fedveil.pages.vertical_summary import assumed
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.run_folder import explained, make_folder
 
@@ -73,18 +75,17 @@ class Dossier:
         if found is None:
             return Fact("Privacy guarantee", "nothing", "No party has an account.", TONES["none"])
         figure = Figure(found.epsilon, found.delta)
-        conditions = self._conditions() if found.epsilon < math.inf else "."
-        text = f"For {found.of}{conditions}"
+        against, assumes = self._conditions() if found.epsilon < math.inf else ("", "")
+        covers = f"{found.of}, against {against}" if against else found.of
+        text = f"For {covers}. {assumes}".rstrip()
         return Fact("Privacy guarantee", str(figure), text, TONES[figure.promise])
 
-    def _conditions(self) -> str:
-        """Return the end of the sentence on a finite epsilon: the attackers, and the randomness."""
-        run = self.evidence.run
+    def _conditions(self) -> tuple[str, str]:
+        """Return the attackers against whom a finite epsilon holds, and what the bound assumes."""
+        run, parties = self.evidence.run, self.evidence.parties
         if self.evidence.vertical:
-            seeded = SEEDED if run.job["privacy"]["randomness"] == "seeded" else ""
-            return f". {seeded}".rstrip()
-        holds = attackers(run.job)
-        return f"{f', against {holds}' if holds else ''}. {from_seed([run.last])}".rstrip()
+            return "", assumed(run, apart=is_apart(parties))
+        return attackers(run.job), from_seed([run.last])
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
