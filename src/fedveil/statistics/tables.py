@@ -105,7 +105,7 @@ class FileTable(Table):
     def __init__(self, path: str, *, apart: bool = False) -> None:
         super().__init__(apart=apart)
         self.name, self._version = path, table_file.file_version(path)
-        self.columns = table_file.lone_header(path) if apart else table_file.header(path)
+        self.columns = table_file.header(path, apart=apart)
         self._rows = len(self._read())
 
     def __len__(self) -> int:

@@ -105,7 +105,9 @@ class NumberColumn:
             missing |= np.isin(values, self._cells.empty_numbers)
             values = np.where(missing, np.nan, values)
         if not missing.all():
-            self._seen, self.forms = True, self.forms if self._apart else list(found.forms)
+            self._seen = True
+            if not self._apart:
+                self.forms = list(found.forms)
         self._check_missing(missing, piece)
         self._spool.append([self._key(form) for form in self.forms], values)
 

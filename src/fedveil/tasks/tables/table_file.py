@@ -114,19 +114,22 @@ class Table:
         return found
 
 
-def header(path: str, settings: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
+def header(
+    path: str,
+    settings: ReadingSettings = _DEFAULT,
+    place: str | None = None,
+    *,
+    apart: bool = False,
+) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
     `settings` say how the file is written, and `place` is their path in the job, for messages.
+    `apart` is as in `Wanted`.
     """
     if is_parquet(path):
         return parquet_file.header(path)
-    return csv_file.header(find_format(path, settings, place))
-
-
-def lone_header(path: str) -> list[str]:
-    """Return the column names of a file whose rows are read one by one (`Wanted.apart`)."""
-    return parquet_file.header(path) if is_parquet(path) else csv_file.header(lone_format(path))
+    wanted = Wanted(None, reading=settings, place=place, apart=apart)
+    return csv_file.header(_csv_format(path, wanted))
 
 
 def file_version(path: str) -> Version:
@@ -160,7 +163,7 @@ def read(
     """Read the requested columns of a file. Raises DataInvalid with all problems of its cells.
 
     Problems go to `refusals` instead, if given. The table can then have invalid cells. Raises
-    DataUnavailable if the file changes while it is read, or if it has no longer its `version`.
+    DataUnavailable if the file changes while it is read, or no longer has this `version`.
     """
     found = Refusals(path) if refusals is None else refusals
     source = _Source(path, wanted, file_version(path) if version is None else version)
@@ -248,11 +251,7 @@ class _Source:
             texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
             self._types = (wanted.numbers, texts)
         else:
-            self._csv = (
-                lone_format(path, version)
-                if wanted.apart
-                else find_format(path, wanted.reading, wanted.place, version)
-            )
+            self._csv = _csv_format(path, wanted, version)
             self.columns, self.said = csv_file.header(self._csv), self._csv.said
 
     def pieces(self, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
@@ -260,6 +259,12 @@ class _Source:
             return csv_file.pieces(self._csv, list(dict.fromkeys(names)), refusals)
         parquet_file.check_types(self._path, *self._types, self._version)
         return parquet_file.pieces(self._path, names, self._version)
+
+
+def _csv_format(path: str, wanted: Wanted, version: Version | None = None) -> CsvFormat:
+    if wanted.apart:
+        return lone_format(path, version)
+    return find_format(path, wanted.reading, wanted.place, version)
 
 
 def is_parquet(path: str) -> bool:
