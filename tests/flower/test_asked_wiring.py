@@ -15,13 +15,14 @@ from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.job.app_folder import ROSTER
+from fedveil.flower.own_file import OwnFile
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
 from fedveil.rounds.outcomes import Unreached, Withheld
 from fedveil.statistics import flower_client, flower_server
 from fedveil.statistics.answer_folder import QUESTION
-from fedveil.statistics.carriage import Participants, make_protection
+from fedveil.statistics.carriage import Participants, digest, make_protection
 from fedveil.statistics.flower_app import deployable, server_app, write_app
 from fedveil.statistics.flower_client import Member, _answer, _charge
 from fedveil.statistics.flower_server import FlowerEngine, GridCarrier
@@ -158,9 +159,10 @@ def test_a_client_charges_itself_up_to_both_limits(
     schedule = Schedule(file)
     rounds = 1 if file.local else schedule.rounds
     protection = make_protection(file, 7, rounds, Participants(CLIENTS))
+    OwnFile(member.accounts.file(digest(file), member.client, "reports")).write(b"2")
     _charge(file, member, protection, schedule)
     begun, (spending, most), (spent, limits) = charged
-    assert begun == 0  # reports before this one
+    assert begun == 2  # reports before this one
     assert spending == spent == protection.spending({})
     assert (most, limits) == (rounds, [(e, 3e-7) for e in (asked, own) if e is not None])
     assert schedule.rounds == 3
