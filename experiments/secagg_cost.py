@@ -243,8 +243,8 @@ def _timed_verdicts(figures: Figures) -> Iterator[Verdict]:
         alike, unsure = near([math.log2(ratio / paper) for ratio in ratios], 1)
         masks = unmasked(TIMED[0], percent) / unmasked(TIMED[0], 0)
         yield Verdict.of(
-            alike, f"the server's seconds if {percent}% drop out, and their ratio to those if none "
-            "do",
+            alike,
+            f"the server's seconds if {percent}% drop out, and their ratio to those if none do",
             f"{SERVER_S[percent]:g} s, {paper:.0f} times",
             f"{with_interval(seconds, 1)} s, {with_interval(ratios, 1)} times",
             held_to=f"between half and twice the source's ratio{whole}",

@@ -94,7 +94,7 @@ class QuantileClip:
         The bit loses at most one step and a millionth, and the noise in the number of vectors with
         |x| <= C grows in the same proportion. `norm` does not change.
         """
-        # Vectors may be shrunk by a rounding error first. So the bit is not a whole number itself.
+        # A rounding error may shrink a vector first. So the bit is half a step above this number.
         whole = math.floor(self.half / step * (1 - 2.0**-20))
         if whole < 1:
             raise InvalidValue(f"step = {step:g} is too large for a clip bit of {self.half:g}")

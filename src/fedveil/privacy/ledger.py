@@ -145,8 +145,7 @@ class Ledger:
 
         "bit", "parameter" and "round" are for one bit, one parameter or all data of a client, in
         the costliest round of any client. "run" is for all rounds of the client that spent most. At
-        delta = 0, the epsilon is the exact sum of pure losses. It is infinite if nothing is
-        guaranteed at `delta`.
+        delta = 0, the epsilon is the exact sum of pure losses. Without a guarantee, it is infinite.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         match per:
@@ -175,15 +174,16 @@ class Ledger:
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
         """Return (combination of charges, number of rounds) pairs for a client in every round.
 
-        If the clients of n rounds were charged in the same different ways, the one counts that has
-        the largest epsilon at `delta` if it is repeated n times.
+        If the clients of a round had different combinations, one counts in all n such rounds: the
+        one with the largest epsilon at `delta` if it is charged n times.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
-            charges = [self._kinds[k] for k in kinds] if len(kinds) > 1 else []
-            costs = [_costliest(kind, "round", delta, times) for kind in charges]
-            paid[kinds[costs.index(max(costs))] if costs else kinds[0]] += times
+            costs = dict.fromkeys(kinds, 0.0)  # a single one needs no comparison
+            if len(costs) > 1:
+                costs = {k: _costliest(self._kinds[k], "round", delta, times) for k in costs}
+            paid[max(costs, key=costs.__getitem__)] += times
         return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
