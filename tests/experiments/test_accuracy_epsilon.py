@@ -313,3 +313,15 @@ def test_accuracy_grows_by_more_than_chance() -> None:
     assert answers(signds=one) == {"signds": "says nothing"}
     far = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.7, 0.71, 0.72))]
     assert answers(oue=far) == {"rr and oue at the same epsilon": "differs"}
+    scattered = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.8, 0.97, 0.75))]
+    assert answers(oue=scattered) == {"rr and oue at the same epsilon": "says nothing"}
+
+
+def test_rr_and_oue_are_compared_where_they_are_furthest_apart() -> None:
+    """The sign of the difference must not matter."""
+    lower = [(2.0, (0.34, 0.36, 0.35)), (30.0, (0.92, 0.93, 0.94))]
+    drawn = {"not_encrypt": PLAIN, "pw_encrypt": PLAIN}
+    found = [*accuracy_claims.judged(points(oue=lower), drawn)][-1]
+    assert found.agrees
+    assert found.ours == "oue minus rr: -0.060 [-0.060, -0.060] where they are furthest apart"
+    assert found.held_to.endswith("with the whole interval")
