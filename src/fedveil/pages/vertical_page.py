@@ -44,7 +44,7 @@ def parties_of(run: ReadRun, *, growing: bool = False) -> dict[str, ReadRun]:
     return {folder.name: read_party(run, folder, growing=growing) for folder in folders}
 
 
-def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
+def leader_of(run: ReadRun, parties: Mapping[str, ReadRun]) -> ReadRun:
     """Return the leader: the party whose records have metrics on held-out examples.
 
     If no party has such metrics, returns any local party. Without parties, returns the run itself.

@@ -263,14 +263,18 @@ class Admitted:
         that it was late.
         """
         try:
-            made = self._made(after)
+            return self._made(after)
         finally:
-            if self.leaves_at is not None:
-                left = self.leaves_at - time.monotonic()
-                if left < 0:
-                    self.reports.left_late(self.released)
-                time.sleep(max(0.0, left))
-        return made
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the time `leaves_at`. The account records if it is over already."""
+        if self.leaves_at is None:
+            return
+        left = self.leaves_at - time.monotonic()
+        if left < 0:
+            self.reports.left_late(self.released)
+        time.sleep(max(0.0, left))
 
     def _made(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
         mine, model = self.of, self.layout.vector(self.before)
