@@ -431,7 +431,7 @@ def test_active_security_needs_each_clients_identity_and_the_roster(tmp_path: Pa
     assert (record["reports"], record["void"]) == (CLIENTS, None)
 
     # A client with another roster from its own operator does not trust the app's.
-    false = roster.replace(publics[1], publics[2])
+    false = roster.replace(publics[1], make_identity(tmp_path / "other.pem"))
     (tmp_path / "false.yaml").write_text(false)
     grid = LocalGrid(app, tmp_path / "another state")
     for n, key in enumerate(keys):
@@ -955,6 +955,17 @@ def test_a_line_of_a_roster_that_is_none(tmp_path: Path, line: str):
     with pytest.raises(DeploymentError):
         read_roster(tmp_path / "roster.yaml")
     assert read_roster(tmp_path / "none.yaml") == {}
+
+
+def test_a_roster_gives_no_key_to_two_clients(tmp_path: Path):
+    """One operator would sign as both, and a sum over two clients would be that of one."""
+    keys = {"client-4": "ab" * 32, "client-0": "cd" * 32, "client-7": "ab" * 32}
+    roster = tmp_path / "roster.yaml"
+    roster.write_text("".join(f"{client}: '{key}'\n" for client, key in keys.items()))
+    with pytest.raises(DeploymentError, match=r"client-4 and client-7 have the same key$"):
+        read_roster(roster)
+    roster.write_text(roster.read_text().replace("client-7: 'ab", "client-7: '0b"))
+    assert sorted(read_roster(roster)) == [0, 4, 7]
 
 
 # --- records ------------------------------------------------------------------------------------
