@@ -56,7 +56,10 @@ _LOOKED = f"{HELD_OUT}loss"
 
 
 class RunDisplay:
-    """Shows a progress bar with live metrics. Without a terminal, prints one line per round."""
+    """Shows a progress bar with live metrics. Without a terminal, prints one line per round.
+
+    A terminal that cannot move its cursor (TERM=dumb) gets the lines too: it shows no bar.
+    """
 
     def __init__(self, console: Console, rounds: int, quiet_s: float = QUIET_S) -> None:
         self._console = console
@@ -77,7 +80,7 @@ class RunDisplay:
         self._task = self._bar.add_task("reading the data", total=rounds)
 
     def __enter__(self) -> RunDisplay:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._bar.start()
         else:
             self._quiet.start()
@@ -89,7 +92,7 @@ class RunDisplay:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._bar.stop()
         self._quiet.stop()
 
@@ -108,7 +111,7 @@ class RunDisplay:
         reason = without_report(record)
         self._doing = f"round {record['round'] + 1}/{self._rounds}"
         self._quiet.heard()
-        if not self._console.is_terminal:
+        if not self._console.is_interactive:
             self._say(f"round {record['round']}/{self._rounds} {line}")
         if reason is not None:
             self._say(f"round {record['round']} has no report: {reason}")

@@ -14,7 +14,7 @@ from fedveil.pages.read_run import ReadRun, party_folders, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
-from fedveil.pages.vertical_summary import vertical_ending
+from fedveil.pages.vertical_summary import of_others, vertical_ending
 from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
@@ -208,7 +208,9 @@ def _accounts(run: ReadRun, parties: dict[str, ReadRun]) -> Iterator[Part]:
         for line in party.accounts
     ]  # fmt: skip
     if not rows:
-        yield "Nothing: the parties' messages are sent without protection."
+        elsewhere = is_apart(parties) and run.job["privacy"].get("embedding_dp")
+        nothing = "Nothing: the parties' messages are sent without protection."
+        yield of_others(run.job) if elsewhere else nothing
         return
     columns = ["of", "for", "epsilon", "delta", "the best attacker"]
     yield Table(columns, rows)
