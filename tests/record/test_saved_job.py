@@ -93,6 +93,17 @@ def test_a_run_that_was_killed_before_its_job_was_written_gives_its_folder_back(
     assert job_of(path) == Job(seed=3)
 
 
+def test_a_run_killed_before_its_job_was_written_has_no_states_of_clients(path: Path) -> None:
+    (path / "job.yaml").unlink()
+    (path / "imports.txt").unlink()
+    (path / "clients").mkdir()
+    (path / "clients" / "3-1").touch()
+    with pytest.raises(RunFolderError, match="is not empty: name another folder"):
+        RunFolder.create(path)
+    (path / "clients" / "3-1").unlink()
+    RunFolder.create(path).close()
+
+
 def test_a_run_that_was_killed_before_its_imports_were_written_has_no_other_job(path: Path) -> None:
     (path / "imports.txt").unlink()
     assert job_of(path) == Job()

@@ -26,6 +26,8 @@ EVENTS = "events.log"
 PRIVATE = "private.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
+#: The folder of the clients' states, if clients keep one from round to round.
+CLIENTS = "clients"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 LOCK = ".lock"
@@ -150,6 +152,8 @@ def _may_be_replaced(entry: Path) -> bool:
     """Return True if a run that ended before it wrote its job file may have left `entry`."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(held.name in (JOB, JOB + PARTIAL) for held in entry.iterdir())
+    if entry.name == CLIENTS and entry.is_dir():
+        return not any(entry.iterdir())
     return entry.name in (LOCK, TRACEBACK) or entry.suffix == PARTIAL
 
 
