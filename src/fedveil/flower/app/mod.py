@@ -234,7 +234,7 @@ class _Answer:
 
         answered = answer_trained(self._protection, half, lambda: half(1), self._words, train)
         if answered.unusable is not None:
-            said = short(reason(answered.unusable), LONGEST_LOGGED)  # it may have server's words
+            said = short(reason(answered.unusable), LONGEST_LOGGED)  # it may quote the server
             log.warning("fedveil: an update of zero is reported: %s", said)
         return answered.half, answered.message, completed(metrics, names)
 
