@@ -30,7 +30,7 @@ from fedveil.pages.run_page import duration, seconds
 from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.finding import CONFIDENCE, Finding
+from fedveil.privacy.finding import BOUND, CONFIDENCE, Finding
 from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_epsilon
@@ -316,7 +316,7 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 def _audited(audit: Finding) -> str:
     bound, alone = (rounded_down(figure.value) for figure in audit.figures[:2])
-    most = format_epsilon(audit.figures[2].value)
+    most, assumed = format_epsilon(audit.figures[2].value), audit.figures[0].name
     noise = [rounded_down(f.value) for f in audit.figures if f.name == BY_NOISE]
     of_noise = (
         f", or {noise[0]} if the noise is Gaussian with equal variance in every coordinate"
@@ -324,8 +324,8 @@ def _audited(audit: Finding) -> str:
         else ""
     )
     lines = [
-        f"epsilon at least {bound} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
-        f"canaries can show at most {most});",
+        f"epsilon at least {bound} at confidence {CONFIDENCE:g}{assumed.removeprefix(BOUND)} "
+        f"({audit.figures[0].cases} canaries can show at most {most});",
         f"{alone} if canaries reveal nothing about each other{of_noise};",
         f"promised: epsilon {epsilon_text(audit.epsilon, audit.delta)} for a client in every "
         f"round. Verdict: {audit.verdict}",
