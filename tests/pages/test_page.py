@@ -21,6 +21,7 @@ from rich.console import Console
 
 from browser import needs_browser, show
 from fedveil.base.untrusted import escaped
+from fedveil.errors import RunFolderError
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.page_files import write_page
@@ -190,6 +191,20 @@ def test_each_plot_of_a_section_is_drawn_once_and_in_its_place() -> None:
     order = [made.index(text) for text in ("Accuracy</h3>", "<td>1", "a text", "Against eps")]
     assert order == sorted(order)
     assert "<h3>Against epsilon</h3><p>A note.</p>" in made
+
+
+@pytest.mark.parametrize("content", [b"rounds: 3\n", b"<", b"<!DOCTYPE html>mine", b"\x00\xff"])
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path: Path, content: bytes) -> None:
+    file, page = tmp_path / "job.yaml", Page("One", [], [Section("One", [SMALL])])
+    file.write_bytes(content)
+    said = f"^{file} is not a page, and is not overwritten. Name another file, such as .*html$"
+    with pytest.raises(RunFolderError, match=said):
+        list(write_page(page, file))
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (content, [file])
+    file.write_bytes(b"")
+    for title in ("One", "Two"):
+        list(write_page(replace(page, title=title), file))
+        assert f"<title>{title}" in file.read_text()
 
 
 def test_plots_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
     held = path.iterdir() if path.is_dir() else ()
     if not all(_may_be_replaced(entry) for entry in held):
         others = ""
-        if command and (path / JOB).exists():
+        if command and (path / JOB).exists() and (path / CHECKPOINT).is_dir():
             others = f", or resume that run with `{command} --resume {quote(str(path))}`"
         raise RunFolderError(f"{path} is not empty: name another folder{others}")
 
