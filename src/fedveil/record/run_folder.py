@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
@@ -154,7 +155,7 @@ def _may_be_replaced(entry: Path) -> bool:
         return all(held.name in (JOB, JOB + PARTIAL) for held in entry.iterdir())
     if entry.name == CLIENTS and entry.is_dir():
         return not any(entry.iterdir())
-    return entry.name in (LOCK, TRACEBACK) or entry.suffix == PARTIAL
+    return entry.name in (LOCK, TRACEBACK, IMPORTS) or entry.suffix == PARTIAL
 
 
 def in_use(path: Path) -> bool:
@@ -211,6 +212,23 @@ def make_folder(path: Path) -> None:
             raise RunFolderError(
                 f"{path} cannot be written: {file} is a file, not a folder"
             ) from None
+
+
+@contextmanager
+def temporary_folder(prefix: str = "fedveil-") -> Iterator[Path]:
+    """A context with a new folder below TMPDIR. It is deleted at the end.
+
+    Raises `RunFolderError` if no such folder can be created.
+    """
+    try:
+        made = TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise RunFolderError(
+            f"no temporary folder can be created: {error.strerror or error}. Set TMPDIR to a "
+            "folder that can be written"
+        ) from error
+    with made as path:
+        yield Path(path)
 
 
 @contextmanager
