@@ -36,8 +36,8 @@ _GRACE_S = 300.0
 _RETURN_S = 90.0
 #: Time that the server waits at the run's end for clients to forget an unfinished round.
 _FORGET_S = 15.0
-#: A message to a node with several clients asks for at most about this many bytes, since a few
-#: replies are in memory at once.
+#: A message to a node with several clients asks for at most about this many bytes, since a reply is
+#: in memory as a whole.
 _REPLY_BYTES = 32_000_000
 
 
