@@ -281,7 +281,7 @@ PARTS = {
 def main() -> None:
     """Run the named parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, "references"])
     parser.add_argument("--effort", default="quick", choices=("quick", "standard", "full"))
     parser.add_argument(
         "--only", default="", help="only this dataset or protection, by its first word"
@@ -290,7 +290,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     parts = {**PARTS, "references": partial(references, folder=arguments.folder)}
-    for part in arguments.parts:
+    for part in arguments.parts or PARTS:
         parts[part](arguments.effort, arguments.only)
 
 

@@ -21,8 +21,8 @@ opendp      OpenDP's count and histogram with Gaussian noise of its own calibrat
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 import time
 from collections.abc import Callable
 
@@ -314,6 +314,16 @@ PARTS: dict[str, Callable[[], None]] = {
     "opendp": opendp,
 }  # fmt: skip
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or list(PARTS)[:-1]:
+
+def main() -> None:
+    """Run the named parts, or all but `opendp`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=PARTS)
+    for name in parser.parse_args().parts or list(PARTS)[:-1]:
         PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()

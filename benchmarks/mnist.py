@@ -155,7 +155,7 @@ EXPERIMENTS: dict[str, Callable[[], None]] = {
 def main() -> None:
     """Run the named experiments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("experiment", nargs="*", choices=[*EXPERIMENTS, []], default=[])
+    parser.add_argument("experiment", nargs="*", choices=EXPERIMENTS)
     for name in parser.parse_args().experiment or EXPERIMENTS:
         print(f"\n### {name}: {EXPERIMENTS[name].__doc__}\n", flush=True)
         EXPERIMENTS[name]()

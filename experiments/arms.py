@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.experiment import NewPart, Tell
 from experiments.published_runs import PublishedRuns
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
 from fedveil.pages.read_run import ReadRun
@@ -79,7 +79,10 @@ def _copy(run: Path, path: Path) -> None:
     """Copy a run's folder to `path`, which exists only once everything is copied."""
     unfinished = path.with_name(f".{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(run, unfinished)
+    try:
+        shutil.copytree(run, unfinished)
+    except shutil.Error as error:  # a list of files, each with its reason
+        raise RunFolderError(f"{run} cannot be copied to {path}: {error.args[0][0][2]}") from None
     (unfinished / COPIED).write_text(f"{run}\n", "utf-8")
     unfinished.rename(path)
 

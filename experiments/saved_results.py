@@ -11,7 +11,7 @@ from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import RunFolder, explained
 from fedveil.record.sealed_message import intact
 
 
@@ -19,7 +19,9 @@ def kept(folder: Path, name: str, make: Callable[[], Any]) -> Any:
     """Return the saved result `name`. If there is none, call `make` and save its result."""
     file = folder / f"{name}.json"
     if not file.exists():
-        write_whole(file, json.dumps(make(), indent=1).encode())
+        made = json.dumps(make(), indent=1).encode()
+        with explained(file):
+            write_whole(file, made)
     with intact(file):
         return json.loads(read_bytes(file, MOST_LINES_BYTES))
 

@@ -195,6 +195,20 @@ def test_what_a_run_does_before_its_first_round_is_shown() -> None:
     assert "worker processes: 1 of 2 are ready" in out.getvalue()
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_a_line_for_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bar is drawn there only when it ends: a run of a day would show nothing for a day."""
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    console = plain_text.console(file=out, width=120, force_terminal=True)
+    with RunDisplay(console, ROUNDS) as display:
+        for number in (1, 2):
+            display.show({**RECORD, "round": number})
+            assert out.getvalue().splitlines()[-1].startswith(f"round {number}/20 accuracy")
+    assert len(out.getvalue().splitlines()) == 2
+
+
 def test_no_minute_goes_without_a_line_where_there_is_no_terminal() -> None:
     said = threading.Event()
 

@@ -107,12 +107,13 @@ class ClientWithheld(FedveilError):
 
 
 class AnsweredBefore(ClientWithheld):
-    """A client has already sent its update for this round or a later one."""
+    """A client has already sent its update for this round or a later one, or failed to make it."""
 
     def __init__(self, round: int) -> None:
         super().__init__(
-            f"this client has already sent its update for round {round}, and it answers no round "
-            "up to that one again: to start from the beginning, give the job another name"
+            f"this client has already sent its update for round {round}, or its training failed, "
+            "and it answers no round up to that one again: to start from the beginning, give the "
+            "job another name"
         )
 
 

@@ -30,7 +30,7 @@ from fedveil.pages.run_page import duration, seconds
 from fedveil.pages.run_summary import Ending, best_round, ending
 from fedveil.pages.vertical_page import HELD_OUT, answers, is_vertical, leader_of, parties_of
 from fedveil.privacy.audit import rounded_down
-from fedveil.privacy.finding import CONFIDENCE, Finding
+from fedveil.privacy.finding import BOUND, CONFIDENCE, Finding
 from fedveil.privacy.guarantee_strength import epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_epsilon
@@ -56,7 +56,10 @@ _LOOKED = f"{HELD_OUT}loss"
 
 
 class RunDisplay:
-    """Shows a progress bar with live metrics. Without a terminal, prints one line per round."""
+    """Shows a progress bar with live metrics. Without a terminal, prints one line per round.
+
+    A terminal that cannot move its cursor (TERM=dumb) gets the lines too: it shows no bar.
+    """
 
     def __init__(self, console: Console, rounds: int, quiet_s: float = QUIET_S) -> None:
         self._console = console
@@ -77,7 +80,7 @@ class RunDisplay:
         self._task = self._bar.add_task("reading the data", total=rounds)
 
     def __enter__(self) -> RunDisplay:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._bar.start()
         else:
             self._quiet.start()
@@ -89,7 +92,7 @@ class RunDisplay:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._bar.stop()
         self._quiet.stop()
 
@@ -108,7 +111,7 @@ class RunDisplay:
         reason = without_report(record)
         self._doing = f"round {record['round'] + 1}/{self._rounds}"
         self._quiet.heard()
-        if not self._console.is_terminal:
+        if not self._console.is_interactive:
             self._say(f"round {record['round']}/{self._rounds} {line}")
         if reason is not None:
             self._say(f"round {record['round']} has no report: {reason}")
@@ -313,7 +316,7 @@ def _answers(answers: Ending) -> dict[str, str]:
 
 def _audited(audit: Finding) -> str:
     bound, alone = (rounded_down(figure.value) for figure in audit.figures[:2])
-    most = format_epsilon(audit.figures[2].value)
+    most, assumed = format_epsilon(audit.figures[2].value), audit.figures[0].name
     noise = [rounded_down(f.value) for f in audit.figures if f.name == BY_NOISE]
     of_noise = (
         f", or {noise[0]} if the noise is Gaussian with equal variance in every coordinate"
@@ -321,8 +324,8 @@ def _audited(audit: Finding) -> str:
         else ""
     )
     lines = [
-        f"epsilon at least {bound} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
-        f"canaries can show at most {most});",
+        f"epsilon at least {bound} at confidence {CONFIDENCE:g}{assumed.removeprefix(BOUND)} "
+        f"({audit.figures[0].cases} canaries can show at most {most});",
         f"{alone} if canaries reveal nothing about each other{of_noise};",
         f"promised: epsilon {epsilon_text(audit.epsilon, audit.delta)} for a client in every "
         f"round. Verdict: {audit.verdict}",

@@ -324,6 +324,18 @@ def test_each_report_is_held_against_its_own_client(
     assert (picture is not None) == (len(target.dataset.example_shape) == 3)
 
 
+def test_a_whole_batch_that_is_found_or_lost_is_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two batches of four, one is found. Two cases say little, however large the batches are."""
+    target = one_step(Target.of(job()), 4)
+    rows = target.partition.indices[:4]
+    answers = iter([target.dataset.train.x[rows].reshape(4, -1).astype(np.float64), None])
+    monkeypatch.setattr(exact_inversion, "invert", lambda *arguments: next(answers))
+    figure, _ = recovered_of_batches(target, 4, 2, 16, Watch())
+    assert (figure.value, figure.cases) == (0.5, 8)
+    assert figure.low < 0.0127, "one of two independent cases: at least 0.0126"
+    assert figure.high > 0.9873
+
+
 def test_a_picture_shows_the_nearest_example_below_each_original(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from fedveil.base.files import (
     open_in_place,
     open_to_append,
     put_new_in_place,
+    refuse_link,
     write_all,
     write_new,
     write_whole,
@@ -108,6 +109,15 @@ def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is a link"), locked(tmp_path / "file"):
         pass
     assert not (tmp_path / "other").exists()
+
+
+def test_a_link_is_refused_with_and_without_its_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for _ in range(2):
+        with pytest.raises(OSError, match="it is a link, and fedveil writes nothing through links"):
+            refuse_link(tmp_path / "link")
+        (tmp_path / "file").touch()
+        refuse_link(tmp_path / "file")
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:

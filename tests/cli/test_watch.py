@@ -142,6 +142,19 @@ def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
     assert closed
 
 
+def test_a_run_dated_by_a_clock_ahead_is_given_up_too(finished: Path, tmp_path: Path) -> None:
+    """Its files were written tomorrow, as on a machine whose clock was put back since."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    (copy / "events.log").write_text("0 began: fedveil\n")
+    for name in ("metrics.jsonl", "events.log"):
+        os.utime(copy / name, (time.time() + 86_400,) * 2)
+    looks = iter([None] * 9)
+    with pytest.raises(RunFolderError, match="has not grown for 2 s"):
+        watched(copy, looks, patience=2)
+    assert len([*looks]) == 4, "it waits 2 s, half a second at a time, and no longer"
+
+
 def test_a_log_that_grows_keeps_the_watcher(finished: Path, tmp_path: Path) -> None:
     """No round is new, and each line is older than the watcher's patience."""
     copy = tmp_path / "copy"

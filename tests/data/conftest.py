@@ -32,13 +32,13 @@ def own(tmp_path, monkeypatch):
     """Write a module with a function `make` to the current folder and load what it returns."""
     monkeypatch.chdir(tmp_path)
 
-    def load(body, head=ARRAYS):
+    def load(body, head=ARRAYS, **options):
         module = new_module()
         body = textwrap.indent(textwrap.dedent(body), "    ")
         (tmp_path / f"{module}.py").write_text(f"{head}\ndef make():\n{body}\n")
         before = list(sys.path)
         try:
-            return datasets.load(f"{module}:make")
+            return datasets.load(f"{module}:make", **options)
         finally:
             assert sys.path == before
             sys.modules.pop(module, None)

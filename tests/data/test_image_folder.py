@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ from data_files import refused, write
 from fedveil.data import image_folder
 from fedveil.data.datasets import load
 from fedveil.engine.assembly import load_data, make_partition
-from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+from fedveil.errors import DataInvalid, DataUnavailable, FedveilWarning, MissingExtra
 from fedveil.federated.job import Job
 from hostile_files import bounded
 
@@ -53,8 +54,28 @@ def test_images_are_read_class_by_class(images):
     assert (data.test.y.tolist(), data.classes) == ([0, 1, 2], 3)
     expected = pixels(31).transpose(2, 0, 1).astype(np.float32) / 255 * 2 - 1
     np.testing.assert_allclose(data.train.x[1], expected, atol=1e-6)
+
+
+def test_a_class_without_an_image_is_told(images):
+    """Its images may have another suffix, such as .webp, or lie one folder deeper."""
     (images / "test" / "yak").mkdir()  # the test part has no image of it, but clients may
-    assert load("image_folder", folder=str(images)).classes == 4
+    (images / "test" / "zebra").mkdir()
+    (images / "train" / "wasp" / "0.png").rename(images / "train" / "wasp" / "0.webp")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FedveilWarning)
+        assert load("image_folder", folder=str(images)).classes == 5
+    kinds = ".png, .jpg, .jpeg"
+    assert [str(warning.message) for warning in caught] == [
+        f"{images}/test has no image {kinds} of the class 'yak' and of 1 more",
+        f"{images}/train has no image {kinds} of the class 'wasp' and of 2 more",
+    ]
+
+
+def test_under_unit_example_no_warning_tells_of_a_training_image(images):
+    (images / "train" / "wasp" / "0.png").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("image_folder", folder=str(images), apart=True)
 
 
 def test_what_jupyter_and_macos_leave_in_a_folder_is_neither_a_class_nor_an_image(images):
@@ -129,8 +150,8 @@ def bomb():
 GOOD = encoded(pixels(1))
 BROKEN = {
     "truncated": (GOOD[:-30], "is not usable as an image"),
-    "no image": (b"GIF89a" + bytes(40), "is not usable as an image: cannot identify"),
-    "empty": (b"", "is not usable as an image"),
+    "no image": (b"GIF89a" + bytes(40), "is not usable as an image: it is neither JPEG nor PNG"),
+    "empty": (b"", "is not usable as an image: it is empty"),
     "another size": (encoded(pixels(1)[:4]), "it is 7 x 4 pixels in colour, but 7 x 5"),
     "larger": (bomb(), "is not usable as an image"),
     "a changed byte": (GOOD[:50] + b"\x00\xff" + GOOD[52:], "is not usable as an image"),

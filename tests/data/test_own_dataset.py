@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+from conftest import ARRAYS
 from data_files import new_module, refused, write
 from fedveil.base.example_arrays import opened
 from fedveil.data import datasets, own_dataset
@@ -185,6 +186,71 @@ def test_a_missing_value_of_pandas_is_one_sentence(own, result, said):
     pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
     with pytest.raises(DataInvalid, match=said):
         own(f"return {result}", PANDAS)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("frame(), y, frame()[['n', 'b', 'h']], y", "column 2 is 'h' in x_train and 'b' in x_test"),
+        ("frame(), y, frame().rename(columns={'b': 'c'}), y", "column 3 is 'b' in x_train and 'c'"),
+        (
+            "dict(clients=dict(a=(frame(), y), c=(frame()[['h', 'n', 'b']], y)), "
+            "test=(frame(), y))",
+            "column 1 is 'h' in x of client c and 'n' in x of test",
+        ),
+        (
+            "dict(clients=[(frame(), y), (frame()[['b', 'h', 'n']], y)], test=(frame(), y))",
+            "column 1 is 'b' in x of client 1 and 'n' in x of test",
+        ),
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_columns_in_another_order_are_refused(own, result, said, apart):
+    """As arrays, they have one shape: the model would take one column for another."""
+    pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
+    with pytest.raises(DataInvalid, match=said):
+        own(f"return {result}", PANDAS, apart=apart)
+
+
+def test_columns_are_compared_only_if_all_have_names(own):
+    pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
+    data = own("return frame(), y, frame()[['h', 'n', 'b']].to_numpy(float), y", PANDAS)
+    assert data.test.x[0].tolist() == [1.5, 30, 1]
+
+
+MASKED = ARRAYS + "x = np.ma.array(x.astype({type}), mask=[[0, 0, 0], [0, 1, 0]] + 2 * [[0, 0, 0]])"
+
+
+@pytest.mark.parametrize("type", ["np.int64", "np.float32", "np.uint8"])
+def test_a_hidden_cell_of_a_masked_array_is_missing(own, type):
+    """What lies under the mask is often a code for a missing value, such as 999."""
+    with pytest.raises(DataInvalid, match=r"x_train holds NaN or infinity .* at example 1,"):
+        own("return x, y, x2, y2", MASKED.format(type=type))
+    parts = "x_train=x, y_train=y, x_test=x2, y_test=y2, classes=3"
+    data = own(f"return dict({parts})", MASKED.format(type=type), apart=True)
+    assert data.train.usable.tolist() == [True, False, True, True]
+    assert data.train.x.tolist() == [[0, 1, 2], [0, 0, 0], [6, 7, 8], [9, 10, 11]]
+
+
+def test_alone_a_hidden_cell_of_one_record_is_missing(own):
+    data = own(
+        "return dict(x_train=[*x], y_train=y, x_test=x2, y_test=y2, classes=3)",
+        MASKED.format(type="np.int64"),
+        apart=True,
+    )
+    assert data.train.usable.tolist() == [True, False, True, True]
+
+
+def test_a_hidden_label_or_client_of_a_masked_array_is_missing(own):
+    hidden = "np.ma.array([0, 1, 2, 0], mask=[0, 0, 1, 0])"
+    with pytest.raises(DataInvalid, match="y_train holds nan at example 2"):
+        own(f"return x, {hidden}, x2, y2")
+    with pytest.raises(DataInvalid, match="client_ids must be only whole numbers or only strings"):
+        own(f"return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, client_ids={hidden})")
+    words = "np.ma.array(['a', 'b', '', 'a'], mask=[0, 0, 1, 0])"
+    with pytest.raises(DataInvalid, match="client_ids must be only whole numbers or only strings"):
+        own(f"return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, client_ids={words})")
+    assert own("return np.ma.array(x), y, x2, y2").train.x[3].tolist() == [9, 10, 11]
 
 
 def test_whole_numbers_stay_whole(own):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import tiny_language
 from fedveil.data import datasets, text_folder
 from fedveil.data.text_folder import TextForm
 from fedveil.engine.assembly import load_data
-from fedveil.errors import DataInvalid, DataUnavailable, ModelInvalid
+from fedveil.errors import DataInvalid, DataUnavailable, FedveilWarning, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.pretrained.model_folder import ModelFolder
 from fedveil.pretrained.token_rows import TokenRows
@@ -205,6 +206,66 @@ def test_only_a_line_feed_ends_a_line(words: Path, tmp_path: Path) -> None:
     train = text_folder.read(str(texts), form).train
     ids = tiny_language.rows(words, 40).encode("the\u2028cat\x85sat")
     assert train.x[:, : len(ids)].tolist() == [ids, ids]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"text": "a"}\n'.encode("utf-16"), r"line 1: its byte 1 is 0xff, which is not UTF-8"),
+        (b'{"text": "a"}\n{"text": "caf\xe9"}', r"line 2: its byte 14 is 0xe9, which is not UTF-8"),
+    ],
+)
+def test_a_file_in_another_encoding_is_one_sentence(
+    words: Path, tmp_path: Path, content: bytes, said: str
+) -> None:
+    texts = tiny_language.text_folder(tmp_path / "x", [{"text": "a"}], [])
+    (texts / "test.jsonl").write_bytes(content)
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
+    with pytest.raises(DataInvalid, match=said):
+        text_folder.read(str(texts), form)
+
+
+def test_a_byte_order_mark_is_no_text(words: Path, tmp_path: Path) -> None:
+    texts = tiny_language.text_folder(tmp_path / "x", [{"text": "a"}], [])
+    (texts / "test.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
+    data = text_folder.read(str(texts), form)
+    assert np.array_equal(data.test.x, data.train.x)
+
+
+LONG = {"prompt": "rain falls on the quiet town tonight", "answer": "yes"}
+SHORT = {"prompt": "a", "answer": "b"}
+
+
+def test_a_prompt_that_leaves_no_room_for_its_answer_is_told(words: Path, tmp_path: Path) -> None:
+    """Nothing is learnt from it, and as a test line it makes no part of any metric."""
+    with pytest.warns(FedveilWarning) as caught:
+        data = read(
+            words, tmp_path / "x", [LONG, SHORT, LONG], [SHORT, LONG], task="instruction", length=9
+        )
+    told = (
+        "the prompt leaves no token for the answer. Use a larger language.length or shorter prompts"
+    )
+    assert [str(warning.message) for warning in caught] == [
+        f"{tmp_path}/x/test.jsonl: for 1 of 2 lines, {told}",
+        f"{tmp_path}/x/train.jsonl: for 2 of 3 lines, {told}",
+    ]
+    assert (data.train.y == -100).all(axis=1).tolist() == [True, False, True]
+    for train, test, where in (([SHORT], [LONG], "test"), ([LONG], [SHORT], "train")):
+        with pytest.raises(
+            DataInvalid, match=rf"{where}\.jsonl: for 1 of 1 line, the prompt leaves no token"
+        ):
+            read(words, tmp_path / where, train, test, task="instruction", length=9)
+
+
+def test_alone_no_long_prompt_is_told(words: Path, tmp_path: Path) -> None:
+    """The number of such training lines, and whether all are, depend on single lines."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedveilWarning)
+        data = read(
+            words, tmp_path / "x", [LONG], [SHORT], task="instruction", length=9, apart=True
+        )
+    assert data.train.usable.tolist() == [True]
 
 
 def test_missing_and_empty_files_are_told(words: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fedveil
 from fedveil.engine.canaries import Canaries, CanaryTraining
-from fedveil.engine.canary_bounds import BY_NOISE, Canvass
+from fedveil.engine.canary_bounds import BY_MOVE, BY_NOISE, Canvass
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
@@ -313,6 +313,27 @@ def test_noise_is_measured_of_gaussian_positions_with_a_clip_that_stays(tmp_path
         found = audited(other, tmp_path / other.protection.name)
         assert found.saw.startswith(saw), "nobody reads a report of a server that adds the noise"
         assert BY_NOISE not in [figure.name for figure in found.figures]
+
+
+@pytest.mark.parametrize("audit", [{"canaries": 40}, {"canaries": 40, "norm": 12.0}])
+def test_a_true_claim_is_not_refuted_by_canaries_beyond_a_clip_that_is_not_stated(
+    audit: dict[str, Any], tmp_path: Path
+) -> None:
+    """A user's own protection clips to a norm below that of every canary, and does not say so."""
+    own = {"dp_eps": 5.894, "dp_delta": 1e-6, "dp_norm_clip": 0.004, "fault": ""}
+    finding = audited(
+        job("faulty_noise:Unstated", protection={"own": own}, audit=audit), tmp_path / "run"
+    )
+    assert not finding.refutes, str(finding)
+    assert [figure.name for figure in finding.bounds if "Gaussian" in figure.name] == [BY_MOVE]
+
+
+def test_noise_that_is_too_small_shows_without_a_stated_clip(tmp_path: Path) -> None:
+    own = {"dp_eps": 5.894, "dp_delta": 1e-6, "fault": "half"}
+    many = {"number": 100, "fraction": 1.0}
+    half = job("faulty_noise:Unstated", 100, clients=many, protection={"own": own})
+    finding = audited(half, tmp_path / "run")
+    assert finding.figure(BY_MOVE).value > finding.epsilon
 
 
 def test_without_a_fault_the_same_position_is_not_refuted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from fedveil.engine.canary_bounds import (
     ALONE,
     BY_CALM,
+    BY_CURVE,
     BY_LAG,
     BY_MOVE,
     BY_NOISE,
@@ -88,7 +89,7 @@ def figures(told: bool, claim: Figure) -> dict[str, Measured]:
         missed = epsilon_of_distance(claimed + uncertain, claim.delta)
         assert moved.unseen == pytest.approx(missed, rel=1e-12)
     audit = audit_run(seen.scores, INCLUDED, claim, gaussian=True, confidence=1 - 2 * error)
-    assert (found[BOUND].value, found[ALONE].value) == (audit.bound, audit.alone)
+    assert (found[BY_CURVE].value, found[ALONE].value) == (audit.bound, audit.alone)
     if not told:
         by_coins = alone(turned, INCLUDED, claim, gaussian=True, confidence=1 - error)
         assert (found[TURNED].value, found[TURNED].cases) == (by_coins.bound, 7)
@@ -141,3 +142,24 @@ def test_each_choice_is_judged_by_its_own_counts_and_a_pair_by_the_chance_of_two
             assert measured.unseen == pytest.approx(expected, nan_ok=True)
     by_coins = alone(turned, included, claim, gaussian=True, confidence=1 - error)
     assert found[TURNED].value == by_coins.bound > 1
+
+
+@pytest.mark.parametrize("gaussian", [True, False])
+def test_a_bound_that_assumes_a_gaussian_curve_says_so_because_other_runs_exceed_it(
+    gaussian: bool,
+) -> None:
+    """A run reveals 60 of 1,000 coins, chosen at random, with probability 0.2, else nothing.
+
+    Each coin is revealed with probability 0.012, so epsilon is 0 at this delta. Here it does.
+    """
+    included = np.arange(1000) % 2 == 0
+    scores = np.where(np.arange(1000) % 4 < 2, 1e-3, -1e-3)  # right for half of the coins
+    scores[:60] = np.where(included[:60], 1.0, -1.0)
+    nothing: Any = SimpleNamespace(choices=[], counts=[])
+    reports: Any = SimpleNamespace(told=True, scores=scores, tally=nothing)
+    canvass = Canvass(included, reports, reports, MOVED, gaussian=gaussian, measured=False)
+    first = canvass.figures(Figure(2.0, 0.012))[0]
+    assert first.name == (BY_CURVE if gaussian else BOUND)
+    assert (first.value > 0) == gaussian
+    without_delta = canvass.figures(Figure(2.0, 0.0))[0]
+    assert without_delta.name == BOUND, "no Gaussian noise has a delta of 0"

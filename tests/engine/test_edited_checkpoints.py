@@ -19,12 +19,14 @@ import fedveil
 from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
 from fedveil.engine import federation
 from fedveil.engine.executors.client_states import ClientStates, open_states
+from fedveil.engine.executors.stateful_training import KeptTraining
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.simulation import Simulator
 from fedveil.errors import RunFolderError
 from fedveil.privacy.ledger import Ledger
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import sealed, unsealed
+from fedveil.rounds.outcomes import Answer, Failed
 
 NESTED = ("optimizer", "protection", "ledger")
 ADAPTIVE = {"name": "rr", "unary": {"eps": 0.5, "cells": 2, "adaptive": True}}
@@ -295,9 +297,68 @@ def test_what_clients_keep_cannot_be_taken_away(tmp_path: Path) -> None:
     interrupted(run, "not_encrypt", **KEEPS)
     shutil.rmtree(run / "clients")
     assert "clients is missing. Restore it from a copy" in str(refused(run))
+    nothing = np.zeros(8, np.int64)
     with pytest.raises(RunFolderError, match="clients is missing"):
-        open_states(run, 1)
-    assert open_states(run, 0).load(0, 1, 3) is None, "before the first round there are none"
+        open_states(run, 1, nothing)
+    assert open_states(run, 0, nothing).load(0, 1, 3) is None, "before the first round"
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_state_of_one_client_cannot_be_taken_away(tmp_path: Path) -> None:
+    """Otherwise, this client would silently begin without what it has kept."""
+    run = tmp_path / "run"
+    interrupted(run, "not_encrypt", **KEEPS)
+    held = {int(path.name.partition("-")[0]): path for path in (run / "clients").iterdir()}
+    assert {path.name.partition("-")[2] for path in held.values()} == {"1", "2"}
+    for client, path in held.items():
+        saved = path.read_bytes()
+        path.unlink()
+        assert f"{path} is missing. Restore it" in str(refused(run)), client
+        path.write_bytes(saved)
+    assert len(fedveil.resume(run).metrics) == 3
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_client_that_failed_in_training_has_no_state_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report of an update of zero is in the sum, and it has saved nothing."""
+    trained = KeptTraining._trained
+
+    def failing(self: KeptTraining, client: int) -> Answer:
+        return Failed(client, "ValueError: rows") if client % 3 else trained(self, client)
+
+    monkeypatch.setattr(KeptTraining, "_trained", failing)
+    run, most = tmp_path / "run", {"number": 8, "fraction": 1.0}
+    interrupted(run, "dp_encrypt", clients=most, **KEEPS)
+    assert {path.name for path in (run / "clients").iterdir()} == {"0-2", "3-2", "6-2"}
+    records = fedveil.resume(run).metrics
+    assert [(record["reports"], record["unusable"]) for record in records] == [
+        (8, {"ValueError: rows": 5})
+    ] * 3
+
+
+@pytest.mark.usefixtures("brief")
+def test_an_older_checkpoint_does_not_resume_with_the_states_of_later_rounds(
+    tmp_path: Path,
+) -> None:
+    run, latest = tmp_path / "run", tmp_path / "run" / "checkpoint" / "latest"
+    older: list[bytes] = []
+
+    def stop(record: dict[str, Any]) -> None:
+        older.append(latest.read_bytes())
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedveil.simulate(job(**{**BASE, **KEEPS, "rounds": 5}), run, progress=stop)
+    for saved in older[:2]:
+        latest.write_bytes(saved)
+        sentence = str(refused(run))
+        assert f"{run / 'clients'}/" in sentence
+        assert "is missing. Restore it" in sentence
+    latest.write_bytes(older[2])
+    assert len(fedveil.resume(run).metrics) == 5
 
 
 @pytest.mark.usefixtures("brief")

@@ -596,7 +596,7 @@ def test_a_round_reads_the_folder_of_states_once(
     newest = mine.load(0, 1 << 62, 1)
     assert newest is not None
     assert newest.tolist() == [3]
-    mine.settle(3, ())
+    mine.settle(3, set())
     newest = mine.load(0, 1 << 62, 1)
     assert newest is not None
     assert newest.tolist() == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import saved_results
 from experiments.arms import COPIED, Arm, accuracy, curve, listed, mean_accuracy, settings, trained
 from experiments.experiment import NewPart
 from experiments.leakage import leakage
@@ -91,6 +93,28 @@ def test_a_run_that_another_experiment_finished_is_copied(tmp_path: Path) -> Non
     shutil.rmtree(first)
     assert trained(second, wanted, said.append)["x"].figures("accuracy")[0] == [1, 2, 3]
     assert len(said) == 3
+
+
+def test_a_copy_or_a_result_that_finds_no_room_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path / "first", [Arm("a", job("same"))], lambda text: None)
+
+    def full(*arguments: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    wanted = [Arm("x", job("same"))]
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil.copytree, "__defaults__", (False, None, full, False, False))
+        no = f"{tmp_path}/first/a cannot be copied to {tmp_path}/second/x: .*No space left"
+        with pytest.raises(RunFolderError, match=no):
+            trained(tmp_path / "second", wanted, lambda text: None)
+    said: list[str] = []
+    trained(tmp_path / "second", wanted, said.append)
+    assert said == [f"run 1 of 1: x, copied from {tmp_path / 'first' / 'a'}"]
+    monkeypatch.setattr(saved_results, "write_whole", full)
+    with pytest.raises(RunFolderError, match=r"cost\.json cannot be written: No space left"):
+        saved_results.kept(tmp_path, "cost", dict)
 
 
 def test_a_run_that_was_begun_here_is_resumed_not_copied(tmp_path: Path) -> None:

@@ -421,6 +421,45 @@ def test_what_is_left_out_takes_their_defaults_and_is_said():
     assert "fl_iteration_num" not in note
 
 
+def left_out(conversion: Conversion) -> list[str]:
+    return [note for note in conversion.notes if note.startswith("left out")]
+
+
+def test_parameters_of_the_chosen_protection_that_are_left_out_are_said():
+    chosen = ("encrypt.encrypt_train_type", "DP_ENCRYPT")
+    given = ("encrypt.dp_encrypt", {"dp_norm_clip": 0.7})
+    assert left_out(translate(changed(chosen, given))) == [
+        "left out, so their defaults apply: encrypt.dp_encrypt.dp_eps = 50.0, "
+        "encrypt.dp_encrypt.dp_delta = 0.01"
+    ]
+    assert left_out(translate(changed(given))) == []  # without protection, they have no effect
+
+
+def test_a_threshold_that_is_left_out_is_not_said_to_be_theirs():
+    place = "encrypt.pw_encrypt."
+    window, alias = (f"{place}cipher_time_window", 3000), (f"{place}share_client_ratio", 1.0)
+    assert left_out(translate(changed(PW, window, alias))) == [
+        f"left out, so fedveil's default applies, not theirs (2000): "
+        f"{place}reconstruct_secrets_threshold"
+    ]
+    assert left_out(translate(changed(PW, THRESHOLD, window, alias))) == []
+
+
+def test_each_default_that_is_said_to_be_theirs_is_their_documented_one():
+    documented = {
+        "dp_eps": 50, "dp_delta": 0.01, "dp_norm_clip": 1, "sign_k": 0.01, "sign_eps": 100,
+        "sign_thr_ratio": 0.6, "sign_global_lr": 1, "sign_dim_out": 0, "share_secrets_ratio": 1,
+        "cipher_time_window": 300_000,
+    }  # fmt: skip
+    said = {
+        key.rpartition(".")[2]: value
+        for position in POSITIONS.values()
+        for key, value in mindspore_keys.parameters(position).items()
+        if key not in mindspore_keys.OTHER_DEFAULTS
+    }
+    assert said == documented
+
+
 def test_settings_on_top_are_in_our_keys():
     path = DATA / "mindspore_signds.yaml"
     job = Job.load(path, ["clients.number=1000", "clients.fraction=0.1", "protection=oue"])
@@ -476,6 +515,12 @@ def test_one_thing_wrong(place: str, value: Any, sentence: str):
 )
 def test_whose_file_it_is(data: dict[str, Any], theirs: bool):
     assert mindspore.is_dialect(data, Job.model_fields) == theirs
+
+
+def test_converting_a_party_s_file_names_the_page_with_the_counterparts(tmp_path: Path):
+    (tmp_path / "leader.yaml").write_text("role: leader\nmodel: {train_net: {name: x}}\n")
+    with pytest.raises(JobError, match=r"cannot be read: .*docs/own-split-models\.md"):
+        convert(tmp_path / "leader.yaml")
 
 
 def test_converting_a_file_of_ours_is_refused(tmp_path: Path):

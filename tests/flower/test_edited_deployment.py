@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 from test_flower_engine import RR, Killed, app_of, cut_off, job, serve
 
 from edits import damaged, on_copies, sealed_edits, sentence_of
+from fedveil.errors import DeploymentError
 from fedveil.flower.sealed_state import SealedState, StateFolder
 from flower_parts import LocalGrid
 
@@ -89,6 +90,25 @@ def state_of(folder: Path) -> tuple[SealedState, RecordDict]:
     state = SealedState(StateFolder(folder), b"job", 1, records)
     state.put(ROUND, STATE)
     return state, records
+
+
+def test_a_client_without_a_home_folder_is_told_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user often has none."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    for make in (StateFolder.for_keys, StateFolder.for_accounts):
+        with pytest.raises(
+            DeploymentError, match=r"no home folder.* node configuration, state-fol"
+        ):
+            make()
+        assert make(tmp_path / "named").path == tmp_path / "named"
 
 
 def test_a_sealed_state_that_was_edited_is_no_state(tmp_path: Path) -> None:

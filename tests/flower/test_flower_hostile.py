@@ -392,3 +392,77 @@ def test_a_client_that_is_told_of_absurdly_many_clients_works_little_out(
     assert reply.has_error() == (sums == 0)
     assert (" is outside [1, " in caplog.text) == (sums == 0)
     assert len(asked) <= sums
+
+
+def test_arrays_in_an_early_phase_start_no_training():
+    """The client has its keys and waits for the others', not for arrays."""
+    calls = []
+    grid = federation(calls=calls)
+
+    def tamper(message):
+        if message.metadata.dst_node_id == 4 and phase_of(message) == "share":
+            message.content["arrays"] = record_of({"w": np.zeros(DIMENSION, np.float32)})
+        return message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    start(grid, strategy)
+    assert len(calls) == strategy.rounds[0].reports == 5
+    assert strategy.rounds[0].withheld == {"for a reason in its own log": 1}
+
+
+def test_a_failed_training_is_told_once_a_round(monkeypatch):
+    """With other arrays each time, a server could read examples from the trainings that fail."""
+    calls = []
+
+    def picky(arrays, node):
+        calls.append(node)
+        if node == 2:
+            raise ValueError("an example that is not to my taste")
+        return train(arrays, node)
+
+    grid = FakeGrid(Node(1 + i, client_app(picky, [ProtectMod()])) for i in range(6))
+    for answered in (5, 0):
+        strategy = ProtectedStrategy(FedAvg(), **PW)
+        start(grid, strategy)
+        assert strategy.rounds[0].reports == answered
+        assert len(calls) == 6
+    ((reason, count),) = strategy.rounds[0].withheld.items()
+    assert count == 6
+    assert "or its training failed" in reason
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, 1 << 64, 1 << 100])
+@pytest.mark.parametrize("phase", ["advertise", "share"])
+def test_a_number_of_no_round_is_refused_in_one_sentence(number, phase):
+    grid = federation()
+
+    def tamper(message):
+        if phase_of(message) == phase:
+            record = message.content["fedveil"]
+            record["encoded"] = encode({**decode(record["encoded"]), "round": number})
+        return message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(FedAvg(), **PW)
+    start(grid, strategy)
+    assert strategy.rounds[0].failed == {}
+    ((reason, count),) = strategy.rounds[0].withheld.items()
+    assert (reason, count) == (f"round = {number} is outside [0, {(1 << 62) - 1}]", 6)
+
+
+def test_names_of_the_servers_arrays_write_no_lines_of_the_clients_log(caplog):
+    forged = "w\n2026-01-01 all is well " + "x" * 9000
+
+    def forgets(arrays, node):
+        return {"w": arrays["w"]}, {"num-examples": 1}
+
+    app = client_app(forgets, [ProtectMod()])
+    grid = FakeGrid([Node(1, app)])
+    records = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}, dimension=51)
+    records["arrays"] = record_of({"w": np.zeros(50, np.float32), forged: np.zeros(1, np.float32)})
+    assert not ask(grid, records).has_error()
+    (said,) = [r.getMessage() for r in caplog.records if "update of zero" in r.getMessage()]
+    assert "the reply's arrays are not those received" in said
+    assert "\n" not in said
+    assert len(said) < 2100

@@ -111,6 +111,28 @@ def test_a_node_tells_the_examples_of_all_its_clients() -> None:
     ]  # fmt: skip
 
 
+def test_a_number_of_examples_below_zero_is_refused_and_a_large_one_is_said_as_it_is() -> None:
+    most, clients = (1 << 63) - 1, np.arange(2)
+    negative, large = np.array([7, -3]), np.array([most, 2])
+    grid: Any = Introductions(
+        {
+            6: encode({"client": 4, "examples": -1}),
+            7: encode({"client": 2 + clients, "examples": negative}),
+            8: encode({"client": clients, "examples": large}),
+        }
+    )
+    deployment = {"clients_per_node": 2, "reveal": ["examples"]}
+    events: list[str] = []
+    here = Members(grid, Job(clients={"number": 5}, deployment=deployment), events.append)
+    here.look()
+    assert here.node_of == {0: 8, 1: 8}
+    assert sorted(events) == [
+        f"clients 0-1 are here, with {most + 2} examples",
+        "node 6 does not say which client it is: examples = -1 is below 0",
+        "node 7 does not say which client it is: examples = -3 is below 0",
+    ]
+
+
 def test_a_node_that_is_doubted_is_asked_at_once() -> None:
     grid = Introductions({9: encode({"client": 2})})
     here = Members(grid, Job(clients={"number": 3}), [].append)  # type: ignore[arg-type]

@@ -88,6 +88,16 @@ def test_a_strategy_that_is_made_again_goes_on_with_what_was_charged(tmp_path: P
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_link_to_a_ledger_is_refused_before_a_round_replaces_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "ledger")
+    for exists in (False, True):
+        with pytest.raises(DeploymentError, match=f"{tmp_path / 'link'} cannot .*: it is a link"):
+            ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=tmp_path / "link")
+        strategy = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=tmp_path / "ledger")
+        if not exists:
+            start(strategy, federation())
+
+
 def test_what_a_later_process_sends_in_the_clear_is_listed_too(tmp_path: Path) -> None:
     file = tmp_path / "ledger"
     first = ProtectedStrategy(FedAvg(), **GAUSSIAN, ledger_file=file, reveal="accuracy")

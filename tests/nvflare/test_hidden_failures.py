@@ -147,7 +147,7 @@ def test_an_interrupt_of_the_process_is_no_failure_of_its_executor(tmp_path: Pat
 
     fl_ctx = FLContext()
     fl_ctx.set_prop(FLContextKey.RUNNER, Runner(), private=True, sticky=False)
-    hide_failures(fl_ctx, "train")
+    hide_failures(fl_ctx, "train", lambda fl_ctx: None)
     with pytest.raises(KeyboardInterrupt):
         Runner.executor.execute("train", Shareable(), fl_ctx, Signal())
 
@@ -157,6 +157,24 @@ def test_the_answer_of_a_failure_leaves_at_the_fixed_time(tmp_path: Path) -> Non
     began = time.monotonic()
     client.answer()
     assert time.monotonic() - began >= ANSWER_S
+
+
+@pytest.mark.parametrize("fails", [None, FAILURES["a wrong row"]])
+def test_a_server_that_ends_the_job_does_not_see_when_the_training_ended(
+    tmp_path: Path, fails: Callable[[], Any] | None
+) -> None:
+    """NVFlare answers an aborted task when its executor returns, past the filters."""
+    client = Client(tmp_path, Failing(), clear={"answer_after_s": ANSWER_S})
+
+    def aborted() -> Any:
+        client.runner.run_abort_signal.trigger(value=True)
+        return None if fails is None else fails()
+
+    client.runner.task_router.route("train").fails = aborted
+    began = time.monotonic()
+    assert client.answer().get_return_code() == ReturnCode.TASK_ABORTED
+    assert time.monotonic() - began >= ANSWER_S
+    assert client.site.account("heart").spent().releases == 1
 
 
 def test_without_the_runner_a_task_is_refused_and_costs_nothing(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.pages import curves
@@ -28,6 +29,48 @@ def plot_of(*protections: str) -> Plot:
 def test_every_protection_has_a_colour_of_its_own() -> None:
     assert PROTECTIONS.keys() == POSITIONS.keys()
     assert len(set(PROTECTIONS.values())) == len(PROTECTIONS)
+
+
+#: What a person without one kind of cone sees, in linear RGB (Machado et al. 2009), and all others.
+VISIONS = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                   [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                     [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                   [0.004733, 0.691367, 0.303900]],
+    "usual": np.eye(3),
+}  # fmt: skip
+
+
+def linear(colour: str) -> Any:
+    parts = np.array([*bytes.fromhex(colour[1:])]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: Any) -> Any:
+    """Return a linear RGB colour in CIELAB, in which equal distances look about equal."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    shares = xyz @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(shares > 0.008856, np.cbrt(shares), 7.787 * shares + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_no_two_protections_look_alike_to_the_colour_blind(vision: str) -> None:
+    """Lines without markers differ in nothing else. A distance of 2 is just noticeable."""
+    seen = {name: lab(np.array(VISIONS[vision]) @ linear(c)) for name, c in PROTECTIONS.items()}
+    for first, second in combinations(PROTECTIONS, 2):
+        assert np.linalg.norm(seen[first] - seen[second]) > 9, (first, second)
+
+
+@pytest.mark.parametrize("colour", PROTECTIONS.values(), ids=PROTECTIONS)
+def test_a_line_stands_out_from_a_light_and_a_dark_page(colour: str) -> None:
+    """WCAG 2.2 wants a contrast of 3. On a dark page, a line is mixed with 30% of white."""
+    mixed = "#" + bytes(round(0.7 * part + 0.3 * 255) for part in bytes.fromhex(colour[1:])).hex()
+    for line, ground in ((colour, "#ffffff"), (mixed, "#1c2024")):
+        darker, lighter = sorted(linear(c) @ [0.2126, 0.7152, 0.0722] for c in (line, ground))
+        assert (lighter + 0.05) / (darker + 0.05) >= 3
 
 
 @pytest.mark.parametrize("order", [*permutations(["oue", "signds", "not_encrypt"])])

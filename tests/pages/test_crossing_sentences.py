@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,23 @@ def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> No
     ]
     head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
     assert "lead tells bank the mean loss of every step, which depends on labels." in head
+
+
+def test_a_leader_by_itself_does_not_say_that_nothing_was_promised(tmp_path: Path) -> None:
+    """The follower's account is on the follower's machine, so the leader has no account at all."""
+    said = []
+    for eps in (0.7, None):
+        run = trained(tmp_path / str(eps), eps=eps) / "run"
+        shutil.rmtree(run / "bank")
+        page = vertical_page(read_run(run))
+        (promised,) = [part for part in page.sections if part.title == "What was promised"]
+        said += promised.parts
+    protected, bare = said
+    assert protected == (
+        "Each party that sends activations states the epsilon in its own account. The gradients "
+        "that the leader returns are sent without protection, in no account."
+    )
+    assert bare == "Nothing: the parties' messages are sent without protection."
 
 
 @pytest.mark.parametrize("by", ["intersection", "digests"])

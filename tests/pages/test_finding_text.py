@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedveil.pages.finding_text import conclusion, figures
+from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
 
 BLIND = "(a guess without what was sent:"
@@ -87,7 +88,21 @@ def test_the_best_figure_of_the_first_kind_is_named_with_how_many_beat_chance() 
     ("figure", "claim", "said"),
     [
         (Measured("left: unsplit: mse", 0.9, 0.8, 1.0, 0.7), math.inf, "did no better than chance"),
-        (Measured("recovered", math.nan), math.inf, "did no better than chance at effort full"),
+        (
+            Measured("recovered", math.nan),
+            math.inf,
+            "no figure could be compared with chance at effort full",
+        ),
+        (
+            Measured("recovered", math.nan, guess=0.1),
+            math.inf,
+            "no figure could be compared with chance",
+        ),
+        (
+            Measured("correlation", -0.5, guess=0.0),
+            math.inf,
+            "no figure could be compared with chance",
+        ),
         (Measured("recovered", 0.3, 0.1, 0.5, 0.2), math.inf, "does not prove that nothing leaks"),
         (Measured("epsilon at least", 0.5), 1.0, "No bound is above the claim of rr"),
         (Measured("epsilon at least", 2.0), 1.0, "of rr is refuted: epsilon at least 2"),
@@ -97,6 +112,25 @@ def test_a_failure_proves_nothing_and_a_bound_is_compared_with_its_claim(
     figure: Measured, claim: float, said: str
 ) -> None:
     assert said in conclusion(finding(figure, epsilon=claim))
+
+
+def test_a_success_in_too_few_cases_for_an_interval_is_no_failure() -> None:
+    """The attack on a party with three columns recovers them all, one of the attackers nearly."""
+    found = finding(
+        intervals.median("deep: unsplit: correlation", [-0.2, 0.1, -0.3], guess=0.0),
+        intervals.median("deep: both: correlation", [0.98, 1.0, 0.99], guess=0.0),
+        intervals.median("deep: known bottom: correlation", [0.9, 0.7, 0.8], guess=0.0),
+        Measured("deep: known bottom: words", 0.2, 0.1, 0.3, 0.25),
+    )
+    assert conclusion(found) == (
+        "Under rr, an attacker could estimate values with a correlation of 0.99 with the true ones "
+        "(chance: 0). That is `deep: both: correlation`, from too few cases to say if it is luck."
+    )
+    beaten = finding(*found.figures, Measured("deep: both: words", 0.5, 0.4, 0.6, 0.25))
+    assert "could read 50% of the words" in conclusion(beaten)
+    assert "1 of 2 compared figures beat chance" in conclusion(beaten)
+    worse = finding(intervals.median("left: both: mse", [0.5, 0.25], guess=0.125))
+    assert "no figure could be compared with chance" in conclusion(worse)
 
 
 def test_tokens_are_read_whatever_the_way() -> None:

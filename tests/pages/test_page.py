@@ -21,6 +21,7 @@ from rich.console import Console
 
 from browser import needs_browser, show
 from fedveil.base.untrusted import escaped
+from fedveil.errors import RunFolderError
 from fedveil.pages import page as page_file
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Picture, Points, Section
 from fedveil.pages.page_files import write_page
@@ -192,6 +193,20 @@ def test_each_plot_of_a_section_is_drawn_once_and_in_its_place() -> None:
     assert "<h3>Against epsilon</h3><p>A note.</p>" in made
 
 
+@pytest.mark.parametrize("content", [b"rounds: 3\n", b"<", b"<!DOCTYPE html>mine", b"\x00\xff"])
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path: Path, content: bytes) -> None:
+    file, page = tmp_path / "job.yaml", Page("One", [], [Section("One", [SMALL])])
+    file.write_bytes(content)
+    said = f"^{file} is not a page, and is not overwritten. Name another file, such as .*html$"
+    with pytest.raises(RunFolderError, match=said):
+        list(write_page(page, file))
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (content, [file])
+    file.write_bytes(b"")
+    for title in ("One", "Two"):
+        list(write_page(replace(page, title=title), file))
+        assert f"<title>{title}" in file.read_text()
+
+
 def test_plots_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
     """A test loss of federated runs and a training loss of vertical runs, on one page."""
     other = Plot("a", "Training loss", Axis("step"), Axis("loss"), [Curve("own", [3, 9], [2, 1])])
@@ -259,8 +274,50 @@ def test_the_values_under_the_pointer_are_those_of_the_curves(tmp_path: Path) ->
         return [told, document.querySelectorAll(".tip, .at").length];
     """
     told, left_over = show(made, tmp_path, script).found
-    assert told == [["epsilon 2", "one: 20"], ["epsilon 4", "spread: 3", "read off: 1000"]]
+    assert told == [["epsilon 2", "one: 20"], ["epsilon 4", "spread: 3 (2 to 4)", "read off: 1000"]]
     assert left_over == 0
+
+
+@needs_browser
+def test_a_plots_values_can_be_read_without_a_pointer(tmp_path: Path) -> None:
+    """Open each plot's fold: every point of every curve is in its table, in the order of x."""
+    words = ["<b>b", "aa", "a"]
+    ends = [8, 3, math.inf], [10, 5, math.inf]
+    counts = Curve("estimate", [0, 1, 2], [9, 4, 2.5], *ends, bars=True)
+    named = Plot("c", "Words", Axis("word", names=words), Axis("rows"), [counts])
+    spent = Curve("own", [30, 4, 4], [2.000001, 0.5, 1], marks=True)
+    epsilon = Plot("d", "Epsilon", Axis("round"), Axis("epsilon", unit="epsilon"), [spent])
+    script = """
+        return [...document.querySelectorAll("figure details")].map(fold => {
+            const before = fold.querySelectorAll("td").length;
+            for (const times of [1, 2]) fold.dispatchEvent(new Event("toggle"));
+            const rows = [...fold.querySelectorAll("tr")];
+            const scopes = new Set([...fold.querySelectorAll("th")].map(head => head.scope));
+            return [before, fold.firstChild.localName, fold.lastChild.tabIndex, [...scopes],
+                    rows.map(row => [...row.cells].map(cell => cell.textContent))];
+        });
+    """
+    found = show(page_of(RICH, named, epsilon).html(), tmp_path, script).found
+    assert [rest for *rest, _ in found] == [[0, "summary", 0, ["col", "row"]]] * 3
+    assert [rows for *_, rows in found] == [
+        [["epsilon", "spread", "read off", "one"],
+         ["1", "1 (0.5 to 2)", "10", "-"], ["2", "-", "-", "20"], ["4", "3 (2 to 4)", "1000", "-"]],
+        [["word", "Words"], ["<b>b", "9 (8 to 10)"], ["aa", "4 (3 to 5)"], ["a", "2.5"]],
+        [["round", "Epsilon"], ["4", "0.5; 1"], ["30", "2.0001"]],
+    ]  # fmt: skip
+
+
+@needs_browser
+def test_the_pointer_shows_the_name_of_a_bar(tmp_path: Path) -> None:
+    names = Axis("age", names=["[18, 40)", "\u202e[40, 65)"])
+    bars = Plot("a", "Ages", names, Axis("rows"), [Curve("e", [0, 1], [3, 5], bars=True)])
+    script = """
+        const drawing = document.querySelector(".chart");
+        const at = {clientX: drawing.getBoundingClientRect().right};
+        drawing.dispatchEvent(new PointerEvent("pointermove", at));
+        return [...document.querySelector(".tip").children].map(line => line.textContent);
+    """
+    assert show(page_of(bars).html(), tmp_path, script).found == ["age \\u202e[40, 65)", "5"]
 
 
 @needs_browser
@@ -275,10 +332,10 @@ def test_a_printout_has_the_folded_sentences_but_no_folded_file(tmp_path: Path) 
         return [before, printed, shown()];
     """
     made = page_of(SMALL, *folds).html()
-    closed, printed = [False, False], [True, False]
+    closed, printed = [False] * 3, [False, True, False]  # the first fold has the plot's values
     assert show(made, tmp_path, script).found == [closed, printed, closed]
     opened = made.replace("<details>", "<details open>")
-    assert show(opened, tmp_path, script).found == [[True, True]] * 3
+    assert show(opened, tmp_path, script).found == [[False, True, True]] * 3
 
 
 @needs_browser

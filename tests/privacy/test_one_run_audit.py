@@ -277,3 +277,11 @@ def test_an_audit_tells_each_of_its_numbers() -> None:
     assert not audit.refuted
     assert replace(audit, alone=3.1).refuted
     assert replace(audit, bound=3.1).refuted
+
+
+def test_the_bound_that_assumes_nothing_survives_a_rare_failure_that_the_gaussian_does_not() -> (
+    None
+):
+    """The example of docs/audits/bounds.md: epsilon is 0 at delta 1e-5."""
+    assert lower_bound(1_000_000, 100, 75, delta=1e-5) == 0.0
+    assert gaussian_lower_bound(1_000_000, 100, 75, delta=1e-5) > 0.55

@@ -75,6 +75,28 @@ def test_a_report_whose_squares_overflow_is_shortened_to_the_bound() -> None:
     np.testing.assert_allclose(total.value(), [0.3, -0.4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("bound", [1.0, 1e-3, 3e-4])
+@pytest.mark.parametrize("entry", [3.4e38, -2e38, 1e37])
+def test_however_long_a_report_is_it_moves_the_sum_by_no_more_than_the_bound(
+    bound: float, entry: float
+) -> None:
+    """A factor of about 1e-45 as a float32 would have no correct digit."""
+    total = CombiningRule("norm_bound", norm_bound=bound).empty_sum(ExactSum(1_000_000))
+    total.add(np.full(1_000_000, entry, np.float32))
+    assert np.linalg.norm(total.value()) == pytest.approx(bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("entry", [np.inf, -np.inf, np.nan])
+def test_a_report_that_is_not_finite_is_refused_and_leaves_the_bounded_sum_alone(
+    entry: float,
+) -> None:
+    total = CombiningRule("norm_bound", norm_bound=0.5).empty_sum(ExactSum(2))
+    total.add(np.array([0, 0.25], np.float32))
+    with np.errstate(all="raise"), pytest.raises(ValueError, match="not finite or too large"):
+        total.add(np.array([3, entry], np.float32))
+    assert total.value().tolist() == [0, 0.25]
+
+
 def test_a_long_report_is_shortened() -> None:
     bounded = aggregate(CombiningRule("norm_bound", norm_bound=3.0)).update
     rows = np.array(list(UPDATES.values()), float)

@@ -136,6 +136,22 @@ def test_an_account_that_was_charged_is_not_begun_again(
         account.charge([(PrivacyLoss(0.25), 1)], 2.0, DELTA, "d")
 
 
+def test_a_link_to_an_account_takes_no_charge_away_from_it(tmp_path: Path) -> None:
+    """A charge through the link would go to a copy, and the account would not count it."""
+    shared, folder = tmp_path / "shared", tmp_path / "linked"
+    shared.mkdir()
+    account = DataAccount(shared / "account", "client")
+    account.charge([(PrivacyLoss(0.5), 1)], None, DELTA, "a")
+    link = tmp_path / "link"
+    link.symlink_to(account.path)
+    with pytest.raises(RunFolderError, match=f"^{link} cannot be written: it is a link, and"):
+        DataAccount(link, "client").charge([(PrivacyLoss(0.25), 1)], None, DELTA, "b")
+    assert link.is_symlink()
+    folder.symlink_to(shared)  # the file itself is no link
+    DataAccount(folder / "account", "client").charge([(PrivacyLoss(0.25), 3)], None, DELTA, "c")
+    assert account.figure(DELTA).epsilon == pytest.approx(1.25)
+
+
 def test_losses_of_several_kinds_with_an_epsilon_each_are_added(tmp_path: Path) -> None:
     account = DataAccount(tmp_path / "account", "client")
     account.charge([(gaussian(), 1)], None, DELTA, "a")

@@ -120,6 +120,18 @@ def test_rounds_that_were_begun_are_known_to_the_next_process_with_what_they_cos
         Attempts(folder, 1)
 
 
+def test_an_older_checkpoint_does_not_take_the_costs_of_later_rounds_away(tmp_path: Path) -> None:
+    """The costs of rounds 1 to 3 are only in the checkpoint after round 3."""
+    folder = RunFolder.create(tmp_path / "run")
+    Attempts(folder, 3).begin(4, ((PrivacyLoss(0.5), 1),), {"round": 4})
+    for older in (0, 2):
+        said = f"checkpoint: it ends with round {older}, and .*begun follows round 3"
+        with pytest.raises(RunFolderError, match=said):
+            Attempts(folder, older)
+    assert Attempts(folder, 3).begun == [(4, ((PrivacyLoss(0.5), 1),))]
+    assert Attempts(folder, 4).begun == []
+
+
 STATED: Record = {
     "unit": "client", "randomness": "seeded", "in_clear": [], "rests_on_server": False,
     **{key: 0.5 for key in PRIVACY if key.startswith(("epsilon_", "delta_"))},

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, tzinfo
@@ -29,7 +30,14 @@ from fedveil.record import recorder as of_recorder
 from fedveil.record import run_folder
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Recorder, read_whole_lines
-from fedveil.record.run_folder import MODEL, RunFolder, explained, in_use, uninterrupted
+from fedveil.record.run_folder import (
+    MODEL,
+    RunFolder,
+    explained,
+    in_use,
+    temporary_folder,
+    uninterrupted,
+)
 from hostile_files import bounded
 
 
@@ -120,6 +128,20 @@ def test_a_folder_left_by_a_run_killed_in_its_first_instant_can_be_used(tmp_path
     (tmp_path / "job.yaml.part").write_text("name")
     (tmp_path / ".lock").touch()
     RunFolder.create(tmp_path).close()
+
+
+def test_a_temporary_folder_is_gone_at_its_end_or_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder() as folder:
+        assert folder.parent == tmp_path
+        (folder / "file").touch()
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unmounted"))
+    no = "no temporary folder can be created: No such file or directory. Set TMPDIR to a folder"
+    with pytest.raises(RunFolderError, match=no), temporary_folder():
+        pass
 
 
 def test_explained_names_the_file(tmp_path: Path) -> None:

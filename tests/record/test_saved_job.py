@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +58,42 @@ def test_a_reopened_run_has_its_job_and_finds_its_modules(
     RunFolder.reopen(path).close()
 
 
+@pytest.mark.parametrize("last", range(6))
+def test_a_run_that_is_killed_while_its_job_is_saved_can_be_resumed_or_begun_again(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the import paths, a resumption from another folder finds no modules of the user."""
+    left, whole = last, RunFolder.write_atomically
+
+    def killed(folder: RunFolder, name: str, data: bytes) -> None:
+        nonlocal left
+        part = folder.path / f"{name}.part"
+        writes: list[Callable[[], object]] = [
+            partial(part.write_bytes, b"cut"),
+            partial(whole, folder, name, data),
+        ]
+        for write in writes:
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            write()
+
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / "checkpoint").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep_job(folder, Job(), ["parts:data"])
+    folder.close()
+    assert not (folder.path / "job.yaml").exists()
+    again = RunFolder.create(folder.path)
+    keep_job(again, Job(), ["parts:data"])
+    again.close()
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(SUPPORT)])
+    assert job_of(folder.path) == Job()
+    assert sys.path[-1] == str(SUPPORT)
+
+
 def test_a_job_that_was_edited_is_refused_by_the_keys_that_changed(path: Path) -> None:
     before = (path / "job.yaml").read_text()
     job = Job(protection="signds", training={"lr": 0.5}, seed=3)
@@ -91,6 +129,17 @@ def test_a_run_that_was_killed_before_its_job_was_written_gives_its_folder_back(
     keep_job(folder, Job(seed=3), [])
     folder.close()
     assert job_of(path) == Job(seed=3)
+
+
+def test_a_run_killed_before_its_job_was_written_has_no_states_of_clients(path: Path) -> None:
+    (path / "job.yaml").unlink()
+    (path / "imports.txt").unlink()
+    (path / "clients").mkdir()
+    (path / "clients" / "3-1").touch()
+    with pytest.raises(RunFolderError, match="is not empty: name another folder"):
+        RunFolder.create(path)
+    (path / "clients" / "3-1").unlink()
+    RunFolder.create(path).close()
 
 
 def test_a_run_that_was_killed_before_its_imports_were_written_has_no_other_job(path: Path) -> None:

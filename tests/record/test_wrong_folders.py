@@ -44,7 +44,11 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_trained(tmp_path: 
     (taken / "mine").touch()
     with pytest.raises(RunFolderError, match=f"^{taken} is not empty: name another folder$"):
         refuse_taken(taken)
-    (taken / "mine").unlink()
+    (taken / "job.yaml").touch()  # as `fedveil init` writes it: there is no run to resume
+    with pytest.raises(RunFolderError, match=f"^{taken} is not empty: name another folder$"):
+        refuse_taken(taken)
+    for name in ("mine", "job.yaml"):
+        (taken / name).unlink()
     (taken / "checkpoint").mkdir()
     (taken / "checkpoint" / "latest").touch()
     with pytest.raises(RunFolderError, match=f"^{taken} is not empty: name another folder$"):

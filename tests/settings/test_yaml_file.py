@@ -122,6 +122,11 @@ def test_a_long_text_of_digits_is_read_once(text: str):
             "in line 2: 'rounds:3'",
         ),
         (
+            "training:\n  epochs：1\n  lr: 0.1",
+            ", line 3, column 5: mapping values are not allowed here; write `: ` in place of the "
+            "full-width colon in line 2: 'epochs：1'",
+        ),
+        (
             "seed: 1\n\tmodel: mlp",
             ", line 2, column 1: found character '\\t' that cannot start any token; line 2 is "
             "indented by a tab: use spaces",

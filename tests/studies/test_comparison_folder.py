@@ -17,6 +17,7 @@ from fedveil.attacks.membership import membership
 from fedveil.engine import federation, simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
+from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.entry import simulation as entry
 from fedveil.errors import (
     AttackImpossible,
@@ -238,6 +239,28 @@ def test_a_cell_that_fails_is_one_of_several(
     results = compared(tmp_path / "c", "not_encrypt", "dp_encrypt", "rr")
     assert [result.failure for result in results] == ["", "the worker went away", ""]
     assert [result.run is None for result in results] == [False, True, False]
+
+
+def test_a_full_disk_ends_the_comparison_and_not_only_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table would recommend a protection without having tried the others."""
+    write = Checkpoint.write
+
+    def full(checkpoint: Checkpoint, folder: RunFolder) -> None:
+        if "signds" in folder.path.name:
+            raise RunFolderError("the disk is full")
+        write(checkpoint, folder)
+
+    names = ("not_encrypt", "signds", "rr")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", full)
+        with pytest.raises(RunStopped, match="the disk is full") as end:
+            compared(tmp_path / "c", *names)
+    assert end.value.__notes__ == [f"`fedveil compare --resume {tmp_path / 'c'}` resumes from here"]
+    assert not list((tmp_path / "c" / "runs").glob("rr*"))
+    results = compared(tmp_path / "c", *names)
+    assert [(result.failure, result.run is not None) for result in results] == [("", True)] * 3
 
 
 def test_the_run_of_the_first_seed_is_attacked_once(tmp_path: Path) -> None:

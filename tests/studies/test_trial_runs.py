@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 
 from comparing_parts import small_job
 from fedveil.engine.candidates import Candidate, candidates
-from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
+from fedveil.errors import (
+    InvalidValue,
+    JobError,
+    ModelInvalid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.federated.run_blocks import RecordSettings
 from fedveil.privacy.guarantee_strength import Figure
@@ -159,6 +167,26 @@ def test_a_trial_that_fails_keeps_what_the_whole_run_would_cost(
     tried = trial_runs._tried(one.job, "dp_encrypt", one, one.figure, 0.75)
     assert tried == Trial("dp_encrypt", one, one.figure, 0.75, failure="no client answered")
     assert math.isnan(tried.value)
+
+
+def test_a_full_disk_is_no_failure_of_a_protection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise the best protection would be the best of those whose files had room."""
+
+    def failing(job: Job, folder: Path) -> None:
+        try:
+            raise RunFolderError(f"{folder} cannot be written: No space left on device")
+        except RunFolderError as full:
+            raise RunStopped(str(full)) from full
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(trial_runs, "simulate", failing)
+    nothing = Figure(math.inf, 1e-5)
+    full = f"{tmp_path}/fedveil-.*/trial cannot be written: No space left on device. Set TMPDIR to"
+    with pytest.raises(RunFolderError, match=full):
+        trial_runs._tried(small_job(), "rr", None, nothing, None)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_trial_of_an_error_is_better_where_it_is_lower(monkeypatch: pytest.MonkeyPatch) -> None:

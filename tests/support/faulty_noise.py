@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -56,6 +57,14 @@ class Faulty(DPEncrypt):
             client._form = copy(client._form)
             client._form._mechanism = _Silent(self._mechanism, self._form.step)
         return client
+
+
+class Unstated(Faulty):
+    """The same protection, which does not state the norm to which it clips."""
+
+    def __init__(self, settings: FaultySettings, context: JobContext) -> None:
+        super().__init__(settings, context)
+        self.norm_clip = math.inf
 
 
 class _Silent:

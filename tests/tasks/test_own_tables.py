@@ -178,7 +178,11 @@ def test_lines_are_counted_through_cells_of_several_lines() -> None:
         ("id,x\n", "t.csv has a header but no rows"),
         ("", "t.csv has no header: its first line names the columns"),
         ("x,id,x\n1,a,2\n", "t.csv: the header names 'x' twice"),
-        (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
+        (
+            ",id,x\n0,a,1\n",
+            "t.csv: column 1 of the header has no name. If it is the index of pandas, write "
+            "index=False in to_csv",
+        ),
         ('id,x\na,"1"2\n', "t.csv, line 2 is not valid CSV: ',' expected after '\"'"),
         (b"id,x\na,\xff\n", "t.csv, line 2: x = 'ÿ' is not a finite number"),
         (b"\xff\xfei\0d\0", "t.csv has no column 'x', which the job names; its columns are id"),

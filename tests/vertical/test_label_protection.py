@@ -202,6 +202,17 @@ def said(tmp_path: Path, **settings: Any) -> list[str]:
     return [sentence for sentence in heard if sentence.startswith("labels:")]
 
 
+def test_labels_that_are_read_under_label_dp_are_said_to_be_drawn(tmp_path: Path) -> None:
+    """The gradients reveal all drawn labels, and so no more of the true ones than their epsilon."""
+    told = said(tmp_path, task=WIDE, privacy={"label_dp": {"eps": 1.0}})
+    assert any("reveal them: 100.0% of 228 right" in sentence for sentence in told)
+    assert (
+        "labels: these are the labels drawn under privacy.label_dp, whose epsilon bounds what they "
+        "say about the true ones"
+    ) in told
+    assert not any("label_protection" in sentence for sentence in told), "label_dp is set already"
+
+
 def test_a_run_says_which_cuts_let_labels_be_read(tmp_path: Path) -> None:
     wide, deep, both, against, *end = said(tmp_path, task=WIDE)
     for parts, sentence in (

@@ -24,7 +24,7 @@ from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.intervals import share
+from fedveil.privacy.intervals import share_of_groups
 from fedveil.protections.reading import Reading
 
 #: Larger batches are not tried.
@@ -378,17 +378,17 @@ def recovered_of_batches(
     parts = [target.rows(i) for i in range(len(readings))]
     if all(reading.empty for reading in readings):
         readings, parts = [seen.mean], [target.rows_of(seen.asked)]
-    hits, total, picture = 0, 0, None
-    shape = target.dataset.example_shape
+    hits, picture = list[int](), None  # per batch: its examples are mostly found together
     for i, (reading, rows) in enumerate(zip(readings, parts, strict=True)):
         watch.step(i, len(readings), f"batches of {size}")
         rng = Seeded(target.job.seed, "attack", "exact", size, i).generator()
         examples = invert(of_report(target, reading), starts, rng, len(rows))
         originals = target.dataset.train.x[rows]
-        hits, total = hits + recovered(originals, examples), total + len(originals)
-        if picture is None and examples is not None and len(shape) == 3:
+        hits.append(recovered(originals, examples))
+        if picture is None and examples is not None and len(target.dataset.example_shape) == 3:
             picture = _picture(originals, examples)
-    return share(f"recovered of batches of {size}", hits, total, guess=0.0), picture
+    name = f"recovered of batches of {size}"
+    return share_of_groups(name, hits, [*map(len, parts)], guess=0.0), picture
 
 
 def _picture(originals: Array, examples: Float64s) -> bytes:

@@ -52,6 +52,17 @@ def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Flo
     return floats
 
 
+def without_masks(value: Any) -> Any:
+    """Return a masked array of NumPy with NaN, or None if it has no numbers, for hidden cells.
+
+    `np.asarray` would read the hidden cells. Returns any other `value` unchanged.
+    """
+    if not isinstance(value, np.ma.MaskedArray) or not np.ma.is_masked(value):
+        return value
+    missing: Any = np.nan if value.dtype.kind in "fiub" else np.array(None)
+    return np.where(np.ma.getmaskarray(value), missing, value.data)
+
+
 def without_na(cells: Array, missing: object) -> Array:
     """Return `cells` with `missing` in place of each pandas.NA."""
     if cells.dtype != object:

@@ -148,6 +148,18 @@ def make_inner_folder(path: Path) -> None:
     path.mkdir(exist_ok=True)
 
 
+def refuse_link(path: Path) -> None:
+    """Raise OSError if `path` is a symbolic link. The error names a pipe or a device behind it.
+
+    Call it before a file is read that `write_whole` will replace: it would replace the link. Also,
+    processes that use the file itself have another lock (`locked`).
+    """
+    if path.is_symlink():
+        with suppress(FileNotFoundError):
+            check_kind(path.stat(), path)
+        raise _link(path)
+
+
 def _link(path: Path) -> OSError:
     return OSError(errno.ELOOP, "it is a link, and fedveil writes nothing through links", str(path))
 

@@ -124,6 +124,12 @@ def text_in(message: Message, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def int_in(message: Message, name: str) -> int | None:
+    """Return a field of an untrusted message if it is a whole number, otherwise None."""
+    value = message.get(name)
+    return value if type(value) is int else None
+
+
 def quoted(value: object) -> str:
     """Format a value from an untrusted message for an error or a log.
 

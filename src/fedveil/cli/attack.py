@@ -277,7 +277,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     def step(done: int, total: int, what: str) -> None:
         bar.update(task, completed=done, total=total, description=escaped(what))
 
-    if not shown.is_terminal:
+    if not shown.is_interactive:
         yield lambda done, total, what: None
         return
     with bar:

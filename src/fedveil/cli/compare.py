@@ -185,7 +185,7 @@ def _run(folder: ComparisonFolder) -> list[Result]:
             result = folder.run(cell, lambda record: None)
         else:
             with RunDisplay(shown, cell.job.rounds) as display:
-                tell = display.show if shown.is_terminal else lambda record: None
+                tell = display.show if shown.is_interactive else lambda record: None
                 result = folder.run(cell, tell)
         with progress() as step:
             results.append(folder.attacked(result, step))

@@ -77,13 +77,18 @@ def _new_states(
     Ends when the run has ended. Raises `RunFolderError` if nothing is new for `patience_s` seconds
     and no process is writing to `folder`. `wait(seconds)` waits between two calls of `read`.
     """
-    held, looks = None, _LAST_LOOKS
+    held, looks, waited_s = None, _LAST_LOOKS, 0.0
     while True:
         run = read()
         if (now := (len(run.records), len(run.events))) != held:
-            held = now
+            held, waited_s = now, 0.0
             yield run
-        elif run.ended is None and _quiet_s(run) > patience_s and not in_use(folder):
+        elif (
+            run.ended is None
+            # The clock that dated the files may be ahead of this one.
+            and max(_quiet_s(run), waited_s) > patience_s
+            and not in_use(folder)
+        ):
             raise RunFolderError(
                 f"{folder} has not grown for {patience_s:g} s and no process on this machine is "
                 "writing it: the run was interrupted, or this is a copy that is not updated"
@@ -93,6 +98,7 @@ def _new_states(
             if not looks or not in_use(folder):
                 return
         wait(_POLL_S)
+        waited_s += _POLL_S
 
 
 def _quiet_s(run: ReadRun) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.array_types import Array, Bools, Float32s, Int64s
+from fedveil.base.array_types import Array, Bools, Float32s, Int64s, without_masks
 from fedveil.base.example_arrays import Shape, Targets, alike, is_plain, is_ragged, shape_of, values
 from fedveil.data import inputs
 from fedveil.data.targets import check_derivable, checked, next_tokens, outputs
@@ -189,6 +189,7 @@ def owner_codes(owners: Any) -> Labels:
 
     Raises ValueError unless all owners are integers, or all are strings.
     """
+    owners = without_masks(owners)
     try:
         array = np.asarray(owners) if hasattr(owners, "__array__") else None
     except Exception as error:  # an object's own __array__

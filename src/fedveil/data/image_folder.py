@@ -20,7 +20,8 @@ from fedveil.base.files import from_home
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, escaped, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.data.examples import Dataset, Examples, centred, make_dataset
-from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
+from fedveil.errors import DataInvalid, DataUnavailable, FedveilWarning, MissingExtra
+from fedveil.settings.allowed import shown
 
 NAME = "image_folder"
 TRAIN, TEST = "train", "test"
@@ -49,6 +50,9 @@ def read(folder: str, *, apart: bool = False) -> Dataset:
         train.sort(key=lambda labelled: (labelled[0].name, labelled[0].parent.name))
     shape = _decoded(test[0][0], None).shape
     x, y, _ = _part(test, shape, apart=False)
+    _note_missing_classes(root / TEST, test, names)
+    if not apart:  # a warning would tell about the training images
+        _note_missing_classes(root / TRAIN, train, names)
     own_x, own_y, usable = _part(train, shape, apart=apart)
     found = make_dataset(NAME, (own_x, own_y), (x, y), classes=len(names))
     if not apart:
@@ -82,6 +86,19 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
         yield from ((path, label) for path in files)
     if not count:
         raise DataInvalid(f"{part} holds no image, but files {', '.join(SUFFIXES)} are needed")
+
+
+def _note_missing_classes(part: Path, files: list[Labelled], names: list[str]) -> None:
+    """Warn if a class, one of `names`, has no image among the `files` of a part."""
+    held = {label for _, label in files}
+    missing = [shown(name) for label, name in enumerate(names) if label not in held]
+    if missing:
+        more = f" and of {len(missing) - 1:,} more" if missing[1:] else ""
+        warnings.warn(
+            f"{part} has no image {', '.join(SUFFIXES)} of the class {missing[0]}{more}",
+            FedveilWarning,
+            stacklevel=3,
+        )
 
 
 def _part(
@@ -118,7 +135,7 @@ def _part(
 
 def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingExtra("Pillow", "torch", f"data {NAME}") from None
     with reading(path):
@@ -130,7 +147,10 @@ def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
                 width, height = image.size
                 grey = image.mode in _GREY
                 if not grey and image.mode not in _COLOUR:
-                    raise ValueError(f"its pixels are of the kind {image.mode}")
+                    raise ValueError(
+                        f"its pixels are of the kind {image.mode}, but 8 bits per channel are "
+                        "needed, grey or in colour"
+                    )
                 channels = shape[0] if shape and grey else 1 if grey else 3
                 found = (channels, height, width)
                 if width * height > MOST_PIXELS:
@@ -138,6 +158,9 @@ def _decoded(path: Path, shape: tuple[int, ...] | None) -> Uint8s:
                 if shape is not None and found != shape:
                     raise ValueError(f"it is {_told(found)}, but {_told(shape)} is needed")
                 pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.uint8)
+    except UnidentifiedImageError:  # Pillow's own message has only an address in memory
+        reason = "neither JPEG nor PNG" if content else "empty"
+        raise DataInvalid(f"{path} is not usable as an image: it is {reason}") from None
     except (OSError, *MALFORMED, Image.DecompressionBombError, Warning) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataInvalid(f"{path} is not usable as an image: {escaped(reason)}") from None

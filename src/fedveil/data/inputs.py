@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.array_types import Array, without_na
+from fedveil.base.array_types import Array, without_masks, without_na
 from fedveil.base.example_arrays import is_plain, joined, ragged
 from fedveil.errors import DataInvalid
 
@@ -22,6 +22,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
+    value = without_masks(value)
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         return _of_pandas(array) if array.dtype == object and hasattr(value, "isna") else array

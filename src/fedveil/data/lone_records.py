@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.base.array_types import Array, Bools
+from fedveil.base.array_types import Array, Bools, without_masks
 from fedveil.base.example_arrays import (
     IGNORED,
     Targets,
@@ -201,6 +201,7 @@ def _numbers(
         )
     try:
         value = value.detach().cpu() if hasattr(value, "detach") else value
+        value = without_masks(value)
         array = np.asarray(value) if hasattr(value, "__array__") else None
         records = list(_each(value)) if array is None else []
     except Exception as error:
@@ -230,6 +231,7 @@ def _numbers(
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
     """Return one record as numbers, or None if it is not numeric or has none of the `shapes`."""
     try:
+        value = without_masks(value)
         with own_code.as_exceptions():
             array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:

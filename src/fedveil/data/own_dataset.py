@@ -33,6 +33,7 @@ from fedveil.data.examples import Dataset, Examples, checked_owners, make_datase
 from fedveil.data.inputs import as_array
 from fedveil.data.lone_records import Form
 from fedveil.errors import DataInvalid
+from fedveil.settings.allowed import shown
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("client_ids", "classes")
@@ -109,7 +110,49 @@ def _called(name: str) -> Any:
     key = f"data {name}"
     function = own_code.load(name, key=key, error=DataInvalid)
     with own_code.own_code_errors(key, DataInvalid):
-        return function()
+        result = function()
+        _check_columns(name, result)
+        return result
+
+
+def _check_columns(name: str, result: Any) -> None:
+    """Raise `DataInvalid` if the function's DataFrames have different columns, or another order.
+
+    As arrays, they would have the same shape, so the model would take one column for another.
+    """
+    frames = [
+        (part, [str(column) for column in x.columns])
+        for part, x in _examples_of(result)
+        if hasattr(x, "columns") and hasattr(x, "to_numpy")
+    ]
+    for part, columns in frames[:-1]:
+        last, expected = frames[-1]
+        for number, (column, other) in enumerate(zip(columns, expected, strict=False), 1):
+            if column != other:
+                raise DataInvalid(
+                    f"data {name}: column {number} is {shown(column)} in {part} and "
+                    f"{shown(other)} in {last}, but all need the same columns in one order"
+                )
+
+
+def _examples_of(result: Any) -> list[tuple[str, Any]]:
+    """Return the names and the examples x of the parts of `result`, where it has pairs (x, y).
+
+    The test part is last. Parts that are Datasets, or of another form, are left out.
+    """
+    if isinstance(result, Mapping) and "clients" in result:
+        clients = result["clients"]
+        if isinstance(clients, tuple | list):
+            clients = dict(enumerate(clients))
+        each = clients.items() if isinstance(clients, Mapping) else ()
+        pairs = [(f"x of client {client}", part) for client, part in each]
+        pairs.append(("x of test", result.get("test")))
+        return [(part, v[0]) for part, v in pairs if isinstance(v, tuple | list) and v]
+    if isinstance(result, Mapping):
+        return [(part, result.get(part)) for part in ("x_train", "x_test")]
+    if isinstance(result, tuple | list) and len(result) == len(_REQUIRED):
+        return [("x_train", result[0]), ("x_test", result[2])]
+    return []
 
 
 def _whole(name: str, parts: dict[str, Any], targets: Targets) -> Dataset:

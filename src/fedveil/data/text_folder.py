@@ -12,6 +12,7 @@ determines the classes.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Array
+from fedveil.base.example_arrays import IGNORED
 from fedveil.base.files import from_home
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MALFORMED, MOST_DATA_BYTES, escaped, read_bytes
 from fedveil.data.data_folders import reading
 from fedveil.data.examples import Dataset, make_dataset
-from fedveil.errors import DataInvalid
+from fedveil.errors import DataInvalid, FedveilWarning
 from fedveil.pretrained.model_folder import ModelFolder
 from fedveil.pretrained.token_rows import TokenRows
 from fedveil.settings.allowed import shown
@@ -74,6 +77,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     labels = sorted({line.get("label", "") for _, line in test_lines})
     make = _maker(form.task, rows, labels)
     test = [example for place, line in test_lines for example in _examples(make, line, place)]
+    _note_cut_answers(root / TEST, test)
     nothing = (np.zeros_like(test[0][0]), np.zeros_like(test[0][1]))
     train, owners, usable = list[Example](), list[str](), list[bool]()
     for place, line in _lines(root / TRAIN, form.task, apart=apart):
@@ -83,6 +87,8 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
         usable += [bool(made)] * (len(made) or 1)
         owners += [owner] * (len(made) or 1)
         train += made or [nothing]
+    if not apart:  # a warning would tell about the training lines
+        _note_cut_answers(root / TRAIN, train)
     found = make_dataset(
         NAME,
         _stacked(train),
@@ -114,6 +120,23 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
         raise DataInvalid(f"{path}: some lines name a client and others do not")
     first = next(filter(None, owners))
     return list(accumulate(owners, lambda before, own: own or before, initial=first))[1:]
+
+
+def _note_cut_answers(path: Path, examples: Sequence[Example]) -> None:
+    """Warn if some of a file's `examples` have no target, because the prompt fills the whole row.
+
+    Raises `DataInvalid` if all of them have none. `path` names the file.
+    """
+    cut = sum(bool((y == IGNORED).all()) for _, y in examples)
+    if not cut:
+        return
+    said = (
+        f"{path}: for {cut:,} of {quantity(len(examples), 'line')}, the prompt leaves no token "
+        "for the answer. Use a larger language.length or shorter prompts"
+    )
+    if cut == len(examples):
+        raise DataInvalid(said)
+    warnings.warn(said, FedveilWarning, stacklevel=3)
 
 
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
@@ -160,7 +183,7 @@ def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str,
             continue
         place, found = f"{path}, line {number}", None
         try:
-            found = json.loads(text)
+            found = json.loads(_decoded(text))
             line = _checked(found, KEYS[task])
         except MALFORMED as error:
             if not apart:
@@ -168,6 +191,20 @@ def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str,
             owner = found.get("client") if isinstance(found, dict) else None
             line = {"client": owner} if isinstance(owner, str) else {}
         yield place, line
+
+
+def _decoded(text: bytes) -> str:
+    """Decode a line. Raises ValueError if it is not UTF-8.
+
+    Some editors begin a file with a byte order mark, which is removed.
+    """
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"its byte {error.start + 1} is {text[error.start]:#04x}, which is not UTF-8: save "
+            "the file as UTF-8"
+        ) from None
 
 
 def _checked(line: Any, keys: Sequence[str]) -> Line:

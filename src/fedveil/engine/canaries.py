@@ -104,7 +104,7 @@ class Canaries(Executor):
         directions = Directions(job.seed, count, protection.dimension if count else 0)
         lengths, clip = _lengths(job, protection), protection.norm_clip
         moved = min(clip, *lengths)
-        self._moved = 2 * moved
+        self._moved = 2 * moved if math.isfinite(clip) else None
         included, self._rounds = self._included, 0
         if count:
             protection.audited = True

@@ -27,6 +27,7 @@ BY_PAIRS = f"{BOUND}, by differences between canaries, {_GAUSSIAN}"
 BY_CALM = f"{BOUND}, by differences between decoded rounds, {_GAUSSIAN}"
 BY_SPARE = f"{BOUND}, by entries that no update reaches, {_GAUSSIAN}"
 BY_MOVE = f"{BOUND}, by how far canaries move it, {_GAUSSIAN}"
+BY_CURVE = f"{BOUND}, if the privacy curve is Gaussian"
 ALONE = f"{BOUND}, if canaries reveal nothing about each other"
 TURNED = (
     f"{BOUND}, by coins in differences between rounds, if canaries reveal nothing about each other"
@@ -40,16 +41,16 @@ class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
     A canary's coin is a secret bit that decides the sign of its updates. A release is a report or,
-    if the server sees no reports, a sum. If one client is replaced, a release moves by at most
-    `moved`. `gaussian` is True if the protection claims Gaussian noise. `measured` is True if the
-    protection also claims equal standard deviations in all rounds. The measured noise then gives
-    further bounds.
+    if the server sees no reports, a sum. Replacing one client can move a release by `moved`. It is
+    None if the protection states no clip. `gaussian` is True if the protection claims Gaussian
+    noise. `measured` is True if the protection also claims equal standard deviations in all rounds.
+    The measured noise then gives further bounds, most of them only if `moved` is known.
     """
 
     included: Bools
     reports: ReportEvidence
     sums: SumEvidence
-    moved: float
+    moved: float | None
     gaussian: bool
     measured: bool
 
@@ -57,17 +58,20 @@ class Canvass:
         """Return the lower bounds on epsilon, to be compared with the epsilon of `claim`.
 
         The result also has two other metrics: the largest bound that this number of canaries can
-        show, and the share of the canaries' coins (secret bits) that were guessed right.
+        show, and the share of the canaries' coins (secret bits) that were guessed right. If the
+        protection claims Gaussian noise, the first two bounds assume that a canary is no easier to
+        recognise than under some Gaussian noise. Otherwise the first assumes nothing.
         """
-        bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
+        measured = [*self._by_noise(claim), *self._by_move(claim)] if self.measured else []
+        bounds = [*self._by_coins(claim), *measured, *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
         audit = audit_run(
             scores, self.included, claim, gaussian=self.gaussian, confidence=1 - 2 * error
         )
-        m = audit.canaries
+        m, by_curve = audit.canaries, self.gaussian and claim.delta > 0
         return [
-            Measured(BOUND, audit.bound, cases=m, unseen=audit.unseen),
+            Measured(BY_CURVE if by_curve else BOUND, audit.bound, cases=m, unseen=audit.unseen),
             Measured(ALONE, audit.alone, cases=m, unseen=audit.unseen_alone),
             Measured("the most that these canaries could show", audit.reachable, cases=m),
             share("coins guessed right", audit.right_of_all, m, guess=0.5),
@@ -85,11 +89,17 @@ class Canvass:
 
         yield bound
 
+    def _seen(self) -> tuple[ReportEvidence | SumEvidence, int]:
+        """Return the evidence from the releases, and the number of releases in a round."""
+        return (self.reports, len(self.included)) if self.reports.told else (self.sums, 1)
+
     def _by_noise(self, claim: Figure) -> Iterator[Bound]:
-        if not self.measured:
+        # A canary longer than an unknown clip moves a release by less than its length. The bounds
+        # below would then be too large, and would refute true claims.
+        if self.moved is None:
             return
         told, reports, sums = self.reports.told, self.reports, self.sums
-        seen, count = (reports, len(self.included)) if told else (sums, 1)
+        seen, count = self._seen()
 
         def by(name: str, noise: MeasuredNoise, moved: float, clients: int = count) -> Bound:
             def bound(error: float) -> Measured:
@@ -119,6 +129,9 @@ class Canvass:
             yield by(BY_SPARE, sums.spare, self.moved)
         if not told and sums.moves:
             yield by(BY_CALM, sums.calm, 1.0)
+
+    def _by_move(self, claim: Figure) -> Iterator[Bound]:
+        seen, count = self._seen()
 
         def by_move(error: float) -> Measured:
             rounds = max(1, seen.noise.releases // count)

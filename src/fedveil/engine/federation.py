@@ -275,9 +275,9 @@ class Federation:
 
     def _settle(self, number: int, summed: Collection[ClientId]) -> None:
         clients = set(summed).difference(self.parts.canaries.clients)
+        if self.parts.test.clients is not None:  # a resumed run needs the states that remain
+            clients = self.parts.test.clients.settle(number, clients)
         self.state.summed.note(number, clients)
-        if self.parts.test.clients is not None:
-            self.parts.test.clients.settle(number, clients)
 
     def _begin(self, number: int, spending: Sequence[Spending]) -> None:
         """Record on disk that round `number` begins, before its reports are requested.

@@ -60,7 +60,7 @@ def start(
     metrics = state.restore(folder)
     over = starting_over(folder.path)
     if job.keeps_state and not engine.reports_leave:
-        parts.test.clients = open_states(folder.path, state.done)
+        parts.test.clients = open_states(folder.path, state.done, state.summed.last)
     state.ledger.note_in_clear(in_clear(job, parts.protection, leaves=engine.reports_leave))
     # The recorder creates the file of metrics, after `keep`.
     is_kept = engine.reports_leave and (folder.path / METRICS).exists()

@@ -74,6 +74,7 @@ class Job(JobFields):
         """Load a job from a MindSpore Federated file. Also returns notes about the translation."""
         data = yaml_file.read(path)
         if not mindspore.is_dialect(data, cls.model_fields):
+            yaml_file.refuse_their_vertical(path)
             raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])
         return cls.translated(data)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedveil.errors import nearest
 from fedveil.federated import mindspore_keys as keys
+from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.settings.allowed import shown
 
@@ -30,6 +31,8 @@ class Translation:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._ours = ours
+        self._active: type[Protection] | None = None
+        self._left_out: dict[str, Any] = {}  # a key that the file leaves out -> its default
         self._theirs: dict[str, Any] = {}
         self._written: dict[str, str] = {}  # a key with its block -> its spelling in the file
         self._names: dict[str, str] = {}  # fedveil's key -> MindSpore's key, as the file spells it
@@ -46,6 +49,10 @@ class Translation:
         for key, ours in keys.CONVERTED.items():
             if key in self._theirs:
                 self._put(ours, self._theirs[key], key)
+        self._note_parameters()
+        if self._left_out:
+            listed = ", ".join(f"{key} = {value}" for key, value in self._left_out.items())
+            self.notes.insert(0, f"left out, so their defaults apply: {listed}")
         if self.ignored:
             self.notes.insert(
                 0, f"ignored, because they change no result: {', '.join(self.ignored)}"
@@ -99,9 +106,20 @@ class Translation:
         missing = {key: value for key, value in keys.DEFAULTS.items() if key not in self._theirs}
         self._theirs |= missing
         self._written |= {key: key for key in missing}
-        if missing:
-            listed = ", ".join(f"{key} = {value}" for key, value in missing.items())
-            self.notes.append(f"left out, so their defaults apply: {listed}")
+        self._left_out |= missing
+
+    def _note_parameters(self) -> None:
+        """Note the active protection's parameters that the file leaves out."""
+        for key, default in keys.parameters(self._active).items() if self._active else ():
+            if keys.CONVERTED[key] in self._names:
+                continue
+            if key in keys.OTHER_DEFAULTS:
+                self.notes.append(
+                    f"left out, so fedveil's default applies, not theirs "
+                    f"({keys.OTHER_DEFAULTS[key]}): {key}"
+                )
+            else:
+                self._left_out[key] = default
 
     def _put(self, ours: str, value: Any, theirs: str) -> None:
         block = self.native
@@ -133,7 +151,7 @@ class Translation:
             name, value = self._either(meant, alias)
             if name in self._theirs:
                 self._put(keys.CONVERTED[meant], value, name)
-        active = POSITIONS[position]
+        active = self._active = POSITIONS[position]
         if not active.dialect.one_server and keys.SERVERS in self._theirs:
             self.ignored.append(self._written[keys.SERVERS])
         elif self._theirs.get(keys.SERVERS, 1) != 1:
@@ -185,11 +203,10 @@ class Translation:
             self._refuse(keys.AGGREGATION, why)
 
     def _refusals(self) -> None:
-        position = POSITIONS.get(self.native.get("protection", {}).get("name"))
         for key, (neutral, why) in keys.REFUSED.items():
             if _folded(self._theirs.get(key, neutral)) == _folded(neutral):
                 continue
-            if key == keys.UPLOAD and position and position.dialect.uploads_as_they_are:
+            if key == keys.UPLOAD and self._active and self._active.dialect.uploads_as_they_are:
                 self.ignored.append(self._written[key])
             else:
                 self._refuse(key, f"is not supported: {why}; only {neutral} is allowed")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from itertools import groupby
+from typing import Any
 
+from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 
 MODE = "server_mode"
@@ -129,6 +131,9 @@ DEFAULTS = {
     "client.client_learning_rate": 0.001,
 }
 
+#: The protections' parameters whose defaults differ in fedveil -> MindSpore's default.
+OTHER_DEFAULTS = {"encrypt.pw_encrypt.reconstruct_secrets_threshold": 2000}
+
 KEYS = (*CONVERTED, *INTERPRETED, *REFUSED, *IGNORED)
 BLOCKS = {key.rsplit(".", depth)[0] for key in KEYS for depth in (1, 2)} - set(KEYS)
 
@@ -143,6 +148,14 @@ _WITHOUT_BLOCK = """
 WITHOUT_BLOCK = {
     name: next(key for key in KEYS if key.endswith(f".{name}")) for name in _WITHOUT_BLOCK.split()
 }
+
+
+def parameters(position: type[Protection]) -> dict[str, Any]:
+    """Return fedveil's default of each parameter that MindSpore also has, by MindSpore's key."""
+    block = f"encrypt.{position.block}."
+    fields = position.settings_type.model_fields
+    theirs = [key for key in WITHOUT_BLOCK.values() if key.startswith(block) and key in CONVERTED]
+    return {key: fields[key.removeprefix(block)].default for key in theirs}
 
 
 def _block_of(key: str, ours: str) -> str:

@@ -17,7 +17,8 @@ def refuse_misspelt(keys: Iterable[str], known: Sequence[str]) -> None:
     Without this check, a misspelt key would silently remove what its operator demands.
     """
     for key in keys:
-        if key not in known and (meant := get_close_matches(key, known, 1, _ALIKE)):
+        alike = get_close_matches(key.casefold(), known, 1, _ALIKE)
+        if key not in known and (meant := alike):
             raise DeploymentError(
                 f"the node configuration has {key}, which is not a known key{did_you_mean(meant)}"
             )

@@ -74,8 +74,16 @@ class StateFolder:
         """
         if named:
             return cls(Path(str(named)))
-        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return cls(Path(home, "fedveil"))
+        if state := os.environ.get("XDG_STATE_HOME"):
+            return cls(Path(state, "fedveil"))
+        try:
+            home = Path.home()
+        except RuntimeError:
+            raise DeploymentError(
+                "there is no home folder for this client's keys and accounts: name a folder in the "
+                f"node configuration, {STATE_FOLDER}"
+            ) from None
+        return cls(home / ".local" / "state" / "fedveil")
 
 
 class SealedState:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.privacy.ledger import Line
-from fedveil.record.account_lines import UNPROTECTED, read_accounts, write_accounts
+from fedveil.record.account_lines import TEXT, UNPROTECTED, read_accounts, write_accounts
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.vertical.split import Crossing, SplitModel
@@ -83,7 +83,7 @@ def figures(split: SplitModel, sent: SentVectors) -> list[Line]:
         return []
     crossing = crossings(split)[0]
     part, width = crossing.part, crossing.output[-1]
-    whole = f"the whole text, {sent.vectors} vectors of {part}"
+    whole = f"{TEXT}, {sent.vectors} vectors of {part}"
     if crossing.privacy is None:
         return [Line(math.inf, 0.0, f"{whole}, {UNPROTECTED}")]
     loss = EmbeddingDP(crossing.privacy.eps).loss

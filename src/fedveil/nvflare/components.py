@@ -124,7 +124,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
                 reports.answer(words or b"", dimension, job=job, site=site, round=round)
             )
         before = _arrays(shareable, DataKind.WEIGHTS)[0]
-        hide_failures(fl_ctx, name)
+        hide_failures(fl_ctx, name, _wait)
         admitted = reports.admit(before, job=job, task=name, site=site, round=round, words=words)
         return _Task(admitted, self._plain)
 
@@ -238,6 +238,12 @@ def report_of(result: Shareable) -> bytes:
 
 def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
     fl_ctx.set_prop(_ADMITTED, task, private=True, sticky=False)
+
+
+def _wait(fl_ctx: FLContext) -> None:
+    task = fl_ctx.get_prop(_ADMITTED)
+    if isinstance(task, _Task):
+        task.admitted.wait()
 
 
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:

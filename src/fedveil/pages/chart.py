@@ -72,11 +72,14 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
         "box": [round(edge, 1) for edge in frame],
         "width": width,
         "x": {"low": x.low, "high": x.high, "log": x.log, "unit": plot.x.unit,
-              "title": escaped(plot.x.title)},
+              "title": escaped(plot.x.title)}
+        | ({"names": [*map(escaped, plot.x.names)]} if plot.x.names else {}),
         "unit": plot.y.unit,
         "curves": [
-            {"name": escaped(curve.name), "colour": look.colour, "x": _sent(curve.x, plot.x),
-             "y": _sent(curve.y, plot.y)}
+            {"name": escaped(curve.name), "colour": look.colour, "x": _sent(curve.x, plot.x)}
+            | {key: _sent(values, plot.y)
+               for key, values in (("y", curve.y), ("low", curve.low), ("high", curve.high))
+               if values}
             for curve, look in zip(thin, styles, strict=True)
         ],
     }  # fmt: skip

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 from fedveil.pages.plot import Curve
 
-#: Each protection's colour. All are distinguishable for the colour-blind (after Okabe and Ito).
+#: Each protection's colour (after Okabe and Ito). Any two differ for the colour-blind too, and each
+#: has a contrast of at least 3 with a white page.
 PROTECTIONS = {
     "distributed_dp": "#0072B2",
     "dp_encrypt": "#D55E00",
     "signds": "#009E73",
     "rr": "#CC79A7",
-    "oue": "#B8860B",
-    "central_gaussian": "#56B4E9",
-    "pw_encrypt": "#8C6BB1",
+    "oue": "#A5873C",
+    "central_gaussian": "#229BE0",
+    "pw_encrypt": "#A577B8",
     "not_encrypt": "#7F7F7F",
 }
 #: Colours of curves that belong to no protection, in order.

@@ -56,8 +56,8 @@ def conclusion(finding: Finding) -> str:
     """Return what an attack or an audit found, in a sentence or two."""
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
-    measured = [figure for figure in finding.figures if figure.is_measured]
-    compared = [figure for figure in measured if not math.isnan(figure.guess)]
+    figures = [f for f in finding.figures if f.is_measured and not math.isnan(f.guess)]
+    compared = [figure for figure in figures if not math.isnan(figure.low)]
     better = [figure for figure in compared if figure.beats_guessing]
     if better:
         best = _best(better)
@@ -72,9 +72,19 @@ def conclusion(finding: Finding) -> str:
         return (
             f"No bound is above the claim of {finding.protection}. That does not prove the claim."
         )
+    # Without an interval, a figure is no evidence that the attacker failed.
+    if above := [f for f in figures if math.isnan(f.low) and f.exceeds_guessing]:
+        best = _best(above)
+        return (
+            f"{_under(finding)}, an attacker could {could(finding, best)}. That is `{best.name}`, "
+            f"from too few cases to say if it is luck."
+        )
+    failed = "an attacker did no better than chance"
+    if not compared:
+        failed = "no figure could be compared with chance"
     return (
-        f"{_under(finding)}, an attacker did no better than chance at effort {finding.effort}. "
-        f"That does not prove that nothing leaks."
+        f"{_under(finding)}, {failed} at effort {finding.effort}. That does not prove that nothing "
+        f"leaks."
     )
 
 

@@ -11,14 +11,50 @@
     const name = ["GB", "MB", "KB"].find(name => value >= FACTORS[name]);
     return name ? `${short(value / FACTORS[name], 4)} ${name}` : `${short(value, 4)} B`;
   };
+  const named = (value, axis) => axis.names?.[value] ?? formatted(value, axis.unit);
+  // A curve's values at an x, with their bounds, as one text. It is empty if there are none.
+  const values = (curve, x, unit) => curve.x.flatMap((at, n) => {
+    if (at !== x || curve.y[n] === null) return [];
+    const [low, high] = [curve.low?.[n] ?? null, curve.high?.[n] ?? null];
+    const bounds = low === null || high === null ? "" : ` (${formatted(low, unit)} to ${formatted(high, unit)})`;
+    return formatted(curve.y[n], unit) + bounds;
+  }).join("; ");
+
+  const element = (name, ...parts) => {
+    const made = document.createElement(name);
+    made.append(...parts);
+    return made;
+  };
+  // The table of a plot's values, for readers without a pointer: a row for each x.
+  const table = ({x, unit, curves}, known, title) => {
+    const head = (text, scope) => Object.assign(element("th", text), {scope});
+    const names = curves.map(curve => head(curves.length > 1 ? curve.name : title, "col"));
+    const rows = [...known].sort((a, b) => a - b).map(at => element("tr", head(named(at, x), "row"),
+      ...curves.map(curve => element("td", values(curve, at, unit) || "-"))));
+    const columns = element("tr", head(x.title, "col"), ...names);
+    return element("table", element("thead", columns), element("tbody", ...rows));
+  };
+
   // Under the pointer, a plot shows the nearest x that any curve has, and each curve's value there.
   for (const plot of document.querySelectorAll(".plot")) {
-    const {box: [left, top, right, bottom], width, x, unit, curves} = figures[plot.dataset.plot];
+    const figure = figures[plot.dataset.plot];
+    const {box: [left, top, right, bottom], width, x, unit, curves} = figure;
     const scaled = value => (x.log ? Math.log10(value) : value);
     const place = value =>
       left + (right - left) * (scaled(value) - scaled(x.low)) / (scaled(x.high) - scaled(x.low));
     const known = [...new Set(curves.flatMap(
       curve => curve.x.filter((value, n) => value !== null && curve.y[n] !== null)))];
+    const fold = element("details", element("summary", "Values"));
+    fold.className = "values";
+    const title = plot.parentElement.querySelector("h3").textContent;
+    fold.addEventListener("toggle", () => {
+      const wide = element("div", table(figure, known, title));
+      Object.assign(wide, {className: "wide", tabIndex: 0});  // the arrow keys scroll it
+      wide.setAttribute("role", "group");
+      wide.setAttribute("aria-label", `Values: ${title}`);
+      fold.append(wide);
+    }, {once: true});
+    plot.parentElement.append(fold);
     const drawing = plot.querySelector("svg");
     const line = document.createElementNS(drawing.namespaceURI, "path");
     line.setAttribute("class", "at");
@@ -28,15 +64,12 @@
       const edges = drawing.getBoundingClientRect();
       const at = (event.clientX - edges.left) / edges.width * width;
       const nearest = known.reduce((a, b) => Math.abs(place(b) - at) < Math.abs(place(a) - at) ? b : a);
-      const head = document.createElement("b");
-      head.textContent = `${x.title} ${formatted(nearest, x.unit)}`;
-      tip.replaceChildren(head);
+      tip.replaceChildren(element("b", `${x.title} ${named(nearest, x)}`));
       for (const curve of curves) {
-        const value = curve.y[curve.x.indexOf(nearest)] ?? null;
-        if (value === null) continue;
-        const row = document.createElement("div");
+        const text = values(curve, nearest, unit);
+        if (!text) continue;
+        const row = element("div", (curves.length > 1 ? `${curve.name}: ` : "") + text);
         row.style.setProperty("--c", curve.colour);
-        row.textContent = (curves.length > 1 ? `${curve.name}: ` : "") + formatted(value, unit);
         tip.append(row);
       }
       const middle = place(nearest) / width;
@@ -52,10 +85,10 @@
     drawing.addEventListener("pointerleave", hide);
   }
 
-  // Paper has nothing to open: a printout has what is folded, except files and logs.
+  // Paper has nothing to open: a printout has what is folded, except files, logs and plots' values.
   let opened = [];
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")].filter(fold => !fold.querySelector("pre"));
+    opened = [...document.querySelectorAll("details:not([open], .values)")].filter(fold => !fold.querySelector("pre"));
     for (const fold of opened) fold.open = true;
   });
   addEventListener("afterprint", () => { for (const fold of opened) fold.open = false; });

@@ -28,6 +28,9 @@ from fedveil.pages.table import Link, Table
 
 Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
+#: Every page begins with this.
+OPENING = "<!DOCTYPE html><html"
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -108,7 +111,7 @@ class Page:
         )
         data = [drawing.data for drawing in drawn]
         return (
-            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+            f'{OPENING} lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark">'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedveil.base.files import write_whole
 from fedveil.errors import RunFolderError
-from fedveil.pages.page import Page
+from fedveil.pages.page import OPENING, Page
 from fedveil.pages.svg import svg
 from fedveil.record.run_folder import explained, make_folder
 
@@ -20,6 +20,7 @@ def write_page(page: Page, file: Path) -> Iterator[Path]:
     """
     if file.is_dir():
         raise RunFolderError(f"{file} is a folder. Name a file, such as {file / 'report.html'}")
+    _refuse_other(file)
     data = {file: page.html().encode(errors="backslashreplace")}
     for plot in page.plots:
         data[_free(file, plot.file, data)] = svg(plot)
@@ -28,6 +29,19 @@ def write_page(page: Page, file: Path) -> Iterator[Path]:
         with explained(path):
             write_whole(path, content)
         yield path
+
+
+def _refuse_other(file: Path) -> None:
+    """Raise RunFolderError if `file` has content that is not a page, such as a job."""
+    if not file.is_file():
+        return
+    with explained(file), file.open("rb") as held:
+        start = held.read(len(OPENING))
+    if start not in (b"", OPENING.encode()):
+        raise RunFolderError(
+            f"{file} is not a page, and is not overwritten. Name another file, such as "
+            f"{file.with_name('report.html')}"
+        )
 
 
 def _free(file: Path, name: str, taken: Collection[Path]) -> Path:

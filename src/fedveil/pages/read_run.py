@@ -30,7 +30,7 @@ BUFFERS = "buffers averaged with the parameters: "
 _LAST = "the last"
 #: Prefixes of the events at the end of a run, and at its start or resumption.
 _ENDED = "finished after "
-_ENDS, _BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train from ")
+_ENDS, BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train from ")
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _end(events: Sequence[str]) -> str | None:
         _, _, text = event.partition(" ")
         if text.startswith(_ENDS):
             return text
-        if text.startswith(_BEGINS):
+        if text.startswith(BEGINS):
             return None
     return None
 

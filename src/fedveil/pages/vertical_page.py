@@ -14,7 +14,7 @@ from fedveil.pages.read_run import ReadRun, party_folders, read_party
 from fedveil.pages.run_page import found, repeat
 from fedveil.pages.run_summary import Ending
 from fedveil.pages.table import Table
-from fedveil.pages.vertical_summary import vertical_ending
+from fedveil.pages.vertical_summary import of_others, vertical_ending
 from fedveil.privacy.guarantee_strength import MEANS, epsilon_text
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import format_delta
@@ -44,7 +44,7 @@ def parties_of(run: ReadRun, *, growing: bool = False) -> dict[str, ReadRun]:
     return {folder.name: read_party(run, folder, growing=growing) for folder in folders}
 
 
-def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
+def leader_of(run: ReadRun, parties: Mapping[str, ReadRun]) -> ReadRun:
     """Return the leader: the party whose records have metrics on held-out examples.
 
     If no party has such metrics, returns any local party. Without parties, returns the run itself.
@@ -208,7 +208,9 @@ def _accounts(run: ReadRun, parties: dict[str, ReadRun]) -> Iterator[Part]:
         for line in party.accounts
     ]  # fmt: skip
     if not rows:
-        yield "Nothing: the parties' messages are sent without protection."
+        elsewhere = is_apart(parties) and run.job["privacy"].get("embedding_dp")
+        nothing = "Nothing: the parties' messages are sent without protection."
+        yield of_others(run.job) if elsewhere else nothing
         return
     columns = ["of", "for", "epsilon", "delta", "the best attacker"]
     yield Table(columns, rows)

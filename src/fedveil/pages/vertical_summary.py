@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
+from typing import Any
 
 from fedveil.pages.guarantee_text import ALONE, SEEDED, listed, returned
 from fedveil.pages.page import Fact
@@ -79,18 +80,20 @@ def _promise_of_parties(
     return Fact(PROMISED, str(worst.figure), text, tone)
 
 
+def of_others(job: Mapping[str, Any]) -> str:
+    """Return what a party without an account of its own knows about the privacy of a job."""
+    return (
+        f"Each party that sends activations states the epsilon in its own account. {returned(job)}"
+    )
+
+
 def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
     """Return two cards for a party that sends no protected tensor: guarantee, and next step.
 
     Such a party, usually the leader, has no privacy account of its own. The cards refer to the
     accounts of the other parties.
     """
-    promise = Fact(
-        PROMISED,
-        "not known here",
-        "Each party that sends activations states the epsilon in its own account. "
-        + returned(run.job),
-    )
+    promise = Fact(PROMISED, "not known here", of_others(run.job))
     if leader.ended is None or not leader.finished:
         return promise, Fact(NEXT, *_next_apart(run, leader, None))
     if leader.said(INFERRED):

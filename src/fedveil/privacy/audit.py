@@ -2,8 +2,8 @@
 
 The audit chooses an event by one half of the outputs, and counts it in the other half.
 Clopper-Pearson bounds on the counts give a lower bound on epsilon. This bound is wrong with
-probability at most 1 - confidence, whatever the mechanism is. A bound above the claim refutes the
-claim. A bound below the claim proves nothing.
+probability at most 1 - confidence, whatever the mechanism is, if its runs are independent. A bound
+above the claim refutes the claim. A bound below the claim proves nothing.
 """
 
 from __future__ import annotations
@@ -94,9 +94,11 @@ def run(
 
     `claim` is a loss, or an epsilon at delta = 0. It must be the claim for this pair of inputs: if
     they differ in several bits or parameters, it is the composed loss. The mechanism runs `trials`
-    times on each input, with randomness from `entropy` (default: the operating system). A true
-    claim is refuted with probability at most 1 - `confidence`. `score` maps one output to a number
-    that differs between the inputs. Without it, scores are trained on the outputs.
+    times on each input, with randomness from `entropy` (default: the operating system). The runs
+    must be independent: a mechanism that saves its noise and uses it again must be made anew for
+    each run. A true claim is refuted with probability at most 1 - `confidence`. `score` maps one
+    output to a number that differs between the inputs. Without it, scores are trained on the
+    outputs.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded

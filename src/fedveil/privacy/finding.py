@@ -94,6 +94,11 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     @property
+    def exceeds_guessing(self) -> bool:
+        """True if the value is better than guessing, which may be luck."""
+        return self.value < self.guess if self.is_error else self.value > self.guess
+
+    @property
     def missing(self) -> str:
         """A phrase that says that there is no value, with the reason if it is known."""
         return f"not measured: {self.unmeasured}" if self.unmeasured else "not measured"

@@ -142,8 +142,9 @@ class OneRunAudit:
     A canary is a test input that a fair coin put into the run or left out. `right` of `guesses`
     guesses were right, or `right_of_all` if all canaries are guessed. `bound` is a lower bound on
     the run's epsilon. `alone` is a second lower bound, valid only if the canaries' outcomes are
-    independent. Both bounds hold together with probability at least `confidence`. `reachable` is
-    what `bound` would be if every guess were right.
+    independent. If the audit was told that the run has Gaussian noise, both are valid only for the
+    privacy curve of Gaussian noise. Both bounds hold together with probability at least
+    `confidence`. `reachable` is what `bound` would be if every guess were right.
 
     A bound refutes the claim if it is above the claimed epsilon. `unseen` is the largest true
     epsilon that `bound` would probably miss: up to it, the expected number of right guesses is too
@@ -189,8 +190,9 @@ def audit_run(
 
     A canary is a test input that a fair coin put into the run or left out. `included` is True for
     those put in. A positive score means that the canary seems to be in. `gaussian` is True if the
-    claim is about Gaussian noise, which gives larger bounds. A true claim is refuted with
-    probability at most 1 - `confidence`.
+    claim is about Gaussian noise. This gives larger bounds, which are valid only if the run has the
+    privacy curve of some Gaussian noise. A true claim is refuted with probability at most 1 -
+    `confidence`.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)

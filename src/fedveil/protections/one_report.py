@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedveil.base.message import Message
+from fedveil.base.message import Message, int_in
 from fedveil.errors import ClientWithheld
 from fedveil.protections.base import ClientContext, RoundContext, State, Update
 from fedveil.protections.phased import PhasedRound
@@ -66,7 +66,7 @@ class OneReportClient(ABC):
 
     def respond(self, message: Message, update: Update | None) -> Message:
         """Return the report. Raises `ClientWithheld` unless `message` opens this round."""
-        if update is None or message.get("round") != self._context.round:
+        if update is None or int_in(message, "round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:
             raise ClientWithheld("the update is not of the model's length")

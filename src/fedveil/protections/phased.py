@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedveil.base.message import Message, Value, take
+from fedveil.base.message import Message, Value, int_in, take, text_in
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid, ReportRejected, RoundVoid
 from fedveil.protections.base import (
     REPORT,
@@ -120,11 +120,11 @@ class PhasedClient(ABC):
         self._last = -1
 
     def wants_update(self, message: Message) -> bool:
-        return message.get("phase") == self.protection.trains
+        return text_in(message, "phase") == self.protection.trains
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        phase, flow = str(message.get("phase")), self.protection.flow
-        if message.get("round") != self._context.round or phase not in flow:
+        phase, flow = text_in(message, "phase"), self.protection.flow
+        if int_in(message, "round") != self._context.round or phase not in flow:
             raise ClientWithheld("the message does not belong to this round")
         if flow.index(phase) <= self._last:
             raise ClientWithheld("phase out of order")

@@ -67,9 +67,14 @@ class BoundedSum:
         self._plain, self._bound = plain, bound
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        norm = float(np.linalg.norm(vector.astype(np.float64)))
+        wide = vector.astype(np.float64)
+        norm = float(np.linalg.norm(wide))
         if norm > self._bound:
-            vector = (vector * (self._bound / norm)).astype(np.float32)
+            if not math.isfinite(norm):
+                raise ValueError("an entry is not finite or too large")
+            # As a float32, the factor of a very long report would be rounded to a larger one.
+            wide *= self._bound / norm
+            vector = wide.astype(np.float32)
         self._plain.add(vector, weight)
 
     def merge(self, other: BoundedSum) -> None:

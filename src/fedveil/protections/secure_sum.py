@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array
+from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array, text_in
 from fedveil.base.packing import add_packed, packed_size, spare_bits_zero
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue, MessageInvalid, RoundVoid
@@ -319,12 +319,12 @@ class MaskedClientRound:
         )
 
     def wants_update(self, message: Message) -> bool:
-        return message.get("phase") == TRAINS
+        return text_in(message, "phase") == TRAINS == self._client.phase
 
     def respond(self, message: Message, update: Update | None) -> Message:
         round, answered = self._context.round, self._context.answered
         if update is None:
-            if message.get("phase") == PHASES[0]:
+            if text_in(message, "phase") == PHASES[0]:
                 answered.check(round)
             return self._client.respond(message)
         told, rest = self._parted(message)

@@ -19,6 +19,8 @@ SENT = "sent.csv"
 UNPROTECTED = "sent unprotected"
 #: The start of the line about an example of a vertical run.
 OWN_REPORTS = "an example's own reports"
+#: The start of the last line about a text that two parties continued.
+TEXT = "the whole text"
 #: The line about labels that are randomised once.
 LABEL = "an example's label, in all epochs"
 #: Part of the line about a run that its own results, or a callback, ended early.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.files import locked, write_whole
+from fedveil.base.files import locked, refuse_link, write_whole
 from fedveil.base.message import MAGIC, Value, prefixed, take, within
 from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_DATA_BYTES, read_bytes
@@ -47,6 +47,7 @@ class DataAccount:
         """
         make_folder(self.path.parent)
         with explained(self.path), locked(self.path):
+            refuse_link(self.path)
             rounds, ledger = self._read()
             ledger.record_many(spendings, round=rounds + 1, clients=[_CLIENT])
             figure = AdaptiveSum.of(ledger).figure(delta)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
@@ -26,6 +27,8 @@ EVENTS = "events.log"
 PRIVATE = "private.log"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
+#: The folder of the clients' states, if clients keep one from round to round.
+CLIENTS = "clients"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 LOCK = ".lock"
@@ -141,7 +144,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
     held = path.iterdir() if path.is_dir() else ()
     if not all(_may_be_replaced(entry) for entry in held):
         others = ""
-        if command and (path / JOB).exists():
+        if command and (path / JOB).exists() and (path / CHECKPOINT).is_dir():
             others = f", or resume that run with `{command} --resume {quote(str(path))}`"
         raise RunFolderError(f"{path} is not empty: name another folder{others}")
 
@@ -150,7 +153,9 @@ def _may_be_replaced(entry: Path) -> bool:
     """Return True if a run that ended before it wrote its job file may have left `entry`."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(held.name in (JOB, JOB + PARTIAL) for held in entry.iterdir())
-    return entry.name in (LOCK, TRACEBACK) or entry.suffix == PARTIAL
+    if entry.name == CLIENTS and entry.is_dir():
+        return not any(entry.iterdir())
+    return entry.name in (LOCK, TRACEBACK, IMPORTS) or entry.suffix == PARTIAL
 
 
 def in_use(path: Path) -> bool:
@@ -207,6 +212,23 @@ def make_folder(path: Path) -> None:
             raise RunFolderError(
                 f"{path} cannot be written: {file} is a file, not a folder"
             ) from None
+
+
+@contextmanager
+def temporary_folder(prefix: str = "fedveil-") -> Iterator[Path]:
+    """A context with a new folder below TMPDIR. It is deleted at the end.
+
+    Raises `RunFolderError` if no such folder can be created.
+    """
+    try:
+        made = TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise RunFolderError(
+            f"no temporary folder can be created: {error.strerror or error}. Set TMPDIR to a "
+            "folder that can be written"
+        ) from error
+    with made as path:
+        yield Path(path)
 
 
 @contextmanager

@@ -32,11 +32,15 @@ J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job, and the paths from which the user's modules in `names` were imported."""
+    """Save a job, and the paths from which the user's modules in `names` were imported.
+
+    `JOB` is written last. A folder with `JOB` holds a run that can be resumed, and if this process
+    is killed earlier, a new run may use the folder.
+    """
     yaml = job.to_yaml().encode()
     folder.write_atomically(BEGAN, yaml)
-    folder.write_atomically(JOB, yaml)
     keep_imports(folder, names)
+    folder.write_atomically(JOB, yaml)
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:

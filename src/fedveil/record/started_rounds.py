@@ -32,8 +32,9 @@ class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
     A round may be started several times, with different costs. Each start is recorded in a file
-    before a report is requested. `done` is the last round in the checkpoint. If `is_kept` is True,
-    an earlier process has called `keep`, so a missing file is an error.
+    before a report is requested. `done` is the last round in the checkpoint. Raises
+    `RunFolderError` if a later checkpoint was saved, which alone has the costs of its rounds. If
+    `is_kept` is True, an earlier process has called `keep`, so a missing file is an error.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, is_kept: bool = False) -> None:
@@ -45,8 +46,14 @@ class Attempts:
         if path.exists():
             with intact(path):
                 since, begun, self._stated = _read(_fields(path))
-                if since == done:
-                    self.begun = begun
+            if since > done:
+                raise RunFolderError(
+                    f"{folder.path / CHECKPOINT} has an older copy of the checkpoint: it ends with "
+                    f"round {done}, and {path} follows round {since}. The privacy cost of the "
+                    "rounds between them is only in the newest checkpoint. Put that back"
+                )
+            if since == done:
+                self.begun = begun
         elif is_kept:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 

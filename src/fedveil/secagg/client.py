@@ -72,6 +72,11 @@ class Client:
         self._sharers: list[int] = []
         self._signed: list[int] | None = None
 
+    @property
+    def phase(self) -> Phase | None:
+        """The phase whose message this client answers next, or None if it answers no more."""
+        return self._state.phase
+
     def respond(
         self, message: Message, vector: Vector | None = None, origin: bytes = b""
     ) -> Message:

@@ -26,6 +26,8 @@ _LONGEST_SHOWN = 60
 _NEAR = 0.65
 #: A key directly followed by its value after the colon, which YAML reads as one text.
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
+#: A key followed by the colon that keyboards for Chinese type.
+_FULL_WIDTH = re.compile(r"[A-Za-z_][\w.]*\s*：")
 #: Other programs' names of keys.
 _USUAL = {
     "learning_rate": ("lr",), "epsilon": ("target_epsilon", "dp_eps", "sign_eps", "eps"),
@@ -228,7 +230,9 @@ def plain(text: str) -> str:
 
 
 def unspaced(text: str) -> str:
-    """Return a hint if `text` lacks the space after a colon, as in `key:value`, else ""."""
+    """Return a hint if `text` is a key, a colon and no space, or a full-width colon, else ""."""
+    if _FULL_WIDTH.match(text):
+        return "; write `: ` in place of the full-width colon"
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 

@@ -10,13 +10,13 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import fedveil
+from fedveil.record.run_folder import temporary_folder
 from fedveil.site import namespace_root, system_calls
 
 Means = Literal["bubblewrap", "namespaces"]
@@ -87,9 +87,9 @@ def working() -> list[Means]:
 
 def _works(means: Means) -> bool:
     words = [Interpreter.own().file, "-I", "-S", "-c", ""]
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         try:
-            tried = isolated(words, means, {}, Path(scratch))
+            tried = isolated(words, means, {}, scratch)
             subprocess.run(tried, check=True, capture_output=True, timeout=_TRY_S)
         except (OSError, subprocess.SubprocessError):
             return False

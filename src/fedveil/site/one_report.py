@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.message import Message, decode, encode
+from fedveil.base.message import Message, decode, encode, text_in
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError, SiteRefused, nearest
 from fedveil.flower.answered_rounds import AnsweredFile
@@ -129,7 +129,7 @@ class SiteReports:
             return Round(digest, round, number_of(site), protection, Answered(), asked, None)
         protection = self.terms.protection(dimension, digest, seat.roster, seat.identity)
         answered = AnsweredFile(seat.state.file(digest, seat.client, "answered"))
-        first = asked is not None and asked.get("phase") == protection.phases[0]
+        first = asked is not None and text_in(asked, "phase") == protection.phases[0]
         mine = kept[2] if kept is not None and kept[:2] == (digest, round) and not first else None
         return Round(digest, round, seat.client, protection, answered, asked, mine)
 
@@ -263,14 +263,18 @@ class Admitted:
         that it was late.
         """
         try:
-            made = self._made(after)
+            return self._made(after)
         finally:
-            if self.leaves_at is not None:
-                left = self.leaves_at - time.monotonic()
-                if left < 0:
-                    self.reports.left_late(self.released)
-                time.sleep(max(0.0, left))
-        return made
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the time `leaves_at`. The account records if it is over already."""
+        if self.leaves_at is None:
+            return
+        left = self.leaves_at - time.monotonic()
+        if left < 0:
+            self.reports.left_late(self.released)
+        time.sleep(max(0.0, left))
 
     def _made(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
         mine, model = self.of, self.layout.vector(self.before)

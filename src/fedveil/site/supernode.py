@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +36,7 @@ from fedveil.base.files import write_new
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError
 from fedveil.flower.job.job_client import load_training
+from fedveil.record.run_folder import temporary_folder
 from fedveil.site import ends_with_parent
 from fedveil.site.door import Door
 from fedveil.site.policy_blocks import ServerSettings
@@ -62,7 +62,7 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server, wait=False))
         load_training()
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-site-")))
+        scratch = stack.enter_context(temporary_folder("fedveil-site-"))
         secret = Secure().token(32)
         write_new(scratch / "secret", secret)
         port = _free_port()

@@ -233,7 +233,10 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     if not first.wants_update(asked):
         reply = Reply(first, first.respond(asked, None))
     else:
+        answered.check(step.round)
         _charge(file, member, protection, schedule)
+        if len(protection.phases) > 1:
+            answered.begin(step.round)
         reply = answer_trained(protection, half, lambda: half(1), asked, update)
         if reply.unusable is not None:
             _log.warning("an answer of zero is reported: %s", reason(reply.unusable))

@@ -128,7 +128,8 @@ class ComparisonFolder:
     def run(self, cell: Cell, progress: Progress) -> Result:
         """Return the result of `cell`: start its run, resume it, or read it if it has finished.
 
-        `progress` is called with each round's record.
+        `progress` is called with each round's record. Raises an error if the run's folder cannot be
+        written or read: the cell has no result of its own then, and can be resumed.
         """
         if cell.job is None:
             return Result(cell, None, cell.reason)
@@ -138,6 +139,8 @@ class ComparisonFolder:
                 path.parent.mkdir(exist_ok=True)
             return Result(cell, ended_run(cell.job, path, progress))
         except _OWN_END as error:
+            if isinstance(error.__cause__, RunFolderError):  # such as of a full disk
+                raise
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fedveil.engine.assembly import check_buffers, load_data
 from fedveil.engine.budget import prepared
 from fedveil.engine.candidates import GAUSSIAN, OTHERS, RULED_OUT, Candidate, candidate, of_examples
 from fedveil.entry.simulation import simulate
-from fedveil.errors import InvalidValue, JobError, ModelInvalid, RunFailed, RunStopped
+from fedveil.errors import (
+    InvalidValue,
+    JobError,
+    ModelInvalid,
+    RunFailed,
+    RunFolderError,
+    RunStopped,
+)
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.loss import exactly
 from fedveil.record.metric_names import Better, deciding
+from fedveil.record.run_folder import temporary_folder
 
 #: A trial has at most this many rounds, with the noise of the whole run.
 ROUNDS = 10
@@ -134,13 +140,17 @@ def _tried(
             short = _shortened(job, rounds, share)
             if name == UNTRAINED:
                 short = Job.read(short.model_dump(), ["rounds=1", "server.lr=1e-12"])
-            with TemporaryDirectory() as folder:
-                last = simulate(short, Path(folder) / "trial").metrics[-1]
+            with temporary_folder() as folder:
+                last = simulate(short, folder / "trial").metrics[-1]
         except (InvalidValue, JobError):
             if not share:
                 raise
             continue  # for example, no example can be held out if each client has only one
         except (RunFailed, RunStopped, ModelInvalid) as error:
+            if isinstance(error.__cause__, RunFolderError):  # not the protection's failure
+                raise RunFolderError(
+                    f"{error}. Set TMPDIR to a folder with enough space"
+                ) from error
             return Trial(name, candidate, figure, noise, failure=str(error))
         metric, better = deciding(last)
         value = last["clients_mean"] if share else last.get(metric, math.nan)

@@ -50,6 +50,10 @@ _LOSS = (
     "`record.followers_see_loss: false` hides it"
 )
 _AGAINST = f"{INFERRED} hinders that, and privacy.label_dp bounds it"
+_DRAWN = (
+    "labels: these are the labels drawn under privacy.label_dp, whose epsilon bounds what they say "
+    "about the true ones"
+)
 
 
 class WatchedGradients:
@@ -73,7 +77,8 @@ class LabelWatch:
     sentences with the results: one for each part whose gradient is returned, and one for all parts
     of a follower together. A step that is repeated after a restart is not measured again, even if
     its gradients differ. If `tells_loss` is True, followers receive the loss of every step, and a
-    sentence about a follower without a returned gradient mentions this.
+    sentence about a follower without a returned gradient mentions this. If `drawn` is True, the
+    labels are those drawn under LabelDP, and a sentence says so.
     """
 
     def __init__(
@@ -85,7 +90,9 @@ class LabelWatch:
         steps: int = STEPS,
         *,
         tells_loss: bool = False,
+        drawn: bool = False,
     ) -> None:
+        self._against = _DRAWN if drawn else _AGAINST
         self._classes, self._passed, self._tell = classes, passed, tell
         self._cuts: dict[str, list[str]] = defaultdict(list)
         for crossing in split.crossings:
@@ -157,7 +164,7 @@ class LabelWatch:
         if last and self._sums is not None and self._sums.repeated:
             sentences += self._of_sums(self._sums)
         if any(_READ in sentence for sentence in sentences):
-            sentences.append(_AGAINST)
+            sentences.append(self._against)
         for sentence in sentences:
             self._tell(sentence)
         self._seen.clear()

@@ -250,7 +250,7 @@ class PartyRun:
                 self.log.confide(sentence)
             gradients.watch = LabelWatch(
                 split, classes, gradients.returned, self.log.confide, left,
-                tells_loss=self.setting.job.tells_loss,
+                tells_loss=self.setting.job.tells_loss, drawn=self._parts.label_loss is not None,
             )  # fmt: skip
 
     def _projection(self) -> Iterable[str]:

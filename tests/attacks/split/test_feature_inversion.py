@@ -497,6 +497,11 @@ def test_correlation_leaves_constant_features_out() -> None:
     assert figure.value == pytest.approx(0.5), "1 for the first, 0 for what was not found"
 
 
+def test_correlation_of_constant_features_is_not_measured() -> None:
+    figure = features.correlation("c", torch.full((4, 2), 3.0), torch.eye(4)[:, :2])
+    assert str(figure) == "c not measured: every feature is constant"
+
+
 def test_other_weights_of_the_same_bottom() -> None:
     target = SplitTarget.of(job())
     aim = features.Aim(target, target.split.by_name["embedding"], "quick")

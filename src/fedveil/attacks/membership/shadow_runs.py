@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -27,7 +25,7 @@ from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
 from fedveil.privacy.client_tally import Clients
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import RunFolder, temporary_folder
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,8 @@ def rehearse(target: Target) -> Rehearsal:
     data["checkpoint"]["every"] = target.job.rounds
     if not (target.job.stopping.may_end or target.job.stopping.keep == "best"):
         data["evaluation"]["every"] = target.job.rounds
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        opened = partial(RunFolder.create, Path(folder) / "run", target.job.name)
+    with temporary_folder() as folder, ExitStack() as stack:
+        opened = partial(RunFolder.create, folder / "run", target.job.name)
         job = Job(**data)
         run = start(job, Simulator(), opened, stack, dataset=target.dataset).run()
         clients = clients_before(run.ledger.clients, run.job, run.kept_round)

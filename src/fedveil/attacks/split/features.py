@@ -11,6 +11,7 @@ Four attackers get the same reports. In addition, each attacker knows something 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -247,12 +248,14 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
     """Return the metric `name`: how well the reconstruction `found` correlates with `truth`.
 
     Both are [examples, *shape]. The metric is the median of the features' correlations. Features
-    that are constant in `truth` are left out.
+    that are constant in `truth` are left out. Nothing is measured if all are.
     """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
     size, other = real.norm(dim=0), made.norm(dim=0)
     varied = size > 1e-9
+    if not varied.any():
+        return Measured(name, math.nan, guess=0.0, cases=0, unmeasured="every feature is constant")
     together = (real * made).sum(dim=0) / (size * other).clamp(min=1e-9)
     return median(name, together[varied].numpy(), guess=0.0)
 

@@ -7,33 +7,36 @@ a round ends, the states of clients whose reports are not in its sum are deleted
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fedveil.base.array_types import Float32s
+from fedveil.base.array_types import Float32s, Int64s
 from fedveil.base.files import make_inner_folder, write_whole
 from fedveil.base.message import only_fields, take_array
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import finite_vector
 from fedveil.errors import RunFolderError
-from fedveil.record.run_folder import explained
+from fedveil.record.run_folder import CLIENTS, explained
 from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.rounds.outcomes import ClientId
 
-#: The name of the folder inside the run's folder.
-CLIENTS = "clients"
 _NAME = re.compile("[0-9]+-[0-9]+")
 
 
-def open_states(run: Path, done: int) -> ClientStates:
-    """Open the clients' states in the run folder `run`. Deletes states of rounds after `done`."""
+def open_states(run: Path, done: int, last: Int64s) -> ClientStates:
+    """Open the clients' states in the run folder `run`. Deletes states of rounds after `done`.
+
+    `last` has the round of each client's newest state, or 0 for none. Raises `RunFolderError`, and
+    deletes nothing, if one of these states is missing.
+    """
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
         )
     states = ClientStates(run)
+    states.check(last)
     states.forget_after(done)
     return states
 
@@ -70,10 +73,24 @@ class ClientStates:
     def clients(self) -> list[ClientId]:
         return sorted({client for client, _ in self._files()})
 
-    def settle(self, round: int, summed: Collection[ClientId]) -> None:
-        """Delete the states of `round`, except those of the clients in its sum, `summed`."""
-        written = self._files(f"*-{round}")
-        self._drop((client, at) for client, at in written if at == round and client not in summed)
+    def check(self, last: Int64s) -> None:
+        """Raise `RunFolderError` if a client's state of the round `last[client]` is missing."""
+        for client, round in enumerate(last.tolist()):
+            if round and not self._path(client, round).exists():
+                raise RunFolderError(
+                    f"{self._path(client, round)} is missing. Restore it from a copy: it is the "
+                    f"state of client {client}, as the checkpoint needs it"
+                )
+
+    def settle(self, round: int, summed: set[ClientId]) -> set[ClientId]:
+        """Delete the states of `round`, except those of the clients in its sum, `summed`.
+
+        Returns the clients whose states remain. A client in the sum may have saved none, such as
+        one whose training failed.
+        """
+        written = {client for client, at in self._files(f"*-{round}") if at == round}
+        self._drop((client, round) for client in written - summed)
+        return written & summed
 
     def forget_after(self, done: int) -> None:
         """Delete the states of all rounds after `done`. These rounds will be repeated."""

@@ -14,7 +14,7 @@ from fedveil.base.message import Message, encode
 from fedveil.errors import MessageInvalid
 from fedveil.flower.app.clear_metrics import METRICS
 from fedveil.flower.app.field_names import OFFER, WITHHELD, number_of
-from fedveil.flower.exchange import exchange, may_have_reported
+from fedveil.flower.exchange import UNREADABLE, exchange, may_have_reported
 from fedveil.flower.records import MESSAGE, encoded_message, encoded_records
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier, shared
@@ -93,7 +93,8 @@ class AppCarrier(Carrier):
                 self.metrics[client] = self._take_revealed(content)
             return outcomes.Report(client, encoded_message(content))
         except MessageInvalid as invalid:
-            reason = str(invalid) if MESSAGE in content else _NO_REPORT
+            named = MESSAGE in content or UNREADABLE in content
+            reason = str(invalid) if named else _NO_REPORT
             return outcomes.Refused(client, 0, outcomes.short(reason))
 
     def _take_revealed(self, content: RecordDict) -> MetricRecord:

@@ -16,7 +16,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from fedveil.base.message import Message, encode, take
+from fedveil.base.message import Message, encode
 from fedveil.entropy import Secure
 from fedveil.errors import (
     ClientWithheld,
@@ -26,12 +26,12 @@ from fedveil.errors import (
     ModelInvalid,
     ProtectionFailed,
 )
-from fedveil.flower.answered_rounds import AnsweredFile
+from fedveil.flower.answered_rounds import AnsweredFile, check_due
 from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, matches, read
 from fedveil.flower.app.clear_metrics import LATE, METRICS, completed, in_clear, sent_metrics
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
-from fedveil.flower.app.offer import Offer
+from fedveil.flower.app.offer import Offer, round_of
 from fedveil.flower.app.options import Options, parse
 from fedveil.flower.app.pins import (
     Pin,
@@ -163,11 +163,12 @@ class _Answer:
         self._pins = pins
         try:
             self._words, self.offer = _take_offer(message, own_protections(pins))
-            self._round = take(self._words, "round", int)
+            self._round = round_of(self._words)
             refuse_weaker(self.offer, pins, context.run_id)
         except MessageInvalid as error:
             raise Refused(str(error)) from None
         self._protection: Protection = self.offer.protection(context.run_id)
+        self._answered = AnsweredFile(_lasting(context, "answered"))
 
     def content(self) -> RecordDict:
         """Return the reply: the protection's answer and, after training, the metrics to reveal."""
@@ -178,6 +179,9 @@ class _Answer:
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise Refused(f"{trains} is asked for before {phases[0]} in this round")
+        if training and len(phases) > 1:
+            begun = partial(self._half, kept)
+            check_due(self._answered, self._protection, begun, self._round, self._words)
         with FixedTime(self._answer_after_s if training else None, self._left_late) as time:
             if training:
                 half, report, metrics = self._train(kept, time)
@@ -213,6 +217,8 @@ class _Answer:
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
+        if len(self._protection.phases) > 1:
+            self._answered.begin(self._round)
         metrics = MetricRecord()
 
         def train() -> tuple[Update, int]:
@@ -228,7 +234,8 @@ class _Answer:
 
         answered = answer_trained(self._protection, half, lambda: half(1), self._words, train)
         if answered.unusable is not None:
-            log.warning("fedveil: an update of zero is reported: %s", reason(answered.unusable))
+            said = short(reason(answered.unusable), LONGEST_LOGGED)  # it may quote the server
+            log.warning("fedveil: an update of zero is reported: %s", said)
         return answered.half, answered.message, completed(metrics, names)
 
     def _arrays(self) -> _Arrays:
@@ -283,7 +290,7 @@ class _Answer:
                 model=model,
                 examples=examples,
                 entropy=Secure(),
-                answered=AnsweredFile(_lasting(self._context, "answered")),
+                answered=self._answered,
                 origin=origin,
             )
         )

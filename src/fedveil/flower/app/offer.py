@@ -16,6 +16,7 @@ from fedveil.base.own_code import is_function, own_code_errors
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.field_names import ANSWER_AFTER_S
 from fedveil.flower.app.options import OFFERED, Options, parse
+from fedveil.privacy.ledger_message import MAX_ROUND
 from fedveil.protections.base import JobContext, Protection
 
 _PARAMETER = "parameter."
@@ -91,6 +92,14 @@ class Offer:
         """Return a digest of this offer's settings and of `run`, the number of the Flower run."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
+
+
+def round_of(words: Message) -> int:
+    """Return the round's number in the server's message `words`."""
+    round: int = take(words, "round", int)
+    if not 0 <= round <= MAX_ROUND:
+        raise MessageInvalid(f"round = {round} is outside [0, {MAX_ROUND}]")
+    return round
 
 
 def check(options: Options) -> None:

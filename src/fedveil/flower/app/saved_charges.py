@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveil.base.files import locked, write_whole
+from fedveil.base.files import locked, refuse_link, write_whole
 from fedveil.base.message import Value, prefixed, take, within
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.base.validate import integer
@@ -46,10 +46,11 @@ class KeptRounds:
     def read(self) -> Kept | None:
         if not self._path.parent.is_dir():
             raise DeploymentError(f"{self._path.parent} is no folder, and the ledger is kept there")
-        if not self._path.exists():
-            return None
         try:
             with intact(self._path):
+                refuse_link(self._path)
+                if not self._path.exists():
+                    return None
                 self._written = read_bytes(self._path, MOST_STATE_BYTES)
                 fields = unsealed(self._written)
                 terms = take(fields, "terms", str)

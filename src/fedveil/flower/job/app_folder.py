@@ -68,7 +68,8 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
     """Read each client's public signing key from the file `path`.
 
     The file has lines `client-N: KEY`, with KEY in 64 hexadecimal digits. Returns an empty mapping
-    if there is no file. Raises `DeploymentError` if the file is invalid.
+    if there is no file. Raises `DeploymentError` if the file is invalid, or gives two clients the
+    same key: whoever holds it would count as two clients in a sum.
     """
     if not path.exists():
         return {}
@@ -76,7 +77,8 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
         data = yaml_file.read(path, _MOST_ROSTER_BYTES, 2 * _MOST_CLIENTS + 1)
     except JobError as error:
         raise DeploymentError(str(error)) from None
-    roster = {}
+    roster: dict[ClientId, bytes] = {}
+    owners: dict[str, str] = {}
     for client, key in data.items():
         found = _CLIENT.fullmatch(client)
         if not found or not isinstance(key, str) or not _PUBLIC_KEY.fullmatch(key):
@@ -84,6 +86,8 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
                 f"{path}: the line {client}: {key} is not of the form client-N: KEY, KEY being "
                 f"the 64 digits that `fedveil identity` shows"
             )
+        if (owner := owners.setdefault(key, client)) != client:
+            raise DeploymentError(f"{path}: {owner} and {client} have the same key")
         roster[int(found[1])] = bytes.fromhex(key)
     return roster
 

@@ -36,8 +36,8 @@ _GRACE_S = 300.0
 _RETURN_S = 90.0
 #: Time that the server waits at the run's end for clients to forget an unfinished round.
 _FORGET_S = 15.0
-#: A message to a node with several clients asks for at most about this many bytes, since a few
-#: replies are in memory at once.
+#: A message to a node with several clients asks for at most about this many bytes, since a reply is
+#: in memory as a whole.
 _REPLY_BYTES = 32_000_000
 
 
@@ -232,7 +232,7 @@ class GridExecutor(Executor):
         if word == job_client.STRANGER:
             self._members.doubt(client)
         if word == job_client.ANSWERED:
-            return outcomes.Withheld(client, "its update of this round has left it before")
+            return outcomes.Withheld(client, "it has already trained in this round")
         if word == job_client.WITHHELD:
             return outcomes.Withheld(client, "the client's own log says why")
         if word == job_client.FAILED:

@@ -18,8 +18,8 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedveil.base.message import MOST_CARRIED, encode, only_fields, take, take_array
 from fedveil.base.message import Message as Words
-from fedveil.base.message import encode, only_fields, take, take_array
 from fedveil.base.own_code import place_of
 from fedveil.engine.job_protection import (
     REVEALED,
@@ -36,13 +36,13 @@ from fedveil.errors import (
     MessageInvalid,
 )
 from fedveil.federated.job import Job
-from fedveil.flower.answered_rounds import AnsweredFile
+from fedveil.flower.answered_rounds import AnsweredFile, check_due
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
 from fedveil.flower.job.member import Member, RoundTraining, members_of
 from fedveil.flower.job.own_charges import charge, left_late
-from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
+from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states, told_run
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.records import (
     Addressed,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 INTRODUCE, FORGET = "introduce", "forget"
 #: Reasons in this app's error replies. Any other is Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
-#: The reason that the client has already sent its update of that round.
+#: The reason that the client has already trained in that round.
 ANSWERED = "answered before"
 WORDS = (WITHHELD, FAILED, STRANGER, ANSWERED)
 ERROR_CODE = 200
@@ -76,6 +76,9 @@ ERROR_CODE = 200
 #: number of weights. A training message adds the weights and their shape.
 ROUND_FIELDS = ("opening", "round", "dimension")
 TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
+
+#: A message carries no more float32 weights.
+_MOST_WEIGHTS = MOST_CARRIED // 4
 
 _log = logging.getLogger("flwr")
 
@@ -238,8 +241,12 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     only_fields(common, *ROUND_FIELDS, *more)
     round, dimension = take(common, "round", int), take(common, "dimension", int)
     opening = take(common, "opening", bool)
-    if not (1 <= round <= job.rounds and dimension >= 1):
+    if not 1 <= round <= job.rounds:
         raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
+    if not 1 <= dimension <= _MOST_WEIGHTS:
+        raise MessageInvalid(f"dimension = {dimension} is outside [1, {_MOST_WEIGHTS:,}]")
+    if trains and job.keeps_state:
+        told_run(common)
     if addressee != member.client:
         raise _Misaddressed
     _check_own_job(files, member)
@@ -252,7 +259,9 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     protection = make_protection(job, job.training.report_length(dimension), deployed)
 
     origin = files.origin(common, more, protection.dimension) if trains else model_alone
-    answered_file = member.accounts.file(job_digest(job), member.client, "answered")
+    last = AnsweredFile(member.accounts.file(job_digest(job), member.client, "answered"))
+
+    nothing = np.broadcast_to(np.float32(0), dimension)
 
     def half(examples: int, sent: Update) -> ClientRound:
         mine = protection.client_round(
@@ -262,7 +271,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
                 model=sent[: protection.dimension],
                 examples=examples,
                 entropy=report_entropy(job).stream("report", round, member.client),
-                answered=AnsweredFile(answered_file),
+                answered=last,
                 origin=origin,
             )
         )
@@ -270,6 +279,8 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
             mine.take_up(kept)
         return mine
 
+    if trains and len(protection.phases) > 1:
+        check_due(last, protection, lambda: half(0, nothing), round, asked)
     after_s = _answer_after_s(job, member) if trains else None
     # Before the time starts: importing and compiling would use up the time of a short training, and
     # a report of an all-zero update would leave.
@@ -278,10 +289,11 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
         _compile(training, protection)
     with FixedTime(after_s, partial(left_late, job, member)) as time:
         if training is not None:
-            answered = _trained(job, member, protection, asked, training, half, time)
+            begin = partial(last.begin, round)
+            answered = _trained(job, member, protection, asked, training, half, time, begin)
         else:  # no update needed: no model, no examples
             with own_errors(protection):
-                mine = half(0, np.broadcast_to(np.float32(0), dimension))
+                mine = half(0, nothing)
                 answered = Reply(mine, mine.respond(asked, None))
         with own_errors(protection):
             left = answered.half.keep()
@@ -298,12 +310,14 @@ def _trained(
     training: RoundTraining,
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
+    begin: Callable[[], None],
 ) -> Reply:
     """Charge a report, train the client, and return its answer with the report.
 
     `asked` is the server's message to this client. `half` returns the client's side of the
     protection. Its arguments are the client's number of examples, and the weights that the server
-    sent. `time` limits the training.
+    sent. `time` limits the training. `begin` records on disk that the client trains in this round.
+    It is called if the protection has several phases, in which the client trains once per round.
     """
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
@@ -313,6 +327,8 @@ def _trained(
     charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
+    if len(protection.phases) > 1:
+        begin()
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
@@ -376,4 +392,5 @@ def _answer_after_s(job: Job, member: Member) -> float | None:
 
 def _told(error: BaseException) -> str:
     place = place_of(error)
-    return reason(error) if place is None else f"{reason(error)} ({place})"
+    told = short(reason(error), LONGEST_LOGGED)
+    return told if place is None else f"{told} ({place})"

@@ -125,18 +125,21 @@ class Members:
         only_fields(answer, "client", *self._revealed)
         if type(answer["client"]) is int:
             clients = [answer["client"]]
-            examples = take(answer, "examples", int) if self._revealed else 0
+            examples = [take(answer, "examples", int)] if self._revealed else []
         else:
             clients = take_array(answer, "client", np.int64, (None,)).tolist()
             each = (len(clients),)
-            examples = sum(take_array(answer, "examples", np.int64, each)) if self._revealed else 0
+            told = take_array(answer, "examples", np.int64, each) if self._revealed else np.empty(0)
+            examples = told.tolist()
         if not 0 < len(set(clients)) == len(clients) <= self._most:
             raise MessageInvalid(
                 f"it names {len(clients)} clients, and deployment.clients_per_node = {self._most}"
             )
         if wrong := [client for client in clients if not 0 <= client < self._clients]:
             raise MessageInvalid(f"client = {wrong[0]} is outside [0, {self._clients})")
-        return set(clients), f", with {examples} examples" if self._revealed else ""
+        if wrong := [number for number in examples if number < 0]:
+            raise MessageInvalid(f"examples = {wrong[0]} is below 0")
+        return set(clients), f", with {sum(examples)} examples" if self._revealed else ""
 
 
 def _named(clients: Collection[ClientId]) -> str:

@@ -24,17 +24,18 @@ def charge(job: Job, member: Member, protection: Protection, asked: Words) -> No
     """
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
-    file, limits = partial(member.accounts.file, job_digest(job), member.client), []
-    if own := member.own_limits(job):
-        limits += own
+    file = partial(member.accounts.file, job_digest(job), member.client)
+    if limits := member.own_limits(job):
         OwnLedger(file("account")).begin(number_in(file("reports")) or 0)
-    spending = asked_spending(protection, {})
-    count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
     if job.privacy.max_epsilon is not None:
         limits.append((job.privacy.max_epsilon, job.privacy.delta))
     limits += total_of(job.protection.position, protection.settings)
+    # An invalid message is refused before the report is counted.
+    cost = asked_spending(protection, asked) if limits else []
+    spending = asked_spending(protection, {})
+    count_report(file("reports"), spending, job.rounds + job.deployment.repeats)
     if limits:
-        OwnLedger(file("account")).charge(asked_spending(protection, asked), limits)
+        OwnLedger(file("account")).charge(cost, limits)
 
 
 def left_late(job: Job, member: Member) -> None:

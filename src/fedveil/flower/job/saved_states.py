@@ -86,6 +86,20 @@ class _OwnStates(ClientStates):
         OwnFile(path, self._key_folder).remove()
 
 
+def told_run(common: Message) -> tuple[str, int]:
+    """Return the name of the run, and the last round whose sum contains the client's report.
+
+    `common` has the server's fields for this message. Raises `MessageInvalid` if they are invalid.
+    """
+    name = take(common, KEPT_FIELD, str)
+    if not _NAME.fullmatch(name):
+        raise MessageInvalid("field run is no run's name")
+    round, summed = take(common, "round", int), take(common, SUMMED_FIELD, int)
+    if not 0 <= summed < round:
+        raise MessageInvalid(f"field summed = {summed} is not a round before round {round}")
+    return name, summed
+
+
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
     """Return the client's saved states in this run.
 
@@ -93,16 +107,11 @@ def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId
     sum contains the client's report. States of later rounds, and old states that no checkpoint
     needs, are deleted.
     """
-    name = take(common, KEPT_FIELD, str)
-    if not _NAME.fullmatch(name):
-        raise MessageInvalid("field run is no run's name")
+    name, summed = told_run(common)
     path = folder.file(job_digest(job) + bytes.fromhex(name), client, "kept")
     path.mkdir(mode=0o700, exist_ok=True)
     states = _OwnStates(path, folder.path)
     every, round = job.checkpoint.every, take(common, "round", int)
-    summed = take(common, SUMMED_FIELD, int)
-    if not 0 <= summed < round:
-        raise MessageInvalid(f"field summed = {summed} is not a round before round {round}")
     states.forget_after(summed)
     states.forget_before((round - 1) // every * every)
     return states

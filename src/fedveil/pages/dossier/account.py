@@ -10,7 +10,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,19 +24,20 @@ from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.pages.dossier.releases import releases_of
-from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.read_run import BEGINS, ReadRun, party_folders, read_run
 from fedveil.pages.vertical_page import is_vertical, parties_of
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, UNPROTECTED
-from fedveil.record.event_log import faults
+from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, TEXT, UNPROTECTED
+from fedveil.record.event_log import faults, stamped
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import Attempts
+from fedveil.vertical.account import looks_begun
 
 #: The texts of a party's account lines: for the bits that a part of the model sends for an
 #: example, for a label, and for the whole run.
@@ -95,7 +96,7 @@ def read_evidence(path: Path) -> Evidence:
         with intact(path):
             _check_job(path)
             if is_vertical(run):
-                parties = parties_of(run)
+                parties = _whole_parties(run)
                 accounts = [a for n, party in parties.items() for a in _of_party(n, party, run)]
             else:
                 parties, accounts = {}, _of_ledger(folder, run)
@@ -173,6 +174,70 @@ def _started(folder: RunFolder, run: ReadRun, done: int) -> Iterator[tuple[int, 
     begun = Attempts(folder, done).begun
     # Repeated reports that are seeded are equal.
     yield from dict(begun).items() if run.job["privacy"]["randomness"] == "seeded" else begun
+
+
+def _whole_parties(run: ReadRun) -> dict[str, ReadRun]:
+    """Return the records of the parties of a vertical run, by the party's name.
+
+    Raises RunFolderError if a party's records are missing, or if its account is not the latest one
+    that its event log has.
+    """
+    parties = parties_of(run)
+    for folder in party_folders(run.folder, EVENTS):
+        if folder.name not in parties:
+            raise RunFolderError(f"{folder / METRICS} is missing: the party's records")
+    for party in parties.values():
+        _check_logged(party)
+    return parties
+
+
+def _check_logged(party: ReadRun) -> None:
+    """Raise RunFolderError unless the log of a party has its account, and nothing newer.
+
+    Every session ends with the lines of the account in the log. A session that was killed has none,
+    but has sent tensors that no saved account counts.
+    """
+    logged, later = _logged(party.events)
+    file, again = party.folder / ACCOUNTS, "Resume the run, and let it end"
+    if [_what(stamped(str(line))) for line in party.accounts] != logged:
+        raise RunFolderError(
+            f"{file} is not the account in {party.folder / EVENTS}: a line was edited, added or "
+            f"removed, or the run was killed. {again}, or put the file back"
+        )
+    if later and logged:
+        raise RunFolderError(
+            f"{file} is older than the run's last session, which did not end. {again}"
+        )
+    times = [int(sent[1] or 1) for line in party.accounts if (sent := _SENT.fullmatch(line.what))]
+    if times and looks_begun(party.folder) > max(times):
+        raise RunFolderError(f"{file} does not count an evaluation that was begun. Evaluate again")
+
+
+def _logged(events: Sequence[str]) -> tuple[list[str], bool]:
+    """Return what the lines of the last account in a party's log are about.
+
+    The second result is True if a session began after this account.
+    """
+    lines: list[str] = []
+    logged: list[str] = []
+    later = False
+    for event in (*events, ""):
+        if (what := _what(event)) is not None:
+            # Two sessions may write their accounts one after the other, and all begin alike. The
+            # cost of a text that the parties continued comes before an account.
+            before = [] if lines[:1] == [what] else lines
+            lines = [] if what.startswith(TEXT) else [*before, what]
+            continue
+        if lines:
+            logged, lines, later = lines, [], False
+        later |= event.partition(" ")[2].startswith(BEGINS)
+    return logged, later
+
+
+def _what(event: str) -> str | None:
+    """Return what an account line in a log is about, or None if `event` is another line."""
+    text = event.partition(" ")[2]
+    return text.partition(" for ")[2] if text.startswith("epsilon ") else None
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:

@@ -17,13 +17,13 @@ from fedveil.base.files import write_whole
 from fedveil.errors import RunFolderError
 from fedveil.pages.dossier.account import Account, Evidence, read_evidence
 from fedveil.pages.dossier.registry import registry_record
-from fedveil.pages.dossier.statements import Statement, shown, statements, worst
+from fedveil.pages.dossier.statements import Statement, shown, statements
 from fedveil.pages.guarantee_text import attackers, from_seed
 from fedveil.pages.page import Code, Fact, Page, Part, Points, Section
-from fedveil.pages.run_summary import TONES
+from fedveil.pages.run_summary import PROMISED, TONES
 from fedveil.pages.table import Table
-from fedveil.pages.vertical_page import is_apart
-from fedveil.pages.vertical_summary import assumed
+from fedveil.pages.vertical_page import accounts_of, is_apart, leader_of
+from fedveil.pages.vertical_summary import vertical_ending
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.run_folder import explained, make_folder
 
@@ -71,21 +71,18 @@ class Dossier:
         return Page(f"Dossier of {self.evidence.run.name}", [lead, self._fact()], sections)
 
     def _fact(self) -> Fact:
-        found = worst(self.evidence.accounts)
-        if found is None:
-            return Fact("Privacy guarantee", "nothing", "No party has an account.", TONES["none"])
-        figure = Figure(found.epsilon, found.delta)
-        against, assumes = self._conditions() if found.epsilon < math.inf else ("", "")
-        covers = f"{found.of}, against {against}" if against else found.of
-        text = f"For {covers}. {assumes}".rstrip()
-        return Fact("Privacy guarantee", str(figure), text, TONES[figure.promise])
-
-    def _conditions(self) -> tuple[str, str]:
-        """Return the attackers against whom a finite epsilon holds, and what the bound assumes."""
         run, parties = self.evidence.run, self.evidence.parties
         if self.evidence.vertical:
-            return "", assumed(run, apart=is_apart(parties))
-        return attackers(run.job), from_seed([run.last])
+            lines, apart = accounts_of(parties), is_apart(parties)
+            return vertical_ending(run, leader_of(run, parties), lines, apart=apart).promise
+        (found,) = self.evidence.accounts
+        figure = Figure(found.epsilon, found.delta)
+        against = assumes = ""
+        if found.epsilon < math.inf:
+            against, assumes = attackers(run.job), from_seed([run.last])
+        covers = f"{found.of}, against {against}" if against else found.of
+        text = f"For {covers}. {assumes}".rstrip()
+        return Fact(PROMISED, str(figure), text, TONES[figure.promise])
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:

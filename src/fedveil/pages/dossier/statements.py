@@ -14,6 +14,7 @@ from fedveil.pages.dossier.account import Account, Evidence
 from fedveil.pages.finding_text import conclusion
 from fedveil.pages.guarantee_text import attackers, figure_of, meaning, returned
 from fedveil.pages.run_page import plain
+from fedveil.pages.vertical_page import is_apart
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure, promise
@@ -24,6 +25,11 @@ from fedveil.record.account_lines import FAILURE, UNPROTECTED, WHENEVER, influen
 _REPLACE = (
     "Two inputs are neighbours if {unit} is replaced by any other (replace-one, the relation of "
     "bounded differential privacy)."
+)
+
+_ELSEWHERE = (
+    "What the other parties sent: this record has one party's account only, and each other party "
+    "states its own."
 )
 
 
@@ -47,7 +53,7 @@ def statements(evidence: Evidence) -> list[Statement]:
     found = _vertical(evidence) if evidence.vertical else _federated(evidence)
     epsilons = [f"{Figure(a.epsilon, a.delta)} for {a.of}." for a in evidence.accounts]
     return [
-        Statement("epsilon", "Epsilon and delta", epsilons, "no party has an account"),
+        Statement("epsilon", "Epsilon and delta", epsilons, _no_account(evidence)),
         *found,
         Statement("composition", "Composition", _composition(evidence.accounts),
                   "no releases are known"),
@@ -105,11 +111,15 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
     says = [] if found is None else [
         "In the account with the largest epsilon, the guarantee is "
         f"{promise(found.epsilon, found.delta)}."]  # fmt: skip
-    yield Statement("meaning", "What an attacker learns at most", says, "no party has an account")
+    yield Statement("meaning", "What an attacker learns at most", says, _no_account(evidence))
     yield Statement("trust", "Trust model", [
         "A party's guarantee holds against the other parties and everyone who reads what it sends. "
         "A party trusts its own machine."])  # fmt: skip
-    privacy = {key: value for key, value in job["privacy"].items() if value not in (None, {}, [])}
+    privacy = {
+        key: value
+        for key, value in job["privacy"].items()
+        if value not in (None, {}, []) and key != "randomness"
+    }
     told = ", ".join(f"{key} {value}" for key, value in privacy.items())
     yield Statement("mechanism", "Mechanism", [f"{told}."] if told else [],
                     "the parties' messages are sent without protection")  # fmt: skip
@@ -118,11 +128,21 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
             or line.what == FAILURE]  # fmt: skip
     yield Statement("not_covered", "What is not covered", [
         *(f"No finite epsilon covers {what}." for what in bare), returned(job),
+        *[_ELSEWHERE] * is_apart(evidence.parties),
         "The ids that all parties have in common, the order of batches and the sizes of messages."
     ])  # fmt: skip
     yield Statement("side_channels", "Side channels", list(_channels(())))
-    yield _randomness("simulation randomness" if job["privacy"]["randomness"] == "seeded"
-                      else "system randomness")  # fmt: skip
+    seeded = job["privacy"]["randomness"] == "seeded"
+    yield _randomness(
+        "the operating system of the machine of this party" if is_apart(evidence.parties) else
+        "simulation randomness" if seeded else "system randomness")  # fmt: skip
+
+
+def _no_account(evidence: Evidence) -> str:
+    """Return the reason why a run has no account."""
+    if is_apart(evidence.parties):
+        return "this party has no account. Each other party has its own, on its own machine"
+    return "no party has an account"
 
 
 def _open(evidence: Evidence) -> Iterator[str]:

@@ -51,11 +51,11 @@ class Scale(Settings):
         return cls._of(table, column, _present(table, column))
 
     @classmethod
-    def _of(cls, table: Table, column: str, values: Float64s) -> Scale:
+    def _of(cls, table: Table, column: str, values: Float64s, advice: str = "") -> Scale:
         if values.min() == values.max():
             raise DataInvalid(
                 f"{table.path}: {plain(column)} is {values[0]:g} in every training row, "
-                f"so nothing can be learnt from it; leave it out with `without`"
+                f"so nothing can be learnt{advice}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = float(values.mean()), float(values.std())
@@ -106,7 +106,8 @@ class Numbers(Settings):
     @classmethod
     def of(cls, table: Table, column: str, bins: int) -> Numbers:
         values = _present(table, column)
-        scale = Scale._of(table, column, values)
+        advice = " from it; leave it out with `without`"
+        scale = Scale._of(table, column, values, advice)
         edges = _quantiles(np.sort(values), np.arange(1, bins) / bins)
         kind = table.kinds.get(column, "number")
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))

@@ -169,7 +169,8 @@ def _header(path: str, reader: Any) -> list[str]:
     known = set[str]()
     for number, name in enumerate(columns):
         if not name:
-            raise DataInvalid(f"{path}: column {number + 1} of the header has no name")
+            hint = "" if number else ". If it is the index of pandas, write index=False in to_csv"
+            raise DataInvalid(f"{path}: column {number + 1} of the header has no name{hint}")
         if name in known:
             raise DataInvalid(f"{path}: the header names {shown(name)} twice")
         known.add(name)
