@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,22 @@ def test_a_point_without_an_epsilon_is_a_line_at_every_one() -> None:
     assert ">not_encrypt<" in picture
     assert ">10,000<" in picture
     assert np.isclose(marks[1].accuracy, 0.11)
+
+
+def test_a_name_is_moved_off_another_curve() -> None:
+    """distributed_dp ends at 16, and dp_encrypt passes through the space for the name."""
+
+    def height(*others: Mark) -> float:
+        mine = [Mark("distributed_dp", e, (0.9,), 0.5) for e in (0.25, 16)]
+        picture = draw([*mine, *others, Mark("rr", 1e6, (0.1,), 0.5)]).decode()
+        found = re.search(r'<text[^>]* y="([0-9.]+)"[^>]*>distributed_dp<', picture)
+        assert found is not None
+        return float(found[1])
+
+    alone = height()
+    crossed = height(*(Mark("dp_encrypt", e, (a,), 0.5) for e, a in ((4, 0.8), (1e3, 0.95))))
+    assert crossed > alone + 10  # further down
+    assert height(Mark("dp_encrypt", 4, (0.2,), 0.5), Mark("dp_encrypt", 1e3, (0.3,), 0.5)) == alone
 
 
 def test_the_full_job_is_the_example_with_a_thousand_clients() -> None:
