@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
 from experiments.arms import listed
-from experiments.evidence import SLACK, decided, idle, learnt, with_interval, within
+from experiments.evidence import (
+    SLACK,
+    all_hold,
+    decided,
+    idle,
+    learnt,
+    near,
+    whole_interval,
+    with_interval,
+    within,
+)
 from experiments.experiment import Verdict
 
 #: The protections without noise, and those that noise every report.
@@ -76,16 +86,19 @@ def _grows(name: str, points: Sequence[tuple[float, Sequence[float]]], bare: str
 
 def _alike(reached: Reached, bare: str) -> Verdict:
     pairs = [
-        (mean(a), mean(b))
+        (a, b)
         for (_, a), (_, b) in zip(reached["rr"], reached["oue"], strict=True)
         if learnt(mean(a), _LABELS) and learnt(mean(b), _LABELS)
     ]
-    apart = max((abs(a - b) for a, b in pairs), default=0.0)
+    apart = [[y - x for x, y in zip(*pair, strict=True)] for pair in pairs]
+    agrees, nothing = all_hold(near(each, _APART) for each in apart)
+    largest = max(apart, key=lambda each: abs(mean(each)), default=[0.0])
     return Verdict.of(
-        apart < _APART, "rr and oue at the same epsilon", "nearly the same",
-        f"at most {apart:.3f} apart",
-        held_to=f"less than {_APART:g} apart where both end above chance level",
+        agrees, "rr and oue at the same epsilon", "nearly the same",
+        f"oue minus rr: {with_interval(largest)} where they are furthest apart",
+        held_to=f"less than {_APART:g} apart wherever both end above chance level"
+        + whole_interval(len(largest)),
         same="at equal epsilons of the whole run, not at equal parameters",
         other="at equal epsilons of the whole run, their parameters differ",
-        nothing=bare or ("" if pairs else _FEW),
+        nothing=bare or (nothing if pairs else _FEW),
     )  # fmt: skip

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedveil.errors import MissingExtra
 from fedveil.pages.colours import PROTECTIONS
 
@@ -76,7 +78,7 @@ def draw(marks: Sequence[Mark]) -> bytes:
         below.set_ylabel("members told\nfrom others (AUC)")
         below.set_xlabel("epsilon of the whole run, for all that a client has (logarithmic)")
         ticks = [10.0**n for n in range(-1, 7) if left <= 10.0**n <= right]
-        below.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+        below.set_xticks(ticks, [f"{tick:,.{0 if tick >= 1 else 1}f}" for tick in ticks])
         below.minorticks_off()
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None}, facecolor="white")
@@ -125,11 +127,15 @@ def _label(axes: Any, right: float) -> None:
     taken: list[tuple[float, float]] = []
     for line in sorted(lines, key=lambda one: -float(one.get_ydata()[-1])):
         x, at = float(line.get_xdata()[-1]), float(line.get_ydata()[-1])
-        if line in bare:
-            x = right
-        elif any(abs(at - other) < _APART for other in level):
+        if line not in bare and any(abs(at - other) < _APART for other in level):
             at = min(level) - _APART
-        while any(abs(at - y) < _APART and x / 30 < end < x * 30 for end, y in taken):
+        if line in bare or 2 * x > right:  # beside the axes
+            x = right
+        curves = [] if x == right else [one for one in lines if one not in (line, *bare)]
+        while at > 0 and (
+            any(abs(at - y) < _APART and x / 30 < end < x * 30 for end, y in taken)
+            or any(_crosses(curve, x, at) for curve in curves)
+        ):
             at -= 0.01
         taken.append((x, at))
         axes.annotate(
@@ -137,3 +143,14 @@ def _label(axes: Any, right: float) -> None:
             va="center", annotation_clip=False,
             bbox={"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 1},
         )  # fmt: skip
+
+
+def _crosses(curve: Any, x: float, at: float) -> bool:
+    """Return True if a curve passes through a name that begins at `x` and is at the height `at`."""
+    ends, heights = curve.get_xdata(), curve.get_ydata()
+    passed = [x * 1.15 * step for step in (1, 2, 4)]
+    return any(
+        ends[0] <= one <= ends[-1]
+        and abs(np.interp(math.log(one), np.log(ends), heights) - at) < _APART / 1.5
+        for one in passed
+    )

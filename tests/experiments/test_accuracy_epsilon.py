@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,22 @@ def test_a_point_without_an_epsilon_is_a_line_at_every_one() -> None:
     assert np.isclose(marks[1].accuracy, 0.11)
 
 
+def test_a_name_is_moved_off_another_curve() -> None:
+    """distributed_dp ends at 16, and dp_encrypt passes through the space for the name."""
+
+    def height(*others: Mark) -> float:
+        mine = [Mark("distributed_dp", e, (0.9,), 0.5) for e in (0.25, 16)]
+        picture = draw([*mine, *others, Mark("rr", 1e6, (0.1,), 0.5)]).decode()
+        found = re.search(r'<text[^>]* y="([0-9.]+)"[^>]*>distributed_dp<', picture)
+        assert found is not None
+        return float(found[1])
+
+    alone = height()
+    crossed = height(*(Mark("dp_encrypt", e, (a,), 0.5) for e, a in ((4, 0.8), (1e3, 0.95))))
+    assert crossed > alone + 10  # further down
+    assert height(Mark("dp_encrypt", 4, (0.2,), 0.5), Mark("dp_encrypt", 1e3, (0.3,), 0.5)) == alone
+
+
 def test_the_full_job_is_the_example_with_a_thousand_clients() -> None:
     ours = Job.load(DEFAULT_JOB, FULL)
     example = Job.load(ROOT / "examples" / "private_mnist" / "clients-1000.yaml")
@@ -313,3 +330,15 @@ def test_accuracy_grows_by_more_than_chance() -> None:
     assert answers(signds=one) == {"signds": "says nothing"}
     far = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.7, 0.71, 0.72))]
     assert answers(oue=far) == {"rr and oue at the same epsilon": "differs"}
+    scattered = [(2.0, (0.4, 0.42, 0.41)), (30.0, (0.8, 0.97, 0.75))]
+    assert answers(oue=scattered) == {"rr and oue at the same epsilon": "says nothing"}
+
+
+def test_rr_and_oue_are_compared_where_they_are_furthest_apart() -> None:
+    """The sign of the difference must not matter."""
+    lower = [(2.0, (0.34, 0.36, 0.35)), (30.0, (0.92, 0.93, 0.94))]
+    drawn = {"not_encrypt": PLAIN, "pw_encrypt": PLAIN}
+    found = [*accuracy_claims.judged(points(oue=lower), drawn)][-1]
+    assert found.agrees
+    assert found.ours == "oue minus rr: -0.060 [-0.060, -0.060] where they are furthest apart"
+    assert found.held_to.endswith("with the whole interval")
