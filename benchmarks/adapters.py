@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -123,13 +122,13 @@ def write_texts(out: Path) -> None:
     Both folders have the same training examples. The test examples of `choosing` are for the choice
     of the server's learning rate, and those of `measuring` for the final perplexity.
     """
+    from adapters_base import text_of
     from fedveil.pretrained.model_folder import ModelFolder
     from fedveil.pretrained.token_rows import TokenRows
 
-    path = Path(os.environ["FEDVEIL_DATA"]) / "text" / "tinyshakespeare.txt"
     rows = TokenRows(ModelFolder.of(f"hf:{out / 'base'}"), LENGTH)
     train, choosing, test = [], [], []
-    for speaker, text in sorted(speeches(path.read_text("utf-8")).items()):
+    for speaker, text in sorted(speeches(text_of("tinyshakespeare.txt")).items()):
         ids = rows.encode(text)
         pieces = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
         if len(pieces) < LEAST:

@@ -11,19 +11,28 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
+import sys
 import time
 from pathlib import Path
 
 import torch
 
+from fedveil.data.data_folders import find
+
 VOCABULARY, LENGTH, BATCH, STEPS, RATE, WARMUP = 2048, 64, 32, 1200, 1.5e-3, 50
 SHAPE = {"n_embd": 192, "n_layer": 4, "n_head": 4, "n_positions": 128}
 
 
-def corpus() -> str:
-    path = Path(os.environ["FEDVEIL_DATA"]) / "text" / "wikitext2-valid.txt"
+def text_of(name: str) -> str:
+    """Return the text `text/NAME` in the folder FEDVEIL_DATA. Ends the program if it is missing."""
+    path = find("text", name)
+    if path is None:
+        sys.exit(f"text/{name} is missing: set FEDVEIL_DATA to a folder that has it")
     return path.read_text("utf-8")
+
+
+def corpus() -> str:
+    return text_of("wikitext2-valid.txt")
 
 
 def tokenizer(out: Path, text: str):
