@@ -157,7 +157,7 @@ def test_a_file_of_questions_names_its_command(
 def test_a_command_that_is_named_takes_a_folder_with_a_space(
     command: Command, tmp_path: Path
 ) -> None:
-    (tmp_path / "my jobs").mkdir()
+    (tmp_path / "my jobs" / "checkpoint").mkdir(parents=True)  # as if a run was there
     for name, text in (("job", "rounds: 2"), ("split", "epochs: 2"), ("q", "questions: {}")):
         (tmp_path / "my jobs" / f"{name}.yaml").write_text(text)
     for words, said in (

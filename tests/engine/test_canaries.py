@@ -325,7 +325,9 @@ def test_a_true_claim_is_not_refuted_by_canaries_beyond_a_clip_that_is_not_state
         job("faulty_noise:Unstated", protection={"own": own}, audit=audit), tmp_path / "run"
     )
     assert not finding.refutes, str(finding)
-    assert [figure.name for figure in finding.bounds if "Gaussian" in figure.name] == [BY_MOVE]
+    assert [figure.name for figure in finding.bounds if "noise is Gaussian" in figure.name] == [
+        BY_MOVE
+    ]
 
 
 def test_noise_that_is_too_small_shows_without_a_stated_clip(tmp_path: Path) -> None:

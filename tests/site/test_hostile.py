@@ -135,8 +135,6 @@ def test_no_message_of_another_phase_reads_data(
     good = job()
     house = House(tmp_path / "site", stack, of_job(good))
     app, said = app_of_job(good), training(good, "advertise")
-    for name in ("weights", "example_shape", "classes", "fingerprint"):
-        del said.common[name]
     cases = list(messages(said))
     answers = [house.ask(app, message) for _, message in cases]
     assert len(cases) >= 190

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.engine.job_protection import make_protection
 from fedveil.federated.job import Job
+from fedveil.flower.job.job_client import ROUND_FIELDS
 from fedveil.flower.records import MESSAGE, encoded_message
 from fedveil.protections.base import RoundContext
 from fedveil.site.code_folder import read
@@ -110,8 +111,10 @@ def training(job: Job, phase: str | None = None, **more: Any) -> Said:
         "opening": True, "round": 1, "dimension": WEIGHTS, "weights": weights,
         "example_shape": np.array([FEATURES], np.int64), "classes": CLASSES, "fingerprint": "",
     }  # fmt: skip
-    asked = dict(opening.opening())
-    return Said(f"train.{phase or protection.trains}", 0, {**asked, **more}, common)
+    asked, phase = dict(opening.opening()), phase or protection.trains
+    if phase != protection.trains:
+        common = {key: common[key] for key in ROUND_FIELDS}
+    return Said(f"train.{phase}", 0, {**asked, **more}, common)
 
 
 def noised(eps: float = 0.05, **changes: Any) -> Job:

@@ -360,11 +360,11 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     party: str, done: int, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    told: list[bool] = []
+    told: list[tuple[bool, bool]] = []
 
-    def watch(*given: Any, tells_loss: bool) -> None:
+    def watch(*given: Any, tells_loss: bool, drawn: bool) -> None:
         steps.append(given[-1])
-        told.append(tells_loss)
+        told.append((tells_loss, drawn))
 
     monkeypatch.setattr(party_run, "LabelWatch", watch)
     split, job = SimpleNamespace(leader="lead"), VerticalJob(record={"followers_see_loss": False})
@@ -372,11 +372,11 @@ def test_a_resumed_leader_measures_the_steps_that_are_left(
     gradients = SimpleNamespace(watch=None, returned=None)
     run: Any = SimpleNamespace(
         name=party, done=done, total=61, setting=setting, log=SimpleNamespace(confide=print),
-        _parts=SimpleNamespace(gradients=gradients), _projection=lambda: (),
+        _parts=SimpleNamespace(gradients=gradients, label_loss=object()), _projection=lambda: (),
     )  # fmt: skip
     PartyRun._watch_labels(run)
     assert steps == left
-    assert told == [False] * len(left)
+    assert told == [(False, True)] * len(left)
     gradients.watch = object()
     PartyRun._watch_labels(run)  # a follower has restarted
     assert steps == left

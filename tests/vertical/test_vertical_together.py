@@ -545,7 +545,8 @@ def test_a_folder_that_holds_anything_is_refused() -> None:
     (folder / "mine").write_text("")
     with pytest.raises(RunFolderError, match=r"is not empty: name another folder$"):
         train(job(), folder)
-    (folder / "job.yaml").write_text("")  # seems to be of a run
+    (folder / "job.yaml").write_text("")
+    (folder / "checkpoint").mkdir()  # seems to be of a run
     with pytest.raises(RunFolderError, match="`fedveil vertical run --resume"):
         train(job(), folder)
 
