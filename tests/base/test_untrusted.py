@@ -311,6 +311,7 @@ ELSEWHERE = {
     "pages/dossier/dossier_folder.py": (1, "a script of this package"),
     "pages/dossier/recompute.py": (1, "a script that a reviewer runs on a record, without fedveil"),
     "pages/page.py": (1, "the script and the style of this package"),
+    "pages/page_files.py": (1, "the first bytes of a plain file that a page would replace"),
     "learning/device.py": (1, "/proc/meminfo"),
     "cli/standard_output.py": (1, "/dev/null"),
 }
