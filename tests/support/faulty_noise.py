@@ -60,7 +60,7 @@ class Faulty(DPEncrypt):
 
 
 class Unstated(Faulty):
-    """The same protection, which does not state the norm to which it clips."""
+    """The same protection, without a stated clipping norm."""
 
     def __init__(self, settings: FaultySettings, context: JobContext) -> None:
         super().__init__(settings, context)

@@ -41,8 +41,8 @@ class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
     A canary's coin is a secret bit that decides the sign of its updates. A release is a report or,
-    if the server sees no reports, a sum. Replacing one client can move a release by `moved`. It is
-    None if the protection states no clip. `gaussian` is True if the protection claims Gaussian
+    if the server sees no reports, a sum. Replacing one client can move a release by `moved`, which
+    is None if the protection states no clip. `gaussian` is True if the protection claims Gaussian
     noise. `measured` is True if the protection also claims equal standard deviations in all rounds.
     The measured noise then gives further bounds, most of them only if `moved` is known.
     """

@@ -24,15 +24,17 @@ class AnsweredFile(Answered):
         self._path = path
         self._begun: int | None = None
 
-    def begin(self, round: int) -> None:
-        """Record `round` before the client trains. `note` of this object then accepts it.
+    def begin(self, protection: Protection, round: int) -> None:
+        """Record `round` before the client trains, if the `protection` has several phases.
 
-        A training that fails, or a process that dies of it, also tells the server something about
-        the examples. So without this record, a server could repeat the round with other weights
-        until the training succeeds. Raises `AnsweredBefore` as `note` does.
+        `note` of this object then accepts the round. A training that fails, or a process that dies
+        of it, also tells the server something about the examples. So without this record, a server
+        could repeat the round with other weights until the training succeeds. Raises
+        `AnsweredBefore` as `note` does.
         """
-        self.note(round)
-        self._begun = round
+        if len(protection.phases) > 1:
+            self.note(round)
+            self._begun = round
 
     def check(self, round: int) -> None:
         with locked(self._path):
@@ -61,9 +63,11 @@ def check_due(
     """Raise `ClientWithheld` unless the client now has to train for the message `asked`.
 
     Otherwise the client would read its examples for a message that it refuses afterwards. `half`
-    returns the client's side of a `protection` with several phases, under which a client trains
-    once in each `round`.
+    returns the client's side of the `protection`. A protection with one phase is not checked: only
+    if there are several, a client trains once in each `round`.
     """
+    if len(protection.phases) == 1:
+        return
     answered.check(round)
     with own_errors(protection):
         if not half().wants_update(asked):

@@ -17,8 +17,9 @@ def refuse_misspelt(keys: Iterable[str], known: Sequence[str]) -> None:
     Without this check, a misspelt key would silently remove what its operator demands.
     """
     for key in keys:
-        alike = get_close_matches(key.casefold(), known, 1, _ALIKE)
-        if key not in known and (meant := alike):
+        if key in known:
+            continue
+        if meant := get_close_matches(key.casefold(), known, 1, _ALIKE):
             raise DeploymentError(
                 f"the node configuration has {key}, which is not a known key{did_you_mean(meant)}"
             )

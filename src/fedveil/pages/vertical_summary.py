@@ -51,14 +51,6 @@ def vertical_ending(
     return Ending(quality, promise, Fact(NEXT, *following(run, leader, worst)))
 
 
-def assumed(run: ReadRun, *, apart: bool) -> str:
-    """Return what the bounds of a vertical run assume, or "" if it did not use its seed.
-
-    Parties on different machines (`apart` is True) never do.
-    """
-    return "" if apart or run.job["privacy"]["randomness"] != "seeded" else SEEDED
-
-
 def _promise_of_parties(
     run: ReadRun, worst: Line, accounts: Sequence[Line], *, apart: bool
 ) -> Fact:
@@ -73,7 +65,8 @@ def _promise_of_parties(
         else "the largest figure in any party's account."
     )
     text = f"For {worst.what}: {covers}{_uncovered(accounts)} {returned(run.job)}"
-    text = f"{text} {assumed(run, apart=apart)}".rstrip()
+    if not apart and run.job["privacy"]["randomness"] == "seeded":
+        text += f" {SEEDED}"
     tone = TONES[worst.figure.promise]
     if apart:
         return Fact(PROMISED, f"{worst.figure}{ALONE}", text, "fair" if tone == "good" else tone)

@@ -72,7 +72,7 @@ class BoundedSum:
         if norm > self._bound:
             if not math.isfinite(norm):
                 raise ValueError("an entry is not finite or too large")
-            # As a float32, the factor of a very long report would be rounded to a larger one.
+            # In float32, the factor of a very long report could be rounded up.
             wide *= self._bound / norm
             vector = wide.astype(np.float32)
         self._plain.add(vector, weight)

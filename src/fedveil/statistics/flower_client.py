@@ -235,8 +235,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     else:
         answered.check(step.round)
         _charge(file, member, protection, schedule)
-        if len(protection.phases) > 1:
-            answered.begin(step.round)
+        answered.begin(protection, step.round)
         reply = answer_trained(protection, half, lambda: half(1), asked, update)
         if reply.unusable is not None:
             _log.warning("an answer of zero is reported: %s", reason(reply.unusable))

@@ -179,7 +179,7 @@ class _Answer:
         training = state is None or bool(self._message.content.array_records)
         if training and kept is None and trains != phases[0]:
             raise Refused(f"{trains} is asked for before {phases[0]} in this round")
-        if training and len(phases) > 1:
+        if training:
             begun = partial(self._half, kept)
             check_due(self._answered, self._protection, begun, self._round, self._words)
         with FixedTime(self._answer_after_s if training else None, self._left_late) as time:
@@ -217,8 +217,7 @@ class _Answer:
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
-        if len(self._protection.phases) > 1:
-            self._answered.begin(self._round)
+        self._answered.begin(self._protection, self._round)
         metrics = MetricRecord()
 
         def train() -> tuple[Update, int]:

@@ -279,7 +279,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
             mine.take_up(kept)
         return mine
 
-    if trains and len(protection.phases) > 1:
+    if trains:
         check_due(last, protection, lambda: half(0, nothing), round, asked)
     after_s = _answer_after_s(job, member) if trains else None
     # Before the time starts: importing and compiling would use up the time of a short training, and
@@ -289,7 +289,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
         _compile(training, protection)
     with FixedTime(after_s, partial(left_late, job, member)) as time:
         if training is not None:
-            begin = partial(last.begin, round)
+            begin = partial(last.begin, protection, round)
             answered = _trained(job, member, protection, asked, training, half, time, begin)
         else:  # no update needed: no model, no examples
             with own_errors(protection):
@@ -317,7 +317,6 @@ def _trained(
     `asked` is the server's message to this client. `half` returns the client's side of the
     protection. Its arguments are the client's number of examples, and the weights that the server
     sent. `time` limits the training. `begin` records on disk that the client trains in this round.
-    It is called if the protection has several phases, in which the client trains once per round.
     """
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
@@ -327,8 +326,7 @@ def _trained(
     charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
-    if len(protection.phases) > 1:
-        begin()
+    begin()
     answered = answer_trained(
         protection,
         lambda examples: half(examples, training.model),
