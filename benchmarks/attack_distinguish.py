@@ -27,7 +27,7 @@ from fedveil.engine.target_epsilon import at_cost, whole_run
 from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.privacy import Figure
+from fedveil.privacy import Figure, format_epsilon
 from fedveil.privacy.compose import Charge, compose
 from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
 from fedveil.protections.base import JobContext, Protection
@@ -150,7 +150,8 @@ def main() -> None:
             began = time.monotonic()
             found = tried(label, claim, arguments.trials)
             print(
-                f"| {label} | {found.audit.claim.epsilon:.3f} | {found.right.value:.4f} | "
+                f"| {label} | {format_epsilon(found.audit.claim.epsilon)} | "
+                f"{found.right.value:.4f} | "
                 f"{found.audit.bound:.3f} | {found.curve:.3f} | {time.monotonic() - began:.0f} |",
                 flush=True,
             )

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedveil.privacy import format_epsilon
 from fedveil.vertical import VerticalJob, train
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             reached.append((run.metrics[-1]["test_accuracy"], run.metrics[-1]["test_loss"]))
             epsilon = run.figures["left"][-1].epsilon
         cells = [f"{np.mean(v):.3f} ± {np.std(v):.3f}" for v in zip(*reached, strict=True)]
-        print(f"| {name} | {' | '.join(cells)} | {epsilon:,.0f} |", flush=True)
+        print(f"| {name} | {' | '.join(cells)} | {format_epsilon(epsilon, 4)} |", flush=True)
 
 
 if __name__ == "__main__":

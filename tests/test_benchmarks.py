@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -32,3 +33,16 @@ def test_a_part_that_does_not_exist_is_refused_and_every_part_is_named(
     assert ended.value.code == 2
     assert "'nonsense'" in sentence
     assert all(f"'{part}'" in sentence for part in PARTS[script])
+
+
+def test_no_benchmark_rounds_a_measured_epsilon_down() -> None:
+    """RESULTS.md promises it. `g` is for an epsilon that the benchmark itself has chosen."""
+    rounding = re.compile(r"\{(?:[^{}]*\.)?epsilon:[,]?[.]?\d*[fd%]\}")
+    assert rounding.search('f"{found.epsilon:,.0f}"')
+    assert rounding.search('f"{epsilon:.3f}"')
+    wrong = [
+        path.name
+        for path in BENCHMARKS.glob("*.py")
+        if rounding.search(path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []

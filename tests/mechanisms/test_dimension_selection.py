@@ -480,3 +480,8 @@ def test_the_chance_of_a_favoured_selection_follows_the_epsilon_that_is_asked_fo
     likely = [c * math.exp(eps * (v >= plan.threshold)) for v, c in enumerate(counts)]
     expected = sum(likely[plan.threshold :]) / sum(likely)
     assert made.chance_of_favoured(20)(eps) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_warning_states_epsilon_with_all_its_digits() -> None:
+    with pytest.warns(FedveilWarning, match="^eps = 1.00000049 with k"):
+        SignDS(k=0.1, eps=1.00000049, thr_ratio=0.9).plan(70)

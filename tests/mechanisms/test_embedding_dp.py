@@ -18,7 +18,7 @@ from fedveil.base.packing import packed_size
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms import EmbeddingDP
-from fedveil.mechanisms.embedding_dp import MAX_EPS
+from fedveil.mechanisms.embedding_dp import MAX_EPS, _lie_probability
 from fedveil.mechanisms.exact import alias_table
 from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import Ledger, PrivacyLoss, audit, compose
@@ -44,6 +44,17 @@ def test_a_bit_is_kept_with_the_source_probability(eps: float, value: float) -> 
     told = EmbeddingDP(eps)(np.full(TRIALS, value), Seeded(1, "law", str(eps), str(value)))
     kept = int((told == float(value > 0)).sum())
     assert binomtest(kept, TRIALS, truth_probability(eps)).pvalue > ERROR_RATE
+
+
+@pytest.mark.parametrize("eps", [5.0, 35.46920610007823, 1080.752262248781])
+def test_two_bits_of_a_one_hot_row_cost_at_most_the_stated_epsilon(eps: float) -> None:
+    """Half of the last two floats stands for more than half of their decimals."""
+    lie = _lie_probability(eps)
+    with localcontext() as context:
+        context.prec = 60
+        row = 2 * (Decimal(lie.denominator - lie.numerator) / Decimal(lie.numerator)).ln()
+    assert row <= Decimal(repr(EmbeddingDP(eps).loss.per_row.epsilon))
+    assert float(row) == pytest.approx(eps, rel=1e-12)
 
 
 def test_bits_are_independent_within_a_byte_and_across_it() -> None:

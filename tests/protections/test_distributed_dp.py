@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, JobError, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.mechanisms.hadamard import rotate
 from fedveil.privacy.ledger import project
-from fedveil.privacy.loss import Gaussian
+from fedveil.privacy.loss import Gaussian, format_epsilon
 from fedveil.privacy.sampled_gaussian import SampledGaussian
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.distributed_dp import DistributedDP
@@ -74,6 +75,30 @@ def epsilon(made: DistributedDP, reports: int | None = None, rounds: int = 60) -
     figure = project(spent, rounds, 1e-5)["run_every_round"]
     assert figure is not None
     return figure.epsilon
+
+
+@pytest.mark.parametrize(
+    ("job", "target", "row"),
+    [
+        ("clients-6000", 8, "6,000 x 10"), ("clients-6000", 1, "6,000 x 10"),
+        ("clients-1000", 8, "1,000 x 60"), ("clients-1000", 2, "1,000 x 60"),
+        ("writers", 8, "`writers.yaml`"), ("writers", 2, "`writers.yaml`, `target_epsilon: 2`"),
+    ],
+)  # fmt: skip
+def test_the_page_rounds_no_epsilon_of_a_run_down(job: str, target: int, row: str) -> None:
+    """The runs of the page's tables, in which no client dropped out."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs/mechanisms/distributed_dp.md").read_text(encoding="utf-8")
+    stated = re.findall(rf"^\| {re.escape(row)}[^|]*\| ([\d.]+) \(", page, re.M)
+    asked = Job.load(
+        root / f"examples/private_mnist/{job}.yaml",
+        [f"protection.distributed_dp.target_epsilon={target}"],
+    )
+    clients = asked.clients.number or 539  # the writers of MNIST's training images
+    context = JobContext("equal", 7_850, clients, asked.rounds, delta=asked.privacy.delta)
+    exact = epsilon(DistributedDP(asked.protection.settings, context), clients, asked.rounds)
+    digits = [len(said.replace(".", "").lstrip("0")) for said in stated]
+    assert any(format_epsilon(exact, n) == said for n, said in zip(digits, stated, strict=True))
 
 
 def test_the_sum_is_of_those_that_share_secrets() -> None:

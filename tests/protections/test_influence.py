@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from fedveil.base.packing import pack
 from fedveil.entropy import Seeded
 from fedveil.errors import ReportRejected, RoundVoid
 from fedveil.federated.job import Job
+from fedveil.mechanisms.hadamard import rotate
 from fedveil.mechanisms.signds.index_code import encode_indices
-from fedveil.protections.base import JobContext
+from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import build
 from fedveil.protections.exact_sum import MAX_MAGNITUDE
 from fedveil.protections.robust_combining import CombiningRule
@@ -40,12 +42,12 @@ MODEL = np.zeros(DIMENSION, np.float32)
 pytestmark = pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 
 
-def make(*overrides: str) -> Any:
+def make(*overrides: str, **changes: Any) -> Any:
     given = (*overrides, f"clients.number={CLIENTS}", "clients.fraction=1")
     job = Job.load(None, given)
     combining = CombiningRule(job.server.aggregation, job.server.trim, job.server.norm_bound)
     context = JobContext(job.server.weighting, DIMENSION, CLIENTS, rounds=3, combining=combining)
-    return build(job.protection.name, job.protection.settings, context)
+    return build(job.protection.name, job.protection.settings, replace(context, **changes))
 
 
 def update_of(client: int) -> npt.NDArray[np.float32]:
@@ -188,6 +190,30 @@ def test_dp_encrypt() -> None:
     assert "sqrt(d)" in row("`dp_encrypt`")
 
 
+@pytest.mark.parametrize("dimension", [DIMENSION, 61_706])
+def test_a_report_of_a_batch_reaches_much_further(dimension: int) -> None:
+    """The sum of a batch is not clipped, so the server accepts entries up to 2^24 steps."""
+    batch = {"unit": "example", "sampling_rate": 0.05, "dimension": dimension}
+    form = make("protection=dp_encrypt", **batch)._form
+    step, model = form.step, np.zeros(dimension, np.float32)
+    assert step == 2.0 ** math.floor(math.log2(1 / (128 * math.sqrt(dimension))))
+    found = []
+    for sign in (-1, 1):
+        half = server_half(make("protection=dp_encrypt", **batch), [*HONEST, LIAR], model)
+        for client in HONEST:
+            half.receive(client, {"round": ROUND, **form.written(np.zeros(dimension, np.int64))})
+        lie = form.written(np.full(dimension, sign * form.limit))
+        half.receive(LIAR, decode(encode({"round": ROUND, **lie}), half.longest))
+        half.advance()
+        found.append(half.aggregate().update)
+    reach = 2.0**24 * step + 10 * form._mechanism.sigma
+    np.testing.assert_allclose((found[1] - found[0]) / 2 * CLIENTS, reach, rtol=1e-6)
+    said = row("`dp_encrypt`, `example`")
+    assert "(2^24 step + 10 sigma) / n" in said
+    if dimension > DIMENSION:
+        assert f"for d = {dimension:,}: {math.ceil(reach)} / n" in said
+
+
 def test_dp_encrypt_continuous() -> None:
     others = Others("protection=dp_encrypt", "protection.dp_encrypt.noise=continuous")
     mechanism = others.protection._form._mechanism
@@ -299,6 +325,72 @@ def test_no_report_reaches_further(seed: int) -> None:
 @cache
 def checked(name: str) -> Others:
     return Others(f"protection={name}")
+
+
+# --- central_gaussian and distributed_dp ------------------------------------------------------
+
+
+def central(protection: Any, reports: int, state: Any = None) -> float:
+    """Return how much one report of several adds to an entry, under `central_gaussian`."""
+    length, most, found = protection.form._dimension, math.isqrt(protection.noise.limit), []
+    for sign in (-1, 1):
+        half = server_half(protection, range(reports), MODEL, state=state)
+        for client in range(reports):
+            numbers = np.zeros(length, np.int64)
+            numbers[0] = sign * most if client == 0 else 0
+            half.receive(client, {"round": ROUND, **protection.form.written(numbers)})
+        half.advance()
+        found.append(half.aggregate().update[0])
+    return float(found[1] - found[0]) / 2
+
+
+@pytest.mark.parametrize(("reports", "expected"), [(9, 4), (2, 5)])
+def test_central_gaussian_divides_by_the_expected_number_of_secret_clients(
+    reports: int, expected: int
+) -> None:
+    secret = make(
+        "protection=central_gaussian", clients_per_round=expected, poisson=True, seeded=True
+    )
+    assert central(secret, reports) == pytest.approx(1 / expected, rel=1e-3)
+    known = make("protection=central_gaussian", seeded=True)
+    assert central(known, reports) == pytest.approx(1 / reports, rel=1e-3)
+    assert "clip / n" in row("`central_gaussian`")
+    assert "it is the expected number of\nclients in a round" in PAGE
+
+
+@pytest.mark.parametrize("clip", [1.0, 64.0])
+def test_under_central_gaussian_the_influence_follows_the_clip(clip: float) -> None:
+    moving = ("protection=central_gaussian", "protection.central_gaussian.clip_quantile=0.5")
+    added = central(make(*moving, seeded=True), CLIENTS, {"clip": clip}) * CLIENTS / clip
+    assert 1.04 < added <= 1.05
+    assert "adds up to 5% more than the table states" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "clip", "times"),
+    [({}, None, 1.0), ({"turn_rate": 0.25}, None, 4.0), ({}, 64.0, 64.0)],
+)
+def test_distributed_dp_reaches_what_its_row_says(
+    changes: dict[str, Any], clip: float | None, times: float
+) -> None:
+    """A liar who knows the signs of the rotation moves a single entry of the update."""
+    moving = ["protection.distributed_dp.clip_quantile=0.5"] if clip else []
+    protection = make("protection=distributed_dp", *moving, **changes)
+    noise, signs = protection.noise, protection.signs(ROUND)
+    one = np.zeros(noise.dimension, np.float32)
+    one[0] = 1
+    numbers = np.sign(rotate(one, signs, noise.block)).astype(np.int64) * noise.reach
+    state = {"clip": clip} if clip else {}
+    context = RoundContext([*HONEST, LIAR], ROUND, MODEL, state)
+    low, high = (protection.outcome(n * numbers, CLIENTS, context).update for n in (-1, 1))
+    assert noise.length == noise.block  # all entries of the vector are in one block
+    reach = math.sqrt(noise.length) * noise.reach * noise.step / CLIENTS
+    assert np.abs(high - low).max() / 2 == pytest.approx(times * reach, rel=1e-6)
+    with pytest.raises(RoundVoid, match="exceeds the range"):
+        protection.outcome(numbers + np.sign(numbers), CLIENTS, context)
+    assert "sqrt(D) reach step / n" in row("`distributed_dp`")
+    assert "`clients.fraction` times the number of reports" in PAGE
+    assert "step grows in the same proportion as the clip" in PAGE
 
 
 # --- pw_encrypt -------------------------------------------------------------------------------

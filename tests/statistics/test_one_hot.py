@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from itertools import product
 from typing import Any, Literal
 
@@ -42,6 +44,16 @@ def test_the_loss_is_exactly_eps_for_codes_and_no_more_with_the_zero_code(
     assert eps * (1 - 1e-9) < worst <= eps * (1 + 1e-12)  # of the logarithms here
     assert law.loss.epsilon == eps
     assert law.loss.pure
+
+
+def test_the_two_bits_of_a_code_never_cost_more_than_the_stated_epsilon() -> None:
+    """Half of this float stands for more than half of its decimal."""
+    law = OneHot("rr", 35.46920610007823, 3)
+    q = Fraction(law.q)
+    with localcontext() as context:
+        context.prec = 60
+        loss = 2 * (Decimal(q.denominator - q.numerator) / Decimal(q.numerator)).ln()
+    assert loss <= Decimal(repr(law.loss.epsilon))
 
 
 @pytest.mark.parametrize("kind", KINDS)

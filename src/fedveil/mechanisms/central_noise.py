@@ -25,7 +25,7 @@ from fedveil.mechanisms.gaussian import (
 )
 from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.grid_sensitivity import grid_step, to_grid
-from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.privacy.loss import Gaussian, PrivacyLoss, exactly
 
 #: Noise exceeds this many sigma with a probability below 2^-280.
 _REACH_SIGMAS = 20
@@ -73,7 +73,7 @@ class CentralNoise:
             )
         if noise > _MOST_STEPS:
             raise InvalidValue(
-                f"eps = {eps:g} needs noise of {noise:.3g} steps of the fixed-point "
+                f"eps = {exactly(eps)} needs noise of {noise:.3g} steps of the fixed-point "
                 f"numbers: at most {_MOST_STEPS:.3g} are drawn (fewer entry_bits, or a larger clip "
                 f"of entries)"
             )

@@ -227,14 +227,14 @@ def _half(eps: float) -> float:
 
 @lru_cache(maxsize=64)
 def _lie_probability(eps: float) -> Fraction:
-    return min(Fraction(1, 2), Fraction(double_above_q(eps / 2)))
+    return min(Fraction(1, 2), Fraction(double_above_q(eps, bits=2)))
 
 
 @lru_cache(maxsize=32)
 def _distribution(eps: float) -> LossDistribution:
     q = _lie_probability(eps)
     law = [float(1 - q), float(q)]
-    return LossDistribution.from_laws([law, law[::-1]], eps / 2)
+    return LossDistribution.from_laws([law, law[::-1]], _half(eps))
 
 
 def _quantised(flat: Array) -> Packed:

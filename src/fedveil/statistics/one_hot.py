@@ -60,7 +60,7 @@ class OneHot:
     def __init__(self, kind: Literal["rr", "oue"], eps: float, cells: int) -> None:
         self.kind, self.cells = kind, integer("cells", cells, 1)
         self.eps = within("eps", eps, 0, _MAX_EPS, open_low=True)
-        q = double_above_q(eps / 2 if kind == "rr" and cells > 1 else eps)
+        q = double_above_q(eps, bits=2 if kind == "rr" and cells > 1 else 1)
         if q >= 0.5:
             raise InvalidValue(f"epsilon = {eps!r} is too small for {kind}: q would be 1/2")
         #: The probability 1 - p that a 1 is sent as 0. A double represents a small probability

@@ -27,13 +27,15 @@ def byte_tables(probability: Fraction) -> AliasTables:
     return AliasTables(law[np.newaxis], exact=lambda row: exact_law)
 
 
-def double_above_q(eps: float) -> float:
-    """Return q = 1 / (e^eps + 1), rounded up, so that ln((1 - q) / q) never exceeds eps.
+def double_above_q(eps: float, bits: int = 1) -> float:
+    """Return q = 1 / (e^(eps / bits) + 1), rounded up, so that `bits` bits cost at most eps.
 
-    The float `eps` stands for the shortest decimal that identifies it, so 0.1 is exactly 1/10.
+    The cost of a bit is ln((1 - q) / q). The float `eps` stands for the shortest decimal that
+    identifies it, so 0.1 is exactly 1/10.
     """
+    # Half a float can stand for more than half of its decimal. So the decimal is divided.
     with localcontext(prec=60, rounding=ROUND_UP):
-        q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))
+        q = 1 / ((as_written(eps) / bits).exp() + 1) * (1 + Decimal("1e-55"))
         result = float(q)
         while Decimal(result) < q:
             result = math.nextafter(result, 1.0)

@@ -19,7 +19,7 @@ from fedveil.errors import FedveilWarning, InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
 from fedveil.mechanisms.signds.top_k import TopSet, flat_vector
-from fedveil.privacy.loss import PrivacyLoss, as_written
+from fedveil.privacy.loss import PrivacyLoss, as_written, exactly
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class SignDS:
         if not largest:
             share = f"{ratio:.4g}" if ratio < 0.9999 else "just below 1"
             warnings.warn(
-                f"eps = {self.eps:g} with k = {self.k:g} reaches thr_ratio = {self.thr_ratio:g} "
-                f"with no number of output dimensions: 1 is selected, and the expected share of "
-                f"top-k dimensions is {share}",
+                f"eps = {exactly(self.eps)} with k = {self.k:g} reaches thr_ratio = "
+                f"{self.thr_ratio:g} with no number of output dimensions: 1 is selected, and the "
+                f"expected share of top-k dimensions is {share}",
                 FedveilWarning,
                 stacklevel=3,
             )
