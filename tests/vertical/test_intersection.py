@@ -24,7 +24,7 @@ from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.ristretto import point_batches
-from fedveil.vertical.task import Subset
+from fedveil.vertical.task import AlignBy, Subset
 
 RUN = bytes(range(16))
 Said = dict[str, list[Message]]
@@ -212,6 +212,50 @@ def test_a_follower_draws_the_order_in_which_its_ids_are_seen() -> None:
         (told,) = [m for m in said["lead"] if m["kind"] == "agreed"]
         orders.add(bytes(np.asarray(told["rows_train"])))
     assert len(orders) == 4
+
+
+def test_a_follower_sees_no_place_of_an_id_in_the_leaders_file() -> None:
+    """In a sorted file, the places of 10 and 14 would reveal that it has 11, 12 and 13."""
+    leads, banks = np.arange(40), np.array([33, 10, 99, 14, 5])
+    seen = set()
+    for _ in range(4):
+        agreed, said = agree(standing("lead", leads), standing("bank", banks))
+        (told,) = [m for m in said["lead"] if m["kind"] == "agreed"]
+        raised, _ = [np.asarray(m["raised"]) for m in said["bank"] if m["kind"] == "raised"]
+        places, _ = intersection._found(np.asarray(told["shown_train"]), raised)
+        seen.add(tuple(places.tolist()))
+        assert banks[agreed["bank"].examples.positions["train"]].tolist() == [5, 10, 14, 33]
+        assert agreed["lead"].examples.positions["train"].tolist() == [5, 10, 14, 33]
+    assert len(seen) == 4
+    assert all(sorted(set(places)) == sorted(places) for places in seen)
+
+
+def labels_guessed(rows: np.ndarray, labels: np.ndarray) -> float:
+    """Guess, from the order alone, that all labels of one class come first. Returns the accuracy.
+
+    The attacker knows how many examples each class has.
+    """
+    guessed = np.arange(len(rows)) >= (labels == 0).sum()
+    return float((guessed == labels[rows]).mean())
+
+
+@pytest.mark.parametrize("by", ["intersection", "digests"])
+def test_a_leader_that_protects_labels_draws_the_order_of_the_rows(by: AlignBy) -> None:
+    """The leader's file is sorted by its labels: its order alone would reveal all of them."""
+    labels, banks = np.repeat([0, 1], [60, 40]), np.arange(100)[::-1]
+
+    def order(secret: int | None) -> np.ndarray:
+        lead = standing("lead", range(100), align_by=by, order_secret=secret)
+        agreed, _ = agree(lead, standing("bank", banks, align_by=by))
+        rows = agreed["lead"].examples.positions["train"]
+        assert np.array_equal(banks[agreed["bank"].examples.positions["train"]], rows)
+        return rows
+
+    assert labels_guessed(order(None), labels) == 1
+    drawn = order(77)
+    assert labels_guessed(drawn, labels) < 0.7
+    assert np.array_equal(order(77), drawn), "a resumed run may have to align again"
+    assert not np.array_equal(order(78), drawn)
 
 
 def answers(exchange: Exchange[Agreement], bank: Standing, change: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.remote import exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.brought_ids import BROUGHT
+from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.intersection import Exchanged
 from fedveil.vertical.remote.machine import Machine
@@ -65,6 +66,17 @@ def test_a_followers_log_says_what_the_leader_has_guessed() -> None:
         "lead has brought 19 ids in all, and knows of each whether bank has it: "
         "alignment.most_ids = 40"
     )
+
+
+def test_guesses_are_in_the_log_although_all_remember_their_examples() -> None:
+    """The leader needs no exchange. It sends ids, and then names the examples that all have."""
+    known = FoundExamples(bytes(16), {"train": np.arange(3), "test": np.arange(3)})
+    bank = standing("bank", THEIRS, examples=known)
+    agreed = played({"agreed": lambda m: {**m, "examples": known.name}}, bank,
+                    standing("lead", MINE))  # fmt: skip
+    assert agreed.examples is known
+    assert len(agreed.notes) == 1
+    assert agreed.notes[0].startswith("lead has brought 8 ids in all, and knows of each")
 
 
 def test_a_resumed_run_keeps_its_name() -> None:

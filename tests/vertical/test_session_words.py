@@ -402,6 +402,22 @@ def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.Monk
     assert sizes == [17, 17, 22]
 
 
+@pytest.mark.parametrize(
+    "privacy", [{}, {"label_dp": {"eps": 2}}, {"label_protection": {"name": "max_norm"}}]
+)
+def test_a_party_that_protects_labels_has_a_secret_for_the_order_of_examples(
+    privacy: dict[str, Any],
+) -> None:
+    """Otherwise the order is that of the leader's file, which may be sorted by its labels."""
+    job = VerticalJob(task="vertical_parts:bottoms", privacy=privacy)
+    secrets = set()
+    for seed in (5, 6):
+        with ExitStack() as stack:
+            standing = Machine(job, lambda task: "lead", stack, own_seed=seed).standing()
+            secrets.add(standing.order_secret)
+    assert len(secrets - {None}) == (2 if privacy else 0)
+
+
 @pytest.mark.parametrize("counts", ['{"lead": -1}', '{"lead": 1.5}', '{"lead": true}'])
 def test_edited_guesses_are_refused(counts: str, tmp_path: Path) -> None:
     path = tmp_path / "guesses"

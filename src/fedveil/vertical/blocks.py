@@ -138,6 +138,10 @@ class PrivacySettings(Block):
         1e-5, ge=0, lt=1, description="the delta at which epsilon is stated and limited"
     )
 
+    @property
+    def protects_labels(self) -> bool:
+        return self.label_dp is not None or self.label_protection is not None
+
 
 class PartPrivacySettings(Block):
     """The protection of one part's output when it is sent to another party."""

@@ -7,6 +7,9 @@ Under `digests`, a follower sends a keyed digest of each id, with a new key each
   has, and each of their ids that the leader can guess;
 - to a follower: which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
+
+If the leader's file is sorted by its labels, the leader's order reveals labels. A leader whose job
+protects labels therefore puts the common examples into an order that it draws (`_drawn_order`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from fedveil.base.array_types import row_values
 from fedveil.base.message import Message, quoted, text_in
 from fedveil.base.quantity import quantity
 from fedveil.base.text_digests import text_digests
+from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, FewCommon, Unfit
 from fedveil.link.channel import Exchange, received
 from fedveil.vertical.remote.blinding import kind_of
@@ -57,22 +61,30 @@ def application(follower: str, attempt: int) -> Exchange[Message]:
             )
 
 
-def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
+def align_digests(
+    held: Mapping[str, Digests], leader: str, subset: str, order_secret: int | None = None
+) -> Aligned:
     """Find the common examples of all parties by `held`, the digests of each party's ids.
 
     Returns the positions of the common examples in each party's data, and a sentence on each
-    follower whose examples differ from the leader's. The sentences name the `subset`. Raises
-    FewCommon if no example is common.
+    follower whose examples differ from the leader's. The sentences name the `subset`. The examples
+    are in the leader's order, or in an order drawn from `order_secret`. Raises FewCommon if no
+    example is common.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
     sizes = {party: len(theirs) for party, theirs in ids.items()}
     shared = {party: int(np.isin(theirs, ids[leader]).sum()) for party, theirs in ids.items()}
-    return positions, _lacking(sizes, shared, len(positions[leader]), leader, subset)
+    notes = _lacking(sizes, shared, len(positions[leader]), leader, subset)
+    return _drawn_order(positions, subset, order_secret), notes
 
 
 def align_found(
-    found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
+    found: Mapping[str, Positions],
+    sizes: Mapping[str, int],
+    leader: str,
+    subset: str,
+    order_secret: int | None = None,
 ) -> Aligned:
     """Find the common examples of all parties, given which of the leader's ids each follower has.
 
@@ -81,9 +93,10 @@ def align_found(
     party with 0 examples has no data, and its parts run on all common examples.
 
     Returns the positions of the common examples in each party's data, and a sentence on each
-    follower whose examples differ from the leader's. The sentences name the `subset`. Raises
-    FewCommon if no example is common. Raises DataInvalid if no party has examples, or if only
-    followers have examples and there are several of them.
+    follower whose examples differ from the leader's. The sentences name the `subset`. The examples
+    are in the leader's order, or in an order drawn from `order_secret`. Raises FewCommon if no
+    example is common. Raises DataInvalid if no party has examples, or if only followers have
+    examples and there are several of them.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
@@ -102,7 +115,23 @@ def align_found(
     if sizes[leader]:
         positions[leader] = used
     shared = {party: int((places >= 0).sum()) for party, places in found.items()}
-    return positions, _lacking(sizes, shared, len(used), leader, subset)
+    notes = _lacking(sizes, shared, len(used), leader, subset)
+    return _drawn_order(positions, subset, order_secret), notes
+
+
+def _drawn_order(
+    positions: Mapping[str, Positions], subset: str, secret: int | None
+) -> Mapping[str, Positions]:
+    """Return the `positions` in an order that only the holder of `secret` can compute.
+
+    The same number of examples gets the same order again, so that a run can be resumed after its
+    parties have aligned anew. If `secret` is None, returns `positions` unchanged.
+    """
+    if secret is None:
+        return positions
+    count = len(next(iter(positions.values())))
+    drawn = Seeded(secret, "order of examples", subset).permutation(count)
+    return {party: rows[drawn] for party, rows in positions.items()}
 
 
 def _lacking(

@@ -263,7 +263,9 @@ def _aligned(
         for subset in SUBSETS:
             sizes = {own.party: len(own.ids[subset])}
             sizes |= {follower: held[subset] for follower, held in counts.items()}
-            aligned[subset] = alignment.align_found(found.places[subset], sizes, own.party, subset)
+            aligned[subset] = alignment.align_found(
+                found.places[subset], sizes, own.party, subset, own.order_secret
+            )
             if found.places[subset]:
                 own.check_common(subset, len(aligned[subset][0][own.party]))
             for follower, fields in proofs.items():
@@ -284,7 +286,7 @@ def _aligned_by_digests(
         held[follower] = take(message, f"digests_{subset}", np.ndarray)
         if alignment.holds_twice(held[follower]):
             raise Unfit(follower, f"{follower} has a {subset} id twice")
-    return alignment.align_digests(held, own.party, subset)
+    return alignment.align_digests(held, own.party, subset, own.order_secret)
 
 
 # --- a follower's messages and checks
@@ -346,7 +348,7 @@ def _understood(
         step=step,
         order_seed=order_seed,
         examples=examples,
-        notes=() if known else (*_left_out(own, examples), *_guesses(own, exchanged)),
+        notes=(*(() if known else _left_out(own, examples)), *_guesses(own, exchanged)),
     )
 
 

@@ -23,6 +23,8 @@ class Standing:
     common examples of an earlier session, or None. `least_common` is the smallest number of common
     examples that the party accepts. If it is 0 at a follower, a leader that sends no ids may choose
     any of the follower's examples. `id_hint` is advice for this party's user if few ids are common.
+    If a leader has an `order_secret`, it draws the order of the common examples from it. Otherwise
+    they are in the order of its data, which may be sorted by the labels.
 
     `align_by` says how the parties find their common examples. An id from another party may be a
     guess, so a party accepts at most `most_ids` ids from each other party. With `align_by` =
@@ -44,6 +46,7 @@ class Standing:
     keep_brought: Callable[[], None] = lambda: None
     least_common: int = 1
     id_hint: str = ""
+    order_secret: int | None = None
     #: Raises an error if the leader may not begin a session with the given purpose.
     check: Callable[[str], None] = lambda purpose: None
 

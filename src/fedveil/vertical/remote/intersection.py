@@ -3,7 +3,7 @@
 For every set of examples, such as the training examples, the parties send in batches (k and l are
 the exponents of leader and follower, see `blinding`):
 
-    blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
+    blinded   leader -> follower   H(y)^k of the leader's ids y, in an order that the leader draws
     raised    follower -> leader   H(y)^(k l), a proof of their exponent, and H(x)^l of the
                                    follower's ids x, in an order that the follower draws
 
@@ -15,6 +15,10 @@ leader then tells each follower which of the follower's ids all parties have. Bo
   Otherwise a follower that has guessed one id y and its place could send H(y)^(k a) and H(y)^a for
   many exponents a, and every row of the leader would match.
 - The leader proves that it has sent each of the ids that it says all parties have.
+
+The leader's proof shows the follower at which place the leader sent each of these ids. Both sides
+draw the order in which they send ids. In the order of a sorted file, the places would reveal how
+many other ids the file has between two common ids.
 
 If both follow the protocol, they learn:
 
@@ -128,8 +132,11 @@ def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> 
     raised: dict[Set, Mapping[str, tuple[Points, Points]]] = {}
     for subset in ids:
         having = {name: held[subset] for name, held in counts.items() if held[subset]}
-        table = _Table(ids[subset], having if len(ids[subset]) else {}, subset)
-        places[subset], raised[subset] = yield from table.filled(blinding, attempt)
+        order = Secure().permutation(len(ids[subset]))
+        table = _Table(ids[subset][order], having if len(ids[subset]) else {}, subset)
+        found, raised[subset] = yield from table.filled(blinding, attempt)
+        own = np.argsort(order)  # the place at which each id was sent
+        places[subset] = {name: held[own] for name, held in found.items()}
     return Found(places, raised, blinding)
 
 
@@ -175,7 +182,8 @@ def follow(
 class _Table:
     """Matches the leader's ids with each follower's ids, for one set of examples.
 
-    `subset` is the name of this set, such as "train".
+    `ids` are the leader's ids in the order in which they are sent. `subset` is the name of this
+    set, such as "train".
     """
 
     ids: Ids

@@ -170,6 +170,7 @@ class Machine:
             keep_brought=self._keep_brought,
             least_common=self.job.alignment.least_common,
             id_hint=self._id_hint,
+            order_secret=self._own_seed if self.job.privacy.protects_labels else None,
         )
 
     @cached_property
