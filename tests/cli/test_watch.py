@@ -269,6 +269,24 @@ def test_a_step_that_a_resumed_vertical_run_repeats_is_shown_once(tmp_path: Path
     assert len([line for line in said.splitlines() if line.startswith("epoch 0 ")]) == 3
 
 
+def test_a_vertical_run_is_shown_before_its_first_saved_step(tmp_path: Path) -> None:
+    """By default, a party saves its first trained step after 100 steps."""
+    job = VerticalJob(
+        name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms",
+        record={"every_steps": 2},
+    )  # fmt: skip
+    folder, shown = tmp_path / "run", list[bool]()
+
+    def look(record: object) -> None:
+        shown.append(read_run(folder).finished)  # raises an error if the run looks damaged
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job, folder, progress=look)
+    assert [*shown, read_run(folder).finished] == [False] * 3
+
+
 def test_a_vertical_run_shows_the_leader_s_lines(tmp_path: Path) -> None:
     job = VerticalJob(
         name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms",
