@@ -185,6 +185,10 @@ class OutputLost(FedveilError):
     """Standard output is closed or cannot be written, or its encoding lacks a character."""
 
 
+class ReaderGone(OutputLost):
+    """The program that reads standard output, such as `head`, has ended."""
+
+
 class SplitInvalid(FedveilError, ValueError):
     """The parts or parties of a split model do not fit together, or a name is invalid."""
 

@@ -136,14 +136,14 @@ def test_ctrl_c_at_a_process(tmp_path: Path) -> None:
     assert err.endswith("interrupted\n")
 
 
-def _is_interrupted(folder: Path, program: str) -> None:
+def _is_interrupted(folder: Path, program: str, code: int = Exit.INTERRUPTED) -> None:
     """The program ends as one that Ctrl-C has met."""
     (folder / "cut.py").write_text(program)
     ended = subprocess.run(
         [sys.executable, "-m", "cut", "budget"],
         cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (Exit.INTERRUPTED, "interrupted\n")
+    assert (ended.returncode, ended.stderr) == (code, "interrupted\n")
 
 
 def test_ctrl_c_while_the_program_is_imported(tmp_path: Path) -> None:
@@ -171,6 +171,26 @@ def test_ctrl_c_while_text_is_executed(tmp_path: Path) -> None:
         tmp_path,
         "import click\nfrom fedveil.cli.main import main\n"
         "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\nmain()\n",
+    )
+
+
+@pytest.mark.parametrize("where", ["while it says so", "while it exits"])
+def test_an_impatient_ctrl_c_shows_no_traceback(tmp_path: Path, where: str) -> None:
+    """A shell shows both ends as 130. Python would print a traceback for the second Ctrl-C."""
+    again = "os.kill(os.getpid(), signal.SIGINT)"
+    exits = where == "while it exits"
+    second = (
+        f"atexit.register(lambda: {again})"
+        if exits
+        else f"said = exits.remark\nexits.remark = lambda text: ({again}, said(text))"
+    )
+    _is_interrupted(
+        tmp_path,
+        "import atexit, os, signal, click\nfrom fedveil.__main__ import main\n"
+        "from fedveil.cli import exits\n"
+        "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\n"
+        f"{second}\nmain()\n",
+        -signal.SIGINT if exits else Exit.INTERRUPTED,
     )
 
 

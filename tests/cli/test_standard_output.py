@@ -18,6 +18,12 @@ from fedveil.errors import OutputLost
 Command = Callable[..., tuple[int, str, str]]
 #: One with rich's console, one document, one answer in JSON, and typer's own help.
 WORDS = [("--version",), ("job", "show"), ("job", "show", "--json"), ("--help",)]
+#: Runs that end in a few seconds.
+SHORT = (
+    "rounds=2", "clients.number=30", "clients.fraction=0.1", "model=logistic",
+    "simulation.workers=0", "record.page=false",
+)  # fmt: skip
+SHORT_VERTICAL = ("epochs=1", "task.mnist_halves.width=16", "batch_size=256")
 
 
 def printing(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
@@ -47,8 +53,30 @@ def test_a_reader_that_has_ended_is_no_error(
     os.close(out)
     with os.fdopen(end, "w") as pipe:
         printing(monkeypatch, pipe)
-        monkeypatch.setattr("rich.console.Console.on_broken_pipe", lambda self: sys.exit(1))
         assert command(*words)[::2] == (Exit.FAILED, "")
+
+
+@pytest.mark.parametrize(("first", "resumes"), [
+    (("run",), "`fedveil run --resume r` resumes after the last complete round"),
+    (
+        ("vertical", "run"),
+        "resume it with `fedveil vertical run --resume r`, from the last step that all parties "
+        "have saved",
+    ),
+])  # fmt: skip
+def test_a_run_that_loses_its_reader_says_how_to_resume(
+    command: Command, monkeypatch: pytest.MonkeyPatch, first: tuple[str, ...], resumes: str
+) -> None:
+    """As in `fedveil run | head -1`: a run that ends silently looks as if it were done."""
+    settings = SHORT_VERTICAL if first[0] == "vertical" else SHORT
+    words = [word for setting in settings for word in ("--set", setting)]
+    out, end = os.pipe()
+    os.close(out)
+    with os.fdopen(end, "w") as pipe:
+        printing(monkeypatch, pipe)
+        code, _, err = command(*first, *words, "--out", "r")
+    assert code == Exit.FAILED
+    assert err.splitlines()[-1] == f"error: the program that reads the output has ended; {resumes}"
 
 
 @pytest.mark.parametrize("words", WORDS[1:3], ids=" ".join)

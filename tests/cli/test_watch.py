@@ -17,6 +17,7 @@ from fedveil.base import plain_text
 from fedveil.cli.watch import _quiet_s, watch
 from fedveil.errors import RunFolderError
 from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.vertical_page import parties_of
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
 from page_parts import small_job
@@ -267,6 +268,24 @@ def test_a_step_that_a_resumed_vertical_run_repeats_is_shown_once(tmp_path: Path
 
     said = watched(folder, repeat())
     assert len([line for line in said.splitlines() if line.startswith("epoch 0 ")]) == 3
+
+
+def test_a_vertical_run_is_shown_before_its_first_saved_step(tmp_path: Path) -> None:
+    """By default, a party saves its first trained step after 100 steps."""
+    job = VerticalJob(
+        name="small", epochs=1, batch_size=9, task="vertical_parts:bottoms",
+        record={"every_steps": 2},
+    )  # fmt: skip
+    folder, shown = tmp_path / "run", list[int]()
+
+    def look(record: object) -> None:
+        shown.append(max(len(p.records) for p in parties_of(read_run(folder)).values()))
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job, folder, progress=look)
+    assert shown == [1, 2]
 
 
 def test_a_vertical_run_shows_the_leader_s_lines(tmp_path: Path) -> None:

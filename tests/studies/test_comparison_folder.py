@@ -23,6 +23,7 @@ from fedveil.errors import (
     AttackImpossible,
     FolderInUse,
     ModelInvalid,
+    OutputLost,
     RunFailed,
     RunFolderError,
     RunStopped,
@@ -364,9 +365,10 @@ def test_an_error_that_names_a_command_names_that_of_the_study() -> None:
         with pytest.raises(RunStopped) as raised, resumed_by("fedveil compare"):
             raise error
         assert getattr(raised.value, "__notes__", []) == notes
-    with pytest.raises(KeyboardInterrupt) as ended, resumed_by("fedveil compare"):
-        raise KeyboardInterrupt  # between two runs, so that no run has added a note
-    assert ended.value.__notes__ == ["`fedveil compare` resumes from here"]
+    for end in (KeyboardInterrupt(), OutputLost("standard output cannot be written")):
+        with pytest.raises(type(end)) as ended, resumed_by("fedveil compare"):
+            raise end  # between two runs, so that no run has added a note
+        assert ended.value.__notes__ == ["`fedveil compare` resumes from here"]
 
 
 def test_a_search_without_a_result_is_saved_like_any_other(tmp_path: Path) -> None:

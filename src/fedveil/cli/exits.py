@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from fedveil.errors import (
     InvalidValue,
     JobError,
     MissingExtra,
+    ReaderGone,
     did_you_mean,
     with_notes,
 )
@@ -104,7 +106,9 @@ def _ended(app: typer.Typer) -> int:
     try:
         with explained_output():
             return int(app(prog_name="fedveil", standalone_mode=False) or Exit.DONE)
-    except BrokenPipeError:  # the reader of standard output has ended
+    except ReaderGone as end:
+        if hasattr(end, "__notes__"):  # it ended a run; a command that only shows ends silently
+            remark(with_notes(str(end), end), "error")
         return Exit.FAILED
     except _usage_errors.ClickException as error:
         return _usage(error)
@@ -133,10 +137,14 @@ def _interrupted(end: KeyboardInterrupt) -> int:
     The notes say how to resume. This function also calls `exec`, for this reason: if Ctrl-C
     interrupts code that runs in `exec`, as in the creation of a dataclass, CPython sets a flag. At
     exit, the flag ends the process by the signal, although the exception was caught. The next call
-    of `exec` resets the flag.
+    of `exec` resets the flag. A second Ctrl-C does not interrupt the sentence.
     """
-    remark(with_notes("interrupted", end))
-    exec("")  # noqa: S102
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        remark(with_notes("interrupted", end))
+        exec("")  # noqa: S102
+    finally:
+        signal.signal(signal.SIGINT, before)
     return Exit.INTERRUPTED
 
 

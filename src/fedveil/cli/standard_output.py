@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fedveil.errors import OutputLost
+from fedveil.errors import OutputLost, ReaderGone
 
 
 @contextmanager
 def explained_output() -> Iterator[None]:
     """Context manager: a failed write to standard output raises `OutputLost`.
 
-    A closed pipe raises no `OutputLost`: typer and rich then end the command without a message. A
-    character that the output's encoding lacks is written as an escape sequence, such as `\\xe9`.
+    If the reader of a pipe has ended, this is a `ReaderGone`. A character that the output's
+    encoding lacks is written as an escape sequence, such as `\\xe9`.
     """
     stream: Any = sys.stdout
     if stream is None:  # it was closed before the program started
@@ -35,7 +35,7 @@ def explained_output() -> Iterator[None]:
 
 
 class _Explained:
-    """A text stream whose failed writes raise `OutputLost`, except for a closed pipe."""
+    """A text stream whose failed writes raise `OutputLost`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -57,8 +57,8 @@ class _Explained:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise ReaderGone("the program that reads the output has ended") from error
     except OSError as error:
         raise OutputLost(f"standard output cannot be written: {error.strerror}") from error
 

@@ -56,9 +56,10 @@ class Vouched:
     def check(self, metrics: bytes, *, growing: bool = False) -> None:
         """Raise `MessageInvalid` if `metrics` are not those of the checkpoint.
 
-        If `growing` is True, they may be older than the checkpoint.
+        If `growing` is True, they may be older than the checkpoint. A checkpoint from before the
+        first record vouches for nothing.
         """
-        if not (growing and len(metrics) < self.size):
+        if self.size and not (growing and len(metrics) < self.size):
             vouched_hash(metrics, self.size, self.digest)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import FedveilError, OutputLost, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.record.recorder import Record
@@ -44,13 +44,14 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 def resumed_by(command: str) -> Iterator[None]:
     """Context manager: adds a note to errors that says that `command` resumes the study.
 
-    A KeyboardInterrupt always gets the note. A `FedveilError` gets it only if it already has notes,
-    which say how to resume a single run. In both cases, the note replaces all earlier ones.
+    A KeyboardInterrupt and an OutputLost always get the note. Another `FedveilError` gets it only
+    if it already has notes, which say how to resume a single run. The note replaces all earlier
+    ones.
     """
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
-        if isinstance(end, KeyboardInterrupt) or hasattr(end, "__notes__"):
+        if isinstance(end, KeyboardInterrupt | OutputLost) or hasattr(end, "__notes__"):
             end.__notes__ = [f"`{command}` resumes from here"]
         raise
 
