@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import signds_lenet, writers
+from experiments.evidence import seeded
+from experiments.experiment import Verdict
 from experiments.reproduction import reproduce
 from experiments.signds_lenet import SOURCE, SignDSLeNet
 from fedveil.data.examples import Dataset, make_dataset
@@ -192,13 +194,70 @@ def test_a_figure_improves_by_more_than_it_sways_and_half_as_far_as_without(
     aucs = [1.1 - value / 5 for value in values]
     plain = run(264_540, 0.7)
     noisy = run(321, 0.6, values) if key == "loss" else run(321, 0.6, [3.0] * 10, aucs)
-    judged = signds_lenet._convergence("x", plain, noisy, "it overshoots")
+    judged = signds_lenet._convergence("x", [plain], [noisy], "it overshoots")
     found = dict(zip(("loss", "auc"), judged, strict=True))
     assert found[key].agrees is improves
     ends = {"loss": "3.000 to 1.000", "auc": "0.500 to 0.900"}[key]
     assert found[key].ours.endswith(f"(not_encrypt: {ends})")
     assert found[key].source == {"loss": "falls", "auc": "rises"}[key]
     assert found[key].why.startswith("it overshoots. ") is not improves
+
+
+def of_three(*noisy: ReadRun, plain: ReadRun | None = None) -> list[Verdict]:
+    """Judge three seeds. All runs but those of "signds" with k 0.2 are `plain`."""
+    each = plain or run(264_540, 0.7)
+    kinds = ("not_encrypt", "signds", "signds-estimated", "signds-k0.01")
+    runs = {seeded(kind, seed): each for kind in kinds for seed in range(3)}
+    runs |= {seeded("signds", seed): other for seed, other in enumerate(noisy)}
+    return [*signds_lenet.judged(runs)]
+
+
+def ending(*lasts: float) -> list[ReadRun]:
+    """Return a run for each of these last losses, from 3 on."""
+    return [run(321, 0.6, [3.0] * 5 + [last] * 5) for last in lasts]
+
+
+@pytest.mark.parametrize(
+    ("lasts", "answer", "more"),
+    [
+        ((1.0, 1.1, 1.2), "agrees", "0.900 [0.652, 1.148]"),
+        ((2.2, 2.25, 2.3), "differs", "-0.250 [-0.374, -0.126]"),
+        ((1.0, 1.1, 2.6), "says nothing", "0.433 [-1.793, 2.660]"),  # two of three improve
+    ],
+)
+def test_the_interval_of_three_seeds_decides_whether_a_figure_improves(
+    lasts: tuple[float, ...], answer: str, more: str
+) -> None:
+    loss = next(v for v in of_three(*ending(*lasts)) if v.what.startswith("test loss"))
+    assert loss.answer == answer
+    assert f"here by {more} more: the interval lies above 0" in loss.held_to
+    assert loss.ours.startswith("3.000 [3.000, 3.000] to ")
+
+
+@pytest.mark.parametrize(
+    ("reached", "answer"),
+    [((0.68, 0.69, 0.685), "agrees"), ((0.6, 0.61, 0.6), "differs"),
+     ((0.69, 0.68, 0.6), "says nothing"), ((0.69, 0.69, 0.15), "says nothing")],
+)  # fmt: skip
+def test_the_interval_of_three_seeds_decides_what_a_small_k_costs(
+    reached: tuple[float, ...], answer: str
+) -> None:
+    runs = {seeded("signds-k0.01", seed): run(98, each) for seed, each in enumerate(reached)}
+    found = signds_lenet._accuracy_lost([run(264_540, 0.7)] * 3, [*runs.values()])
+    assert found.answer == answer
+    assert found.held_to == "at most 0.02 more, with the whole interval"
+    assert ("signds-k0.01 (0.150)" in found.why) is (0.15 in reached)
+
+
+def test_the_runs_of_one_name_differ_in_their_seeds_alone() -> None:
+    assert signds_lenet.SEEDS["medium"] == 3
+    jobs = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    for name in ("not_encrypt", "signds", "signds-estimated", "signds-k0.01"):
+        mine = [jobs[seeded(name, seed)] for seed in range(3)]
+        assert [job.seed for job in mine] == [0, 1, 2]
+        alike = [job.model_copy(update={"seed": 0, "name": ""}) for job in mine]
+        assert alike[1:] == alike[:-1]
+    assert len(jobs) == 12
 
 
 def test_the_run_at_chance_level_is_named() -> None:
