@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedveil.base.validate import finite_vector, integer, number, positive, real_vector, within
+from fedveil.base.validate import (
+    finite_vector,
+    functions,
+    integer,
+    number,
+    path,
+    positive,
+    real_vector,
+    within,
+)
 from fedveil.errors import InvalidValue
 
 
@@ -45,3 +55,17 @@ def test_what_is_no_number_is_refused(wrong: object) -> None:
     for vector in ([[1.0]], [1.0, math.nan], [-math.inf, 1.0], ["a"], [True]):
         with pytest.raises(InvalidValue, match="x "):
             finite_vector("x", vector)
+
+
+def test_a_path_is_text_or_a_path_and_not_a_number() -> None:
+    assert path("out", "runs/a") == path("out", Path("runs/a")) == Path("runs/a")
+    for wrong in (5, None, True, b"runs", ["runs"]):
+        with pytest.raises(InvalidValue, match=r"^out = .* is not a path: use text or"):
+            path("out", wrong)
+
+
+def test_what_is_called_later_is_refused_before() -> None:
+    functions(progress=None, warn=print, say=lambda text: None)
+    for wrong in (True, 0, "print", [print]):
+        with pytest.raises(InvalidValue, match=r"^warn = .* is not a function, such as warn=print"):
+            functions(progress=print, warn=wrong)

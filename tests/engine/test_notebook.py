@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import fedveil
+from fedveil import vertical
 from fedveil.attacks import distinguishing
 from fedveil.base import own_code
 from fedveil.base.untrusted import escaped
+from fedveil.engine.callbacks import Callback
 from fedveil.entry import simulation
 from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
@@ -122,6 +124,40 @@ def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
     assert list(run.plot("loss").data[0].y) == [record["loss"] for record in run.metrics]
     with pytest.raises(InvalidValue, match="there is no plot 'speed' of this run: accuracy, loss"):
         run.plot("speed")
+
+
+def test_commands_in_a_cell_are_code_without_backticks(run: fedveil.Run) -> None:
+    html = run._repr_html_()
+    assert html is not None
+    assert "<code>fedveil run" in html.replace("<wbr>", "").replace('<span class="nb">', "")
+    assert "`" not in html
+
+
+@pytest.mark.parametrize("name", ["progress", "warn", "starting"])
+def test_a_function_that_is_none_is_refused_before_anything_is_trained(
+    name: str, tmp_path: Path
+) -> None:
+    """A beginner writes progress=True."""
+    wrong: dict[str, Any] = {name: True}
+    with pytest.raises(InvalidValue, match=f"^{name} = True is not a function, such as"):
+        fedveil.simulate(job(), tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [3, Callback(), print])
+def test_callbacks_outside_a_list_are_one_sentence(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"is not a list: use callbacks=\[\.\.\.\]$"):
+        fedveil.simulate(job(), tmp_path / "run", callbacks=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_are_no_paths_are_one_sentence() -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidValue, match=r"^out = 5 is not a path: use text or a pathlib\.Path$"):
+        fedveil.simulate(job(), wrong)
+    for again in (fedveil.resume, vertical.resume, vertical.evaluate, vertical.predict):
+        with pytest.raises(InvalidValue, match=r"^folder = 5 is not a path"):
+            again(wrong)
 
 
 def test_a_run_that_was_not_simulated_here_has_no_plots(run: fedveil.Run) -> None:

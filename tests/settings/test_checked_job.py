@@ -64,6 +64,34 @@ def test_overrides_of_a_wrong_kind_are_one_sentence(overrides: Any, tmp_path: Pa
     assert said.endswith(' is not a list of texts such as ["rounds=5", "seed=3"]')
 
 
+@pytest.mark.parametrize("given", ["job.yaml", Path("job.yaml"), ["rounds=5"], 3, None])
+def test_a_job_made_from_something_without_a_name_is_told_about_load(given: Any) -> None:
+    with pytest.raises(JobError, match=r"names no key: write Job\(seed=3\), or Job\.load"):
+        Job(given)
+
+
+def test_a_job_made_from_a_mapping_is_told_about_the_asterisks() -> None:
+    with pytest.raises(JobError) as refused:
+        Job({"rounds": 5})
+    (said,) = refused.value.problems
+    named = "Job({'rounds': 5}) names no key"
+    assert said == f"{named}: put two asterisks before the mapping, as in Job(**keys)"
+    assert Job(rounds=5).rounds == 5
+
+
+@pytest.mark.parametrize("keys", ["rounds=5", ["rounds=5"], 3])
+def test_a_change_that_is_no_mapping_is_one_sentence(keys: Any) -> None:
+    with pytest.raises(JobError, match=r'is not a mapping such as \{"training.lr": 0.1\}$'):
+        Job().with_(keys)
+
+
+@pytest.mark.parametrize("path", [3, b"job.yaml", ["job.yaml"]])
+def test_a_job_file_that_is_no_path_is_one_sentence(path: Any) -> None:
+    with pytest.raises(JobError) as refused:
+        Job.load(path)
+    assert str(refused.value) == f"path = {path!r} is not a path: use text or a pathlib.Path"
+
+
 def test_a_job_is_shown_as_the_code_that_makes_it() -> None:
     assert repr(Job()) == "Job()"
     job = Job.load(None, ["rounds=3", "training.lr=0.3", "protection=rr", "name=a'b"])

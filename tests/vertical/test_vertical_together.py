@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from fedveil.errors import (
     DataInvalid,
     ExchangeError,
     FewCommon,
+    InvalidValue,
     JobError,
     ModelInvalid,
     PartFailed,
@@ -112,6 +114,27 @@ def test_an_evaluation_is_not_counted_among_the_bytes_of_steps(
         ]
         assert bytes_of[0] == bytes_of[1]
         assert len(bytes_of[0]) > 3
+
+
+def test_a_cell_shows_a_run_in_short_and_not_every_record(whole: VerticalRun) -> None:
+    where = f"VerticalRun(folder={str(whole.folder)!r}, task='vertical_parts:bottoms', "
+    assert repr(whole).startswith(f"{where}parties=('lead', 'bank', 'shop'), ")
+    assert repr(replace(whole, records={"lead": []})) == f"{where}parties=('lead', 'bank', 'shop'))"
+    html = whole._repr_html_()
+    assert html is not None
+    assert "Privacy guarantee" in html
+    assert "The tensors sent between the parties are not protected." in html
+    assert html.count("data:image/svg+xml") == 2
+    assert replace(whole, html=None)._repr_html_() is None
+
+
+@pytest.mark.parametrize("name", ["progress", "say"])
+def test_a_function_that_is_none_is_refused_before_a_step(name: str, tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {name: True}
+    for begin in (partial(train, job()), resume):
+        with pytest.raises(InvalidValue, match=f"^{name} = True is not a function"):
+            begin(tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_learns_and_every_party_has_its_folder(whole: VerticalRun) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -77,6 +79,20 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InvalidValue(f"{name} = {value!r} is not one of {', '.join(allowed)}")
     return value
+
+
+def path(name: str, value: object) -> Path:
+    """Return `value` as a path. Raises `InvalidValue` unless it is text or a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidValue(f"{name} = {value!r} is not a path: use text or a pathlib.Path")
+    return Path(value)
+
+
+def functions(**given: object) -> None:
+    """Raise `InvalidValue` if an argument in `given` is neither None nor a function."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise InvalidValue(f"{name} = {value!r} is not a function, such as {name}=print")
 
 
 def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:

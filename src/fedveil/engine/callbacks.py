@@ -43,6 +43,8 @@ class Callbacks:
     """Calls all callbacks of a run: first the callbacks passed as objects, then the job's."""
 
     def __init__(self, names: Sequence[str], given: Iterable[Callback] = ()) -> None:
+        if not isinstance(given, Iterable):
+            raise InvalidValue(f"callbacks = {given!r} is not a list: use callbacks=[...]")
         self._all: list[tuple[str, Callback]] = [
             (f"callbacks: {type(callback).__name__}", callback) for callback in given
         ]

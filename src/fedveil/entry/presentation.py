@@ -11,7 +11,7 @@ from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import keep_page
 
 
-def _html(folder: Path) -> str:
+def html_of(folder: Path) -> str:
     return of_run(read_run(folder))
 
 
@@ -19,4 +19,4 @@ def _plot(folder: Path, name: str | None) -> Any:
     return plotly(read_run(folder), name)
 
 
-PRESENTATION = Presentation(page=keep_page, html=_html, plot=_plot)
+PRESENTATION = Presentation(page=keep_page, html=html_of, plot=_plot)

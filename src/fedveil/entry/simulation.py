@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedveil.base import validate
 from fedveil.engine.callbacks import Callback
 from fedveil.engine.cluster.ray_cluster import need_ray
 from fedveil.engine.federation import Progress
@@ -102,6 +103,7 @@ def _run(
     starting: Callable[[str], None] | None,
     callbacks: Iterable[Callback],
 ) -> Run:
+    validate.functions(progress=progress, warn=warn, starting=starting)
     if job.simulation.on != HERE:
         need_ray()  # before the folder of a new run is made
     progress, warn = _watched(job, progress, warn)

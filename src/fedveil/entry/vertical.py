@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base import validate
+from fedveil.entry.presentation import html_of
 from fedveil.pages.run_folder_page import keep_page
 from fedveil.record.recorder import Record
 from fedveil.record.run_folder import RunFolder
@@ -30,6 +33,7 @@ def train(
     with every other log line. With `encoded`, every message is encoded and decoded as between
     machines, which changes only the run time.
     """
+    validate.functions(progress=progress, say=say)
     job = VerticalJob.of(job)
     with ExitStack() as stack:
         stack.enter_context(threads(job.threads))
@@ -52,6 +56,7 @@ def resume(
     With seeded randomness the run produces the same bytes as an uninterrupted run. `progress` is
     first called with the records of earlier steps. `say` and `encoded` are as in `train`.
     """
+    validate.functions(progress=progress, say=say)
     with ExitStack() as stack:
         parties = reopened(folder, stack, progress, say, encoded)
         return _trained(parties, parties.last_common_step())
@@ -60,4 +65,4 @@ def resume(
 def _trained(parties: Parties, step: int) -> VerticalRun:
     run = parties.train(step)
     keep_page(parties.folder, parties.runs[run.leader].log.event)
-    return run
+    return replace(run, html=html_of)

@@ -79,7 +79,8 @@ class Task(ABC):
             return ()
         return *_arrays(outputs), *_arrays(targets)
 
-    def metrics(self, *scored: Array) -> dict[str, Any]:
+    # A type checker accepts any parameters in a subclass if these two have the type Any.
+    def metrics(self, *scored: Any, **_: Any) -> dict[str, Any]:
         """Return the metrics by name.
 
         Each argument is one of the arrays that `scored` returned, with the rows of all batches.

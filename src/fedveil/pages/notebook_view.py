@@ -11,12 +11,13 @@ from typing import Any
 
 from fedveil.errors import InvalidValue, MissingExtra
 from fedveil.pages import curves
-from fedveil.pages.page import shown_text
+from fedveil.pages.page import prose, shown_text
 from fedveil.pages.plot import Plot
 from fedveil.pages.plotly_figure import figure
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.run_summary import ending
 from fedveil.pages.svg import svg
+from fedveil.pages.vertical_page import answers, is_vertical, leader_of, learning, parties_of
 from fedveil.record.metric_names import LOSS, deciding, digits, word
 from fedveil.record.recorder import Record
 
@@ -83,9 +84,9 @@ class _Output:
 def of_run(run: ReadRun) -> str:
     """Return a finished run as HTML: quality, privacy guarantee, next step, and curves."""
     rows = "".join(
-        f"<tr><th>{shown_text(fact.label)}</th><td><b>{shown_text(fact.value)}</b> "
-        f"{shown_text(fact.text)}</td></tr>"
-        for fact in ending(run)
+        f"<tr><th>{shown_text(fact.label)}</th><td><b>{prose(fact.value)}</b> "
+        f"{prose(fact.text)}</td></tr>"
+        for fact in (answers(run) if is_vertical(run) else ending(run))
     )
     return (
         f"<div><h4>{shown_text(run.name)}</h4><table>{rows}</table>"
@@ -116,6 +117,9 @@ def _all(run: ReadRun) -> Iterator[Plot]:
 
 
 def _quality(run: ReadRun) -> list[Plot]:
+    if is_vertical(run):
+        plots = learning({run.name: leader_of(run, parties_of(run))})
+        return [plot for plot in plots if plot.has_line][:2]
     return list(curves.quality({str(run.job["name"]): run}))[:2]
 
 

@@ -162,10 +162,10 @@ def _plots(parts: Sequence[Part]) -> Iterator[Plot]:
 
 
 def _lead(lead: Sequence[str | Fact]) -> str:
-    texts = "".join(f"<p>{_prose(text)}</p>" for text in lead if isinstance(text, str))
+    texts = "".join(f"<p>{prose(text)}</p>" for text in lead if isinstance(text, str))
     facts = "".join(
         f'<div class="fact {fact.tone}"><h2>{shown_text(fact.label)}</h2>'
-        f"<strong>{_prose(fact.value)}</strong><p>{_prose(fact.text)}</p></div>"
+        f"<strong>{prose(fact.value)}</strong><p>{prose(fact.text)}</p></div>"
         for fact in lead
         if isinstance(fact, Fact)
     )
@@ -187,7 +187,7 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
     return text
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Format a text as HTML. Words in backticks become code, and numbers stay on one line."""
     return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
                   _unbroken(shown_text(text)))  # fmt: skip
@@ -225,7 +225,7 @@ def _plot(plot: Plot, drawn: list[Drawing]) -> str:
 def _part(part: Part, drawn: list[Drawing]) -> str:
     match part:
         case str():
-            return f"<p>{_prose(part)}</p>"
+            return f"<p>{prose(part)}</p>"
         case Table():
             return _table(part)
         case Code():
@@ -239,7 +239,7 @@ def _part(part: Part, drawn: list[Drawing]) -> str:
                 f"<figcaption>{caption}</figcaption></figure>"
             )
         case Points():
-            return f"<ul>{''.join(f'<li>{_prose(line)}</li>' for line in part.lines)}</ul>"
+            return f"<ul>{''.join(f'<li>{prose(line)}</li>' for line in part.lines)}</ul>"
         case Fold():
             inner = _html(part.parts, drawn)
             return f"<details><summary>{shown_text(part.title)}</summary>{inner}</details>"

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
+from fedveil.base import validate
 from fedveil.base.files import PARTIAL, Pieces, make_inner_folder, open_in_place, write_whole
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.errors import FolderInUse, RunFolderError
@@ -55,7 +56,7 @@ class RunFolder:
         """
         if path is None:
             path = _new_path(name)
-        path = Path(path)
+        path = validate.path("out", path)
         make_folder(path)
         with explained(path):
             lock = _take_lock(path)

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
+from fedveil.base import validate
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes
 from fedveil.errors import RunFolderError
 from fedveil.record.finding_lines import FINDINGS
@@ -55,8 +56,9 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     `stack` closes the folder. Raises `RunFolderError` if the folder holds no run or is a part of
     one, or if the job file was edited.
     """
-    refuse_part(Path(path))
-    folder = RunFolder.reopen(Path(path))
+    at = validate.path("folder", path)
+    refuse_part(at)
+    folder = RunFolder.reopen(at)
     stack.callback(folder.close)
     looked = look_where_a_run_looked(folder.path)
     job = load(folder.path / JOB)

@@ -21,8 +21,10 @@ class CheckedJob(Settings):
     Creating a job raises JobError with all wrong values and all wrong combinations of values.
     """
 
-    def __init__(self, /, **data: Any) -> None:
+    def __init__(self, /, *unnamed: object, **data: Any) -> None:
         """Check the keys `data`. Raises `JobError` with all problems, one sentence each."""
+        if unnamed:
+            raise JobError([_how_to_make(type(self).__name__, unnamed[0])])
         wrong: dict[allowed.Path, str] = {}
         try:
             super().__init__(**data)
@@ -97,6 +99,8 @@ class CheckedJob(Settings):
         `{"training.lr": 0.1}`. Default values of keys that this job left out are computed anew,
         because these can depend on other keys.
         """
+        if not isinstance(keys, Mapping | None):
+            raise JobError([_no_mapping(keys)])
         named = {**blocks, **(keys or {})}
         settings = [(tuple(str(path).split(".")), value) for path, value in named.items()]
         data, problems = yaml_file.put(self.model_dump(exclude_unset=True), settings, type(self))
@@ -114,8 +118,22 @@ class CheckedJob(Settings):
         return yaml_file.write(self.model_dump())
 
 
+def _how_to_make(name: str, given: object) -> str:
+    """Return a sentence about `name(given)`, which names no key."""
+    named = f"{name}({allowed.shown(given)}) names no key"
+    if isinstance(given, Mapping):
+        return f"{named}: put two asterisks before the mapping, as in {name}(**keys)"
+    return f'{named}: write {name}(seed=3), or {name}.load("job.yaml") for the job in a file'
+
+
+def _no_mapping(keys: object) -> str:
+    return f'keys = {allowed.shown(keys)} is not a mapping such as {{"training.lr": 0.1}}'
+
+
 def keys_in(path: str | Path) -> dict[str, Any]:
     """Return the keys in a job file, or raise JobError. A file without keys is refused, too."""
+    if not isinstance(path, str | Path):
+        raise JobError([f"path = {allowed.shown(path)} is not a path: use text or a pathlib.Path"])
     keys = yaml_file.read(path)
     if not keys:
         raise JobError([f"{path} is empty: it needs at least one key with a value"])

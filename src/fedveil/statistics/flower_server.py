@@ -56,7 +56,7 @@ class FlowerEngine(Engine):
     def __init__(self, grid: Grid, file: QuestionFile, roster: Mapping[ClientId, bytes]) -> None:
         assert file.clients is not None, "`deployable` has counted them"
         self._grid, self._file = grid, file
-        self._members = Members(grid, Job(clients={"number": file.clients}), say)  # type: ignore[arg-type]
+        self._members = Members(grid, Job(clients={"number": file.clients}), say)
         self.who = Participants(file.clients, simulated=False, roster=roster)
 
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:

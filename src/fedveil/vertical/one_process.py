@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -57,6 +57,21 @@ class VerticalRun:
     records: Mapping[str, list[Record]]
     figures: Mapping[str, list[Line]]
     ledgers: Mapping[str, Ledger]
+    #: Returns the run in a folder as HTML for a notebook, or None.
+    html: Callable[[Path], str] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return the folder, task, parties and quality, and not every key and record."""
+        last = self.metrics[-1] if self.metrics else {}
+        known = [name for name in ("accuracy", "loss") if f"test_{name}" in last][:1]
+        quality = "".join(f", {name}={last[f'test_{name}']:.4g}" for name in known)
+        return (
+            f"VerticalRun(folder={str(self.folder)!r}, task={self.job.task.name!r}, "
+            f"parties={self.split.parties!r}{quality})"
+        )
+
+    def _repr_html_(self) -> str | None:
+        return None if self.html is None else self.html(self.folder)
 
     @property
     def leader(self) -> str:
