@@ -97,15 +97,15 @@ class ProtectedFeatures(Experiment):
         self._settings = settings
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate the seconds: 0.06 for each training image of ResNet-18 on a core.
+        """Estimate the seconds: 0.04 for each training image of ResNet-18 on a core.
 
-        A test image takes a third of this, and an attack (quick) as much as 4,000 images. There are
+        A test image takes a third of this, and an attack (quick) as much as 10,000. There are
         two trainings per seed without noise, and five per seed with it.
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * 4_000 + 27 * (3 * 2_500 + 10_000 / 3)) * 0.06,
-            "full": 21 * 200 * 25_000 * 0.06,
+            "medium": (3 * 12_500 + 7 * 10_000 + 27 * (3 * 2_500 + 10_000 / 3)) * 0.04,
+            "full": 21 * 200 * 25_000 * 0.04,
         }[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
