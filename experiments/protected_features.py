@@ -100,8 +100,7 @@ class ProtectedFeatures(Experiment):
         """Estimate the seconds: 0.04 for each training image of ResNet-18 on a core.
 
         A test image takes a third of this, and an attack (quick) as much as 10,000 training
-        images. There are
-        two trainings per seed without noise, and five per seed with it.
+        images. There are two trainings per seed without noise, and five per seed with it.
         """
         return {
             "small": 600.0,
