@@ -15,5 +15,5 @@ def digest(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())
-        whole.update(np.ascontiguousarray(array).reshape(-1).data)
+        whole.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return whole.digest()
