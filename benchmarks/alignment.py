@@ -13,9 +13,7 @@ run, in two processes connected by a pipe.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -38,8 +36,8 @@ from fedveil.link.tls import Credentials
 from fedveil.vertical.remote import handshake
 from fedveil.vertical.remote.handshake import Standing
 from figures import Figure, show
+from new_process import SPAWN, alone, memory_mb
 
-SPAWN = multiprocessing.get_context("spawn")
 LEADER_CORE, FOLLOWER_CORE = 0, 1
 #: Number of ids -> the most seconds and megabytes of a party.
 FLOORS = {100_000: (18.0, None), 1_000_000: (200.0, 500.0)}
@@ -60,10 +58,6 @@ def standing(party: Literal["leader", "bank"], count: int) -> Standing:
     return Standing(
         party=party, job={}, parts={}, ids={"train": ids, "test": np.zeros(1, int)}, run=run
     )
-
-
-def memory_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def follower(port: int, folder: str, count: int, told: Connection) -> None:
@@ -143,28 +137,18 @@ def peers_client(count: int, told: Connection) -> None:
     other.join()
 
 
-def measured(work: Any, count: int) -> Any:
-    """Run `work` in a new process and return its result."""
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=work, args=(count, there))
-    process.start()
-    found = here.recv()
-    process.join()
-    return found
-
-
 def figures(counts: list[int], only: str | None) -> Iterator[Figure]:
     for count in counts:
         most_s, most_mb = FLOORS.get(count, (None, None))
         most_used = None
         if find_spec(PEER) is not None and only != "ours":
-            peer_s, peer_used = measured(peers_client, count)
+            peer_s, peer_used = alone(peers_client, count)
             yield Figure(f"openmined-psi, {count:,} ids each", peer_s, "s")
             yield Figure("  processor, both parties", peer_used, "s")
             most_s, most_used = min(peer_s, most_s or peer_s), MOST_OF_PEER * peer_used
         if only == "peer":
             continue
-        seconds, used, leaders_mb, followers_mb = measured(leader, count)
+        seconds, used, leaders_mb, followers_mb = alone(leader, count)
         yield Figure(f"intersection, {count:,} ids each", seconds, "s", at_most=most_s)
         yield Figure("  processor, both parties", used, "s", at_most=most_used)
         yield Figure("  the leader's memory", leaders_mb, "MB", at_most=most_mb)
@@ -176,6 +160,8 @@ def main() -> int:
     parser.add_argument("--ids", type=int, action="append", help="number of ids of each party")
     parser.add_argument("--only", choices=["ours", "peer"], help="measure only one of both")
     given = parser.parse_args()
+    if given.ids and min(given.ids) < 1:
+        parser.error(f"--ids is {min(given.ids):,}. Use a number of 1 or more")
     return show(figures(given.ids or [100_000], given.only))
 
 

@@ -22,6 +22,7 @@ from fedveil.errors import FedveilWarning
 from fedveil.federated.job import Job
 from fedveil.privacy import epsilon_text
 from fedveil.privacy.finding import EFFORTS
+from row_choice import chosen
 
 ONE_STEP = ("training={epochs: 1, batch_size: 1000, lr: 0.1}",)
 EPOCHS = ("training={epochs: 5, batch_size: 10, lr: 0.1}",)
@@ -66,24 +67,27 @@ def main() -> None:
     parser.add_argument("--effort", default="quick", choices=EFFORTS)
     parser.add_argument("--only", default="", help="rows whose name starts with this")
     arguments = parser.parse_args()
+    jobs = {
+        f"{data}, {name}": [*job, *UNEQUAL, *changes]
+        for data, job in DATA.items()
+        for name, changes in ROWS.items()
+    }
+    names = chosen(parser, jobs, arguments.only)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FedveilWarning)
     print(
         f"| job, effort {arguments.effort} | epsilon of a report | {' | '.join(SHOWN)} | seconds |"
     )
     print("|---" * (3 + len(SHOWN)) + "|")
-    for data, job in DATA.items():
-        for name, changes in ROWS.items():
-            if not f"{data}, {name}".startswith(arguments.only):
-                continue
-            began = time.monotonic()
-            target = Target.of(Job.load(None, [*job, *UNEQUAL, *changes]))
-            finding = attack(target, arguments.effort, Watch())
-            figures = {figure.name: figure for figure in finding.figures}
-            cells = [str(figures[shown]).removeprefix(shown) for shown in SHOWN]
-            spent = epsilon_text(finding.epsilon, finding.delta)
-            taken = f"{time.monotonic() - began:.0f}"
-            print(f"| {data}, {name} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
+    for name in names:
+        began = time.monotonic()
+        target = Target.of(Job.load(None, jobs[name]))
+        finding = attack(target, arguments.effort, Watch())
+        figures = {figure.name: figure for figure in finding.figures}
+        cells = [str(figures[shown]).removeprefix(shown) for shown in SHOWN]
+        spent = epsilon_text(finding.epsilon, finding.delta)
+        taken = f"{time.monotonic() - began:.0f}"
+        print(f"| {name} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
 
 
 if __name__ == "__main__":

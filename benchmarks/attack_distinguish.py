@@ -32,6 +32,7 @@ from fedveil.privacy.compose import Charge, compose
 from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import POSITIONS
+from row_choice import chosen
 
 CLAIMS = (1.0, 2.0, 4.0, 8.0)
 DIMENSION, DELTA = 12, 1e-5
@@ -141,12 +142,13 @@ def main() -> None:
     if arguments.one_run is not None:
         one_run(arguments.one_run)
         return
+    labels = chosen(parser, (*MECHANISMS, EMBEDDING), arguments.only)
     warnings.simplefilter("ignore", FedveilWarning)
     print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
     print("|---|---|---|---|---|---|")
     claims = CLAIMS if arguments.claim is None else (arguments.claim,)
-    for label in (*MECHANISMS, EMBEDDING):
-        for claim in claims if label.startswith(arguments.only) else ():
+    for label in labels:
+        for claim in claims:
             began = time.monotonic()
             found = tried(label, claim, arguments.trials)
             print(

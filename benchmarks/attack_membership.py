@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,6 +40,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.privacy import epsilon_text
 from fedveil.privacy.finding import Finding
+from row_choice import chosen
 
 FOUR = ("clients={number: 4, fraction: 1.0}",)
 TWENTY = ("clients={number: 20, fraction: 1.0}",)
@@ -88,12 +89,18 @@ POSITIONS = {
     },
 }
 CLIENT_JOBS = {"digits": ("data.name=digits", "model=logistic", "rounds=10"), "Location-30": MANY}
-BY_CLIENT = (
-    "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50", "distributed_dp, target_epsilon 500",
-    "distributed_dp, target_epsilon 50", "distributed_dp, target_epsilon 8",
-    "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100, sign_k 0.01",
-    "rr, eps 9.6", "oue, eps 9.6",
-)  # fmt: skip
+#: The rows of `clients`, each with its dataset, number of clients and protection.
+BY_CLIENT = {
+    f"{data}, {count} clients, {name}": (data, count, name)
+    for data, count in product(CLIENT_JOBS, (4, 20))
+    for name in (
+        "not_encrypt", "pw_encrypt", "pw_encrypt, central_eps 50",
+        "distributed_dp, target_epsilon 500", "distributed_dp, target_epsilon 50",
+        "distributed_dp, target_epsilon 8",
+        "dp_encrypt, dp_eps 500", "dp_encrypt, dp_eps 50", "signds, sign_eps 100, sign_k 0.01",
+        "rr, eps 9.6", "oue, eps 9.6",
+    )
+}  # fmt: skip
 SHOWN = (
     "accuracy on members", "accuracy on others", "loss balanced accuracy",
     "calibrated loss balanced accuracy", "shadow models balanced accuracy", "LiRA AUC",
@@ -137,7 +144,7 @@ def found(name: str, overrides: Sequence[str], effort: Effort) -> Finding:
 def overfitted(effort: Effort, only: str) -> None:
     """Attack the overfitted models, which have no protection, and print every figure."""
     for name, job in OVERFITTED.items():
-        if only in name:
+        if name.startswith(only):
             finding = found(name, job, effort)
             print(f"{name}, effort {effort}")
             for figure in finding.figures:
@@ -200,21 +207,19 @@ def clients(effort: Effort, only: str) -> None:
     shown = ("client AUC", "client balanced accuracy", "client TPR at 1.0% FPR")
     print(f"\n| clients, effort {effort} | rounds | epsilon | {' | '.join(shown)} | seconds |")
     print("|---" * (4 + len(shown)) + "|")
-    for data, count in product(CLIENT_JOBS, (4, 20)):
+    for label, (data, count, name) in BY_CLIENT.items():
+        if not label.startswith(only):
+            continue
         job = (*CLIENT_JOBS[data], f"clients={{number: {count}, fraction: 1.0}}")
-        for name in BY_CLIENT:
-            label = f"{data}, {count} clients, {name}"
-            if not label.startswith(only):
-                continue
-            began = time.monotonic()
-            target = Target.of(Job.load(None, under(name, POSITIONS[name], job)))
-            finding = client_membership.attack(target, effort, Watch())
-            spent = epsilon_text(finding.epsilon, finding.delta)
-            found = [str(finding.figure(figure)).partition(", g")[0] for figure in shown]
-            cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
-            rounds = min(target.job.rounds, 5 if effort == "quick" else 20)
-            taken = f"{time.monotonic() - began:.0f}"
-            print(f"| {label} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
+        began = time.monotonic()
+        target = Target.of(Job.load(None, under(name, POSITIONS[name], job)))
+        finding = client_membership.attack(target, effort, Watch())
+        spent = epsilon_text(finding.epsilon, finding.delta)
+        found = [str(finding.figure(figure)).partition(", g")[0] for figure in shown]
+        cells = [text.removeprefix(figure) for text, figure in zip(found, shown, strict=True)]
+        rounds = min(target.job.rounds, 5 if effort == "quick" else 20)
+        taken = f"{time.monotonic() - began:.0f}"
+        print(f"| {label} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
 
 
 def references(effort: Effort, only: str, folder: Path) -> None:
@@ -276,6 +281,13 @@ PARTS = {
     "purchase": partial(overfitted_positions, data="purchase100"),
     "clients": clients,
 }
+#: The rows among which `--only` chooses, by part. `references` has the one row of its model.
+ROWS: dict[str, Iterable[str]] = {
+    "overfitted": OVERFITTED,
+    **dict.fromkeys(("positions", "mnist", "purchase"), POSITIONS),
+    "clients": BY_CLIENT,
+    "references": [next(iter(OVERFITTED))],
+}
 
 
 def main() -> None:
@@ -288,6 +300,8 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default="membership", help="of `references`")
     arguments = parser.parse_args()
+    rows = [row for part in arguments.parts or PARTS for row in ROWS[part]]
+    chosen(parser, rows, arguments.only)
     torch.set_num_threads(1)
     parts = {**PARTS, "references": partial(references, folder=arguments.folder)}
     for part in arguments.parts or PARTS:

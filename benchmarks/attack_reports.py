@@ -133,7 +133,9 @@ def signs() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--effort", choices=get_args(Effort), default="quick")
-    parser.add_argument("--only", nargs="*", default=(), help="these protections")
+    parser.add_argument(
+        "--only", nargs="*", choices=STRENGTHS, default=[], help="these protections"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     np.seterr(over="ignore")

@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--effort", choices=("quick", "standard", "full"), default="quick")
     parser.add_argument("--data", default="mnist", help="mnist or digits")
-    parser.add_argument("--only", help="one protection")
+    parser.add_argument("--only", choices=POSITIONS, help="one protection")
     parser.add_argument("--part", choices=("steal", "exact", "both"), default="both")
     parser.add_argument("--exact", type=int, default=1 << 12, help="starts a batch")
     parser.add_argument("--pictures", type=Path, help="a folder for the pictures")

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedveil.errors import FedveilWarning
 from fedveil.federated.job import Job
 from fedveil.privacy import format_epsilon
 from fedveil.privacy.finding import Finding
+from row_choice import chosen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -104,6 +105,11 @@ def row(
     return cells, sorted(by)
 
 
+def none() -> AbstractContextManager[None]:
+    """Plant no fault."""
+    return nullcontext()
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,19 +118,23 @@ def main() -> None:
     parser.add_argument("--fault", default="", help="only faults whose name contains this")
     given = parser.parse_args()
     runs, sound = (5, 40) if given.effort == "quick" else (10, 100)
+    positions = chosen(parser, (position for position, *_ in ROWS), given.only)
+    rows = [
+        (position, how, own, fault, fault.__name__.replace("_", " "))
+        for position, how, own, faults in ROWS
+        if position in positions
+        for fault in (none, *faults)
+    ]
+    named = (name for *_, name in rows)
+    names = chosen(parser, named, given.fault, anywhere=True, option="--fault")
     warnings.simplefilter("ignore", FedveilWarning)
     heads = [f"{canaries} canaries, {rounds} rounds" for canaries, rounds in EFFORTS]
     print(f"| protection | fault | runs | {' | '.join(heads)} | found at the last by |")
     print("|---|---|---|" + "---|" * (len(heads) + 1))
     began = time.perf_counter()
-    for position, how, own, faults in ROWS:
-        if not position.startswith(given.only):
-            continue
-        for fault in (nullcontext, *faults):
-            none = fault is nullcontext
-            name, count = ("none", sound) if none else (fault.__name__.replace("_", " "), runs)
-            if given.fault not in name:
-                continue
+    for position, how, own, fault, name in rows:
+        if name in names:
+            count = sound if fault is none else runs
             cells, by = row(position, own, fault, EFFORTS, count)
             line = [f"{position}, {how}", name, str(count), *cells, "; ".join(by)]
             print(f"| {' | '.join(line)} |", flush=True)

@@ -15,8 +15,6 @@ held-out rows afterwards, and use one thread. On a busy machine, only processor 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 import sys
 import tempfile
 import time
@@ -29,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from figures import Figure, show
+from new_process import alone, memory_mb
 
-SPAWN = multiprocessing.get_context("spawn")
 ENCODING_TIMES_PEER, TRAINING_TIMES_PEER = 3.0, 1.3
 MOST_MB = 1500.0
 REPEATS = 3
@@ -112,17 +110,7 @@ def spent(began: float, used: float) -> tuple[float, float, float]:
 
     The memory of this process is in MB.
     """
-    most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return time.perf_counter() - began, time.process_time() - used, most_mb
-
-
-def measured(work: Any) -> tuple[float, float, float]:
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=work, args=(there,))
-    process.start()
-    found: tuple[float, float, float] = here.recv()
-    process.join()
-    return found
+    return time.perf_counter() - began, time.process_time() - used, memory_mb()
 
 
 def encoding(rows: int) -> Iterator[Figure]:
@@ -130,7 +118,7 @@ def encoding(rows: int) -> Iterator[Figure]:
     with Path("whole.csv").open() as file:
         yield Figure(f"{rows:,} rows, columns", len(file.readline().split(",")), "")
     peer = find_spec("polars") is not None
-    runs = [(measured(read) if peer else None, measured(encode)) for _ in range(REPEATS)]
+    runs = [(alone(read) if peer else None, alone(encode)) for _ in range(REPEATS)]
     ours_s, ours_used, ours_mb = map(min, zip(*(ours for _, ours in runs), strict=True))
     theirs = [found for found, _ in runs if found is not None]
     if theirs:

@@ -35,6 +35,8 @@ from typing import Any
 
 import psutil
 
+from new_process import last_line
+
 #: The most time of a round on the cluster over the time in threads at 1,000 clients, and the most
 #: seconds that it may take longer at 10 clients.
 OVERHEAD, SMALL_S = 1.05, 0.060
@@ -127,11 +129,7 @@ def measured(
     options: argparse.Namespace, on: str, workers: int, clients: int, model: str = "lenet"
 ) -> dict[str, Any]:
     """Run `ours` in a process of its own, and print and return its result."""
-    asked = command(options, on, workers, clients, model)
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(asked)} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result = last_line(*command(options, on, workers, clients, model))
     print(
         f" cluster {workers:>2} cores, {clients:>5} clients: best {result['best']:.3f} s, median "
         f"{result['median']:.3f} s, {result['bytes'] / 1e6:.2f} MB over loopback",

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import Figure, show
+from new_process import last_line
 
 HERE = Path(__file__).parent
 PROTECTIONS = ("dp_encrypt", "signds", "rr", "oue")
@@ -61,16 +62,9 @@ def simulation_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _peer(options: argparse.Namespace, how: str, rounds: int) -> dict[str, Any]:
-    command = [
-        options.peers_python,
-        str(HERE / "peers" / "flower_secure_rounds.py"),
-        *("--how", how, "--clients", str(options.clients), "--rounds", str(rounds)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    script = HERE / "peers" / "flower_secure_rounds.py"
+    flags = ("--how", how, "--clients", options.clients, "--rounds", rounds)
+    return last_line(options.peers_python, script, *flags)
 
 
 class Deployment:

@@ -11,8 +11,6 @@ training.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ import mechanisms_shares
 import mechanisms_signds
 import mechanisms_unary
 from figures import Figure, show
+from new_process import last_line
 
 ROUNDS = Path(__file__).parent / "fedveil_rounds.py"
 
@@ -36,8 +35,7 @@ def in_a_round() -> Iterator[Figure]:
         for engine, at_most in (("loop", 15), ("auto", None)):
             command = [sys.executable, str(ROUNDS), "--protection", name, "--rounds", "8"]
             command += ["--set", f"training.engine={engine}"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            result = json.loads(done.stdout.splitlines()[-1])
+            result = last_line(*command)
             halves = result["seconds_protection"] + result["seconds_aggregation"]
             share = 100 * halves / (halves + result["seconds_training"])
             what = f"{name}: share of a LeNet round, engine {engine}"

@@ -10,9 +10,7 @@ of docs/mechanisms/dp_encrypt.md.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from fedveil.mechanisms.gaussian import GaussianMechanism, clip_to_grid
 from fedveil.protections.base import ClientContext, JobContext
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
 from figures import Figure, best_s, show
+from new_process import last_line
 
 DIMENSION = 1_000_000
 PEER_SCRIPT = Path(__file__).parent / "peers" / "opendp_gaussian.py"
@@ -51,18 +50,11 @@ def figures(peers_python: str | None) -> Iterator[Figure]:
         yield Figure(f"discrete Gaussian privatize, eps {eps:g}", ns, "ns", at_most=25)
         slowest = max(slowest, ns)
     if peers_python is not None:
-        theirs = peer_result(peers_python)
+        theirs = last_line(peers_python, PEER_SCRIPT)
         name = f"OpenDP {theirs['version']}, noise of 1000 steps"
         yield Figure(name, theirs["ns_per_value"], "ns")
         ratio = theirs["ns_per_value"] / slowest
         yield Figure("  over our slower one", ratio, "times", at_least=200)
-
-
-def peer_result(python: str) -> dict[str, Any]:
-    """Run the peer's script in its own environment and return its result."""
-    done = subprocess.run([python, str(PEER_SCRIPT)], check=True, capture_output=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def print_cost() -> None:

@@ -10,9 +10,7 @@ of docs/mechanisms/rr_oue.md, from the variance formula alone.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from fedveil.mechanisms.unary.state_sum import sum_tables
 from figures import Figure, best_s, show
+from new_process import last_line
 
 DIMENSION = 1_000_000
 CELLS = 50
@@ -91,13 +90,7 @@ def server_figures(encoding: UnaryEncoding, values: Any, entropy: Secure) -> Ite
 
 def peer_figures(python: str, ours: float) -> Iterator[Figure]:
     """Run the peers' script in their own environment. Yields their times over ours."""
-    done = subprocess.run(
-        [python, str(PEER_SCRIPT), "--states", str(2 * CELLS + 1), "--eps", str(EPS)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    results = json.loads(done.stdout.splitlines()[-1])
+    results = last_line(python, PEER_SCRIPT, "--states", 2 * CELLS + 1, "--eps", EPS)
     for name, floor in (("multi-freq-ldpy", 200), ("pure-ldp", 500)):
         label, theirs = f"{name} {results[name]['version']}", results[name]["ns_per_parameter"]
         yield Figure(f"rr report, {label}", theirs, "ns")

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import fedveil
 from fedveil.federated.job import Job
 from fedveil.privacy.loss import format_epsilon
+from row_choice import chosen
 
 JOBS = Path(__file__).parent.parent / "examples" / "private_mnist"
 BLOCK = "protection.distributed_dp"
@@ -141,10 +142,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
     asked = parser.parse_args()
+    rows = MODES[asked.mode]()
+    names = chosen(parser, (row.name for row in rows), asked.only, anywhere=True)
     print("| setting | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)
-    for row in MODES[asked.mode]():
-        if asked.only not in row.name:
+    for row in rows:
+        if row.name not in names:
             continue
         found, lasts, began = [], {}, time.perf_counter()
         for seed in range(asked.seeds):

@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.loss import format_epsilon
+from row_choice import chosen
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "private_cifar"
 sys.path.insert(0, str(EXAMPLE))  # the models' modules
@@ -69,6 +70,10 @@ ROWS = {
     ),
     "pretrained_photos": (noisy(3, 2.56), noisy(8, 5.12)),
 }
+
+
+#: The rows of `choose`, and their epsilons.
+CHOICES = {f"epsilon {epsilon}": epsilon for epsilon in (3, 8)}
 
 
 class Tried(NamedTuple):
@@ -129,15 +134,14 @@ def choose(epsilon: float, tried: Sequence[Tried], rounds: int) -> list[float]:
     return (100 * right.double().mean(0)).tolist()
 
 
-def print_choice(rounds: int, only: str, rates: Sequence[float]) -> None:
+def print_choice(rounds: int, names: Collection[str], rates: Sequence[float]) -> None:
     """Print the accuracy of held-out training images, by epsilon, clip and rate."""
     print(f"{rounds} rounds")
     print("| epsilon | clip, rate: accuracy |")
     print("|---|---|", flush=True)
     tried = [Tried(clip, rate) for clip in (1.5, 3.0, 6.0) for rate in rates]
-    for epsilon in (3, 8):
-        if only not in f"epsilon {epsilon}":
-            continue
+    for name in names:
+        epsilon = CHOICES[name]
         pairs = zip(tried, choose(epsilon, tried, rounds), strict=True)
         said = ", ".join(f"{one.clip:g}, {one.rate:g}: {right:.2f}" for one, right in pairs)
         print(f"| {epsilon} | {said} |", flush=True)
@@ -163,15 +167,18 @@ def main() -> None:
     parser.add_argument("--features", type=Path, default=Path("photo_features.npz"))
     parser.add_argument("--model", choices=ROWS, default="public_patches")
     asked = parser.parse_args()
+    rows = ROWS[asked.model]
+    known = CHOICES if asked.mode == "choose" else [row.name for row in rows]
+    names = chosen(parser, known, asked.only, anywhere=True)
     make_features(asked.model, asked.folder, asked.features)
     os.environ[FILE] = str(asked.features)
     if asked.mode == "choose":
-        print_choice(asked.rounds, asked.only, asked.rates)
+        print_choice(asked.rounds, names, asked.rates)
         return
     print("| protection | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)
-    for row in ROWS[asked.model]:
-        if asked.only not in row.name:
+    for row in rows:
+        if row.name not in names:
             continue
         began = time.perf_counter()
         found = [run(row, seed) for seed in asked.seeds]

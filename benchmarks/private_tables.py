@@ -25,7 +25,8 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.svg import svg
 from fedveil.privacy import epsilon_text
 from fedveil.studies.comparison import Asked, Cell, Comparison
+from row_choice import chosen
 
 JOB = (
     "model=logistic", "clients.fraction=1.0", "server.optimizer=momentum",
@@ -127,12 +129,17 @@ class Point(NamedTuple):
         )
 
 
+def protections(table: str) -> Mapping[str, Sequence[float]]:
+    """Return the protections of a table, each with its epsilons."""
+    return ORGANISATIONS if table == "organisations" else PEOPLE
+
+
 class Study:
     """Computes the points of a table. Every run's last record is saved in a file."""
 
     def __init__(self, table: str, folder: Path, rounds: int) -> None:
         self._table, self._file = table, folder / f"{table}-{rounds}.json"
-        self._protections = ORGANISATIONS if table == "organisations" else PEOPLE
+        self._protections = protections(table)
         self._saved: dict[str, Any] = json.loads(
             self._file.read_text() if self._file.exists() else "{}"
         )
@@ -154,10 +161,9 @@ class Study:
               ("distributed_dp.clip", "central_gaussian.clip", "dp_encrypt.dp_norm_clip")),
         ]  # fmt: skip
 
-    def points(self, only: str, seeds: int) -> list[Point]:
-        """Print and return the points of the protections whose name starts with `only`."""
+    def points(self, wanted: AbstractSet[str], seeds: int) -> list[Point]:
+        """Print and return the points of the protections `wanted`."""
         found, rates = list[Point](), dict[tuple[str, float], float]()
-        wanted = {name for name in self._protections if name.startswith(only)}
         needed = wanted | {LIKE[name] for name in wanted & LIKE.keys()}
         for name, epsilons in self._protections.items():
             if name not in needed:
@@ -237,9 +243,10 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="the file of the curve, an SVG")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    wanted = set(chosen(parser, protections(asked.table), asked.only))
     print("| protection | epsilon | rate | accuracy, mean | each seed | bytes a report |")
     print("|---|---|---|---|---|---|", flush=True)
-    points = Study(asked.table, asked.folder, asked.rounds).points(asked.only, asked.seeds)
+    points = Study(asked.table, asked.folder, asked.rounds).points(wanted, asked.seeds)
     if asked.plot is not None:
         asked.plot.write_bytes(drawn(asked.table, points))
 

@@ -16,7 +16,6 @@ of 539. It reads no test image. A line takes about a minute of one core.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import statistics
 import sys
@@ -37,6 +36,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.oriented_filters import OrientedFilters
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.loss import format_epsilon
+from row_choice import chosen
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "private_mnist"
 sys.path.insert(0, str(EXAMPLE))  # the model's module
@@ -46,6 +46,12 @@ SHAPE = (1, 28, 28)
 BLOCK = "protection.distributed_dp"
 HELD_OUT, SPLIT_SEED = 100, 2026
 LEARNED, FILTERS = "public_digits:head", "filters_linear"
+#: The rows of `choose`, and their models and epsilons.
+CHOICES = {
+    f"{model}, epsilon {epsilon}": (model, epsilon)
+    for model in (LEARNED, FILTERS)
+    for epsilon in (8, 2)
+}
 
 
 class Row(NamedTuple):
@@ -114,17 +120,15 @@ def features(model: str) -> tuple[torch.Tensor, torch.Tensor, Array]:
     return rows, torch.from_numpy(data.train.y), data.owners
 
 
-def print_choice(only: str) -> None:
+def print_choice(names: Iterable[str]) -> None:
     """Print the accuracy of held-out training writers, by model, epsilon, clip and rate."""
     print("| model and epsilon | clip, rate: accuracy |")
     print("|---|---|", flush=True)
     tried = [Tried(0.15, rate) for rate in (0.08, 0.16, 0.32, 0.64, 1.28)]
-    for model, epsilon in itertools.product((LEARNED, FILTERS), (8, 2)):
-        if only not in f"{model}, epsilon {epsilon}":
-            continue
-        pairs = zip(tried, choose(model, epsilon, tried), strict=True)
+    for name in names:
+        pairs = zip(tried, choose(*CHOICES[name], tried), strict=True)
         said = ", ".join(f"{one.clip:g}, {one.rate:g}: {right:.2f}" for one, right in pairs)
-        print(f"| {model}, epsilon {epsilon} | {said} |", flush=True)
+        print(f"| {name} | {said} |", flush=True)
 
 
 @torch.no_grad()
@@ -152,13 +156,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
     asked = parser.parse_args()
+    rows = list(tested())
+    known = CHOICES if asked.mode == "choose" else [row.name for row in rows]
+    names = chosen(parser, known, asked.only, anywhere=True)
     if asked.mode == "choose":
-        print_choice(asked.only)
+        print_choice(names)
         return
     print("| model and epsilon | accuracy, mean | each seed | worst tenth | epsilon, as it was |")
     print("|---|---|---|---|---|", flush=True)
-    for row in tested():
-        if asked.only not in row.name:
+    for row in rows:
+        if row.name not in names:
             continue
         found = [run(row, seed) for seed in range(asked.seeds)]
         right, worst = ([100 * one[key] for one in found] for key in ("accuracy", "worst"))

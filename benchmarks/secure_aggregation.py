@@ -15,8 +15,6 @@ which a server only passes on.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +38,7 @@ from fedveil.secagg.secret import Secret
 from fedveil.secagg.share_tags import KEY, SEED, TAG_BYTES, Tagger
 from fedveil.secagg.view import keys_view, vectors_view
 from figures import Figure, best_s, show
+from new_process import last_line
 
 PEER_SCRIPT = Path(__file__).parent / "peers" / "flower_secagg.py"
 CLIENTS, ENTRIES = 500, 100_000
@@ -337,8 +336,7 @@ def simulation_figures() -> Iterator[Figure]:
 
 def peer_figures(python: str) -> Iterator[Figure]:
     """Run Flower's own utilities in their own environment. Yields their times over ours."""
-    done = subprocess.run([python, str(PEER_SCRIPT)], check=True, stdout=subprocess.PIPE, text=True)
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    theirs = last_line(python, PEER_SCRIPT)
     ours = {"mask_s": masking_s(), **shamir_s()}
     titles = {
         "mask_s": "client masking, 1,000,000 entries, 100 neighbours",

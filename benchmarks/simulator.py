@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from new_process import last_line
 
 HERE = Path(__file__).parent
 #: The least ratio of the peer's best round to fedveil's best round.
@@ -44,11 +45,7 @@ LARGE_ROUND_S, LARGE_ROUND_MB = 10.0, 1200
 
 def measure(python: str, script: str, *arguments: object) -> dict[str, Any]:
     """Run one script and return its result, the last line that it prints."""
-    command = [python, str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result = last_line(python, HERE / script, *arguments)
     print(
         f"{result['peer']:>16} {result['model']:>6} {result['clients_per_round']:>5} a round, "
         f"{result['workers']} workers: best {result['best']:.3f} s, "

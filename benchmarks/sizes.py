@@ -34,7 +34,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -56,6 +55,7 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import ClientContext, RoundContext
 from fedveil.protections.catalog import POSITIONS
 from large_models import ADAPTED, RANK, make_adapted
+from new_process import last_line, memory_mb
 
 HERE = Path(__file__).parent
 PEERS = ("pfl_rounds.py", "flower_rounds.py")
@@ -218,11 +218,7 @@ def rounds(position: str, model: str, count: int, clients: int, **training: Any)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         run = fedveil.simulate(job, out, progress=lambda _: ends.append(time.process_time()))
-    return {
-        **seconds(run.metrics[-1]),
-        "cpu_s": ends[-1] - ends[-2],
-        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
+    return {**seconds(run.metrics[-1]), "cpu_s": ends[-1] - ends[-2], "memory_mb": memory_mb()}
 
 
 def seconds(record: dict[str, Any]) -> dict[str, float]:
@@ -295,16 +291,6 @@ def descendants_mb(ancestor: int) -> Iterator[tuple[str, float]]:
 def alone(*arguments: object) -> dict[str, Any]:
     """Run one measurement in a new process, whose memory contains nothing else."""
     return last_line(sys.executable, __file__, "one", *arguments)
-
-
-def last_line(*words: object) -> dict[str, Any]:
-    """Run a command and return the last line that it prints."""
-    command = list(map(str, words))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def one(kind: str, position: str, *more: str) -> dict[str, Any]:

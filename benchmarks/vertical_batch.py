@@ -9,19 +9,13 @@ one backward pass. The forecast is that of `fedveil vertical parts` for only the
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 from figures import Figure, show
-
-SPAWN = multiprocessing.get_context("spawn")
-
-
-def memory_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+from new_process import alone, memory_mb
+from vertical_parts import PRESETS
 
 
 def passed(preset: str, name: str, rows: int, answer: Connection) -> None:
@@ -62,11 +56,7 @@ def passed(preset: str, name: str, rows: int, answer: Connection) -> None:
 def figures(preset: str) -> Iterator[Figure]:
     for name in ("leader", "cloud"):
         for rows in (2, 5):
-            here, there = SPAWN.Pipe()
-            process = SPAWN.Process(target=passed, args=(preset, name, rows, there))
-            process.start()
-            told, took = here.recv()
-            process.join()
+            told, took = alone(passed, preset, name, rows)
             yield Figure(f"{preset}, {name}, {rows} examples: forecast", told, "MiB")
             what = f"{preset}, {name}, {rows} examples: measured"
             yield Figure(what, took, "MiB", at_most=1.1 * told + 16)
@@ -74,7 +64,7 @@ def figures(preset: str) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="small")
+    parser.add_argument("--preset", choices=PRESETS, default="small")
     return show(figures(parser.parse_args().preset))
 
 

@@ -11,28 +11,24 @@ since before it made its parts. It does not include a batch and its activations.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_args
 
+from fedveil.vertical.task_settings import PanguSettings
 from figures import Figure, show
+from new_process import alone, memory_mb
 
 if TYPE_CHECKING:
     from fedveil.vertical.party import Party
 
-SPAWN = multiprocessing.get_context("spawn")
 PARTIES = ("leader", "cloud")
+PRESETS = get_args(PanguSettings.model_fields["preset"].annotation)
 #: The most memory of the parts relative to the forecast. torch needs some of its own.
 MOST = 1.1
-
-
-def memory_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def made(preset: str, name: str) -> tuple[float, float, Party]:
@@ -83,16 +79,6 @@ def goes_on(preset: str, name: str, folder: str, answer: Connection) -> None:
     answer.send(memory_mb() - before)
 
 
-def alone(work: Callable[..., None], *given: str) -> Any:
-    """Run `work` in a new process and return its result."""
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=work, args=(*given, there))
-    process.start()
-    found = here.recv()
-    process.join()
-    return found
-
-
 def figures(preset: str) -> Iterator[Figure]:
     for name in PARTIES:
         with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +94,7 @@ def figures(preset: str) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="350M")
+    parser.add_argument("--preset", choices=PRESETS, default="350M")
     return show(figures(parser.parse_args().preset))
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -86,10 +86,6 @@ class Cost:
     server_seconds: float
     client_does: Mapping[str, float]
     server_does: Mapping[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields to be saved."""
-        return asdict(self)
 
 
 def message_bytes(setup: Setup) -> int:

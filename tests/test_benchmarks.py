@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,23 @@ PARTS = {
     "attack_canaries": ("tightness", "accuracy"),
     "mnist": ("signds", "unary"),
 }
+#: A benchmark -> arguments of which one matches nothing, and two or more of the possible values.
+CHOICES = {
+    "private_photos": ("test --only nonsense", "epsilon 3", "no noise"),
+    "private_writers": ("choose --only nonsense", "filters_linear, epsilon 2"),
+    "private_tables": ("organisations --only nonsense", "dp_encrypt", "distributed_dp"),
+    "private_mnist": ("bits --only nonsense", "100 clients, epsilon 8, 16 bits"),
+    "attack_distinguish": ("--only nonsense", "rr, bits", "embedding_dp"),
+    "attack_membership": (
+        "mnist clients --only nonsense", "rr, eps 9.6", "digits, 4 clients, oue, eps 9.6",
+    ),
+    "attack_classes": ("--only nonsense", "digits, rr eps 4.8, one step"),
+    "attack_reports": ("--only rr nonsense", "signds", "oue"),
+    "attack_steal": ("--only nonsense", "signds", "central_gaussian"),
+    "audit_sabotage": ("--only signds --fault nonsense", "bit in clear", "none"),
+    "vertical_parts": ("--preset nonsense", "tiny", "2.6B"),
+    "vertical_batch": ("--preset nonsense", "small", "350M"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("script", PARTS)
@@ -33,6 +51,64 @@ def test_a_part_that_does_not_exist_is_refused_and_every_part_is_named(
     assert ended.value.code == 2
     assert "'nonsense'" in sentence
     assert all(f"'{part}'" in sentence for part in PARTS[script])
+
+
+@pytest.mark.parametrize("script", CHOICES)
+def test_a_choice_that_matches_no_row_is_refused_and_every_row_is_named(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    given, *names = CHOICES[script]
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given.split()])
+    module = __import__(script)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    out, err = capsys.readouterr()
+    *_, sentence = err.splitlines()
+    assert ended.value.code == 2
+    assert "'nonsense'" in sentence
+    assert all(f"'{name}'" in sentence for name in names)
+    assert out == ""
+
+
+def test_a_choice_by_the_start_of_a_name_or_by_any_part_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    chosen = __import__("row_choice").chosen
+    parser, names = ArgumentParser(), ("rr", "rr, bits", "bits", "rr")
+    assert chosen(parser, names, "rr") == ["rr", "rr, bits"]
+    assert chosen(parser, names, "bits") == ["bits"]
+    assert chosen(parser, names, "bits", anywhere=True) == ["rr, bits", "bits"]
+    assert chosen(parser, names, "") == ["rr", "rr, bits", "bits"]
+    with pytest.raises(SystemExit):
+        chosen(parser, names, "its", option="--fault")
+    said = (
+        "--fault is 'its', but no row's name starts with it. The rows are 'rr', 'rr, bits', 'bits'"
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_an_intersection_of_no_ids_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("grpc")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", ["alignment.py", "--ids", "100000", "--ids", "0"])
+    with pytest.raises(SystemExit) as ended:
+        __import__("alignment").main()
+    assert ended.value.code == 2
+    assert "--ids is 0. Use a number of 1 or more" in capsys.readouterr().err
+
+
+def test_a_measurement_that_fails_in_its_process_ends_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    with pytest.raises(SystemExit, match="abs failed in its process"):
+        __import__("new_process").alone(abs)  # a pipe has no absolute value
 
 
 def test_no_benchmark_rounds_a_measured_epsilon_down() -> None:

@@ -268,15 +268,6 @@ def test_all_examples_are_as_the_model_takes_them(target: Target) -> None:
     assert found.train.x.dtype == found.test.x.dtype == np.float32
 
 
-def test_a_target_is_seen_in_the_round_that_it_is_asked_for(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds: list[int] = []
-    monkeypatch.setattr(target_module, "seen", lambda *given, round: rounds.append(round))
-    target.server_view([], round=7)
-    assert rounds == [7]
-
-
 def test_a_view_has_the_state_after_the_round(target: Target) -> None:
     under = target.under("signds")
     state = under.protection.initial_state()

@@ -14,9 +14,9 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from fedveil.base.array_digest import digest
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.app import mod
-from fedveil.flower.app.arrays import digest
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.clear_metrics import Means, usable
 from fedveil.flower.app.options import joined

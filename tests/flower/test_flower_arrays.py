@@ -10,8 +10,9 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.array_digest import digest
 from fedveil.errors import ModelInvalid, RoundVoid
-from fedveil.flower.app.arrays import ArrayLayout, digest, read
+from fedveil.flower.app.arrays import ArrayLayout, read
 from flower_app_parts import arrays_of, record_of
 
 SHAPES = st.sampled_from([(), (1,), (0,), (3,), (2, 3), (4, 0, 2), (1, 1, 1, 2)])

@@ -372,10 +372,10 @@ class Target:
             return False
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
-    def server_view(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round in which client i reports `updates[i]`.
+    def server_view(self, updates: Sequence[Float32s], repeat: int = 0) -> Seen:
+        """Return the server's view of round 1, in which client i reports `updates[i]`.
 
         Each value of `repeat` draws other noise.
         """
         entropy = report_entropy(self.job).stream("attacked", repeat)
-        return seen(self.protection, self.weights, updates, entropy, round=round)
+        return seen(self.protection, self.weights, updates, entropy)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,10 @@ from fedveil.cli.job_arguments import JobPath, Overrides, load
 from fedveil.cli.json_answer import AsJson, answer
 from fedveil.errors import MissingExtra
 from fedveil.starter import DEFAULT_JOB
+
+if TYPE_CHECKING:
+    from fedveil.federated.job import Job
+    from fedveil.privacy.ledger import Line
 
 
 def budget(
@@ -50,8 +55,6 @@ def budget(
 
     A smaller epsilon protects better. Delta is a small probability that epsilon does not hold.
     """
-    from rich.table import Table
-
     if target_epsilon is not None:
         positive("target epsilon", target_epsilon)
     settings = load(job, overrides, default=DEFAULT_JOB)
@@ -64,8 +67,6 @@ def budget(
         return
     from fedveil.engine.budget import project_job, solve_job
     from fedveil.engine.known_accuracy import measured
-    from fedveil.pages.guarantee_text import attackers, listed
-    from fedveil.privacy.loss import format_delta, format_epsilon
 
     solved = None
     try:
@@ -89,6 +90,17 @@ def budget(
         return
     if solved is not None:
         say(str(solved))
+    _show(lines, settings)
+
+
+def _show(lines: Sequence[Line], settings: Job) -> None:
+    """Print the costs as a table, and the accuracy that was measured with similar settings."""
+    from rich.table import Table
+
+    from fedveil.engine.known_accuracy import measured
+    from fedveil.pages.guarantee_text import attackers, listed
+    from fedveil.privacy.loss import format_delta, format_epsilon
+
     table = Table(box=None, pad_edge=False)
     for column in ("epsilon", "delta", "promise", "for"):
         table.add_column(column)

@@ -35,7 +35,6 @@ from fedveil.site.isolation import Interpreter, Means, isolated
 #: The folder in which the process finds the study's code.
 _CODE = "/code"
 _LENGTH_BYTES = 8
-_MOST_WORDS = 64
 _SMALL = 1 << 10
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "

@@ -7,7 +7,6 @@ stays with the client. Arrays of any other type are refused. No array is sent un
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -141,15 +140,6 @@ def read(record: ArrayRecord) -> Arrays:
                 f"not know; {', '.join(AVERAGED)} are averaged"
             )
     return arrays
-
-
-def digest(arrays: Arrays) -> bytes:
-    """Return a digest of all arrays that clients start from, including those that stay local."""
-    whole = hashlib.sha256()
-    for name, array in arrays.items():
-        whole.update(repr((name, str(array.dtype), array.shape)).encode())
-        whole.update(np.ascontiguousarray(array).reshape(-1).data)
-    return whole.digest()
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
+from fedveil.base.array_digest import digest
 from fedveil.base.message import Message, encode
 from fedveil.entropy import Secure
 from fedveil.errors import (
@@ -27,7 +28,7 @@ from fedveil.errors import (
     ProtectionFailed,
 )
 from fedveil.flower.answered_rounds import AnsweredFile, check_due
-from fedveil.flower.app.arrays import ArrayLayout, Arrays, digest, matches, read
+from fedveil.flower.app.arrays import ArrayLayout, Arrays, matches, read
 from fedveil.flower.app.clear_metrics import LATE, METRICS, completed, in_clear, sent_metrics
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, WITHHELD, number_of
 from fedveil.flower.app.mod_order import mod_outside
@@ -145,7 +146,7 @@ class _Arrays(NamedTuple):
     layout: ArrayLayout
     before: Arrays
     model: Update
-    #: Returns a digest of the arrays.
+    #: Returns a digest of all arrays, including those that stay local.
     origin: Origin
 
 

@@ -12,9 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedveil.base.array_digest import digest
 from fedveil.base.validate import positive
 from fedveil.errors import InvalidValue, LimitReached
-from fedveil.flower.app.arrays import ArrayLayout, digest, read
+from fedveil.flower.app.arrays import ArrayLayout, read
 from fedveil.flower.app.carrier import AppCarrier
 from fedveil.flower.app.clear_metrics import METRICS, Means, in_clear, length_of, revealed, usable
 from fedveil.flower.app.field_names import ANSWER_AFTER_S, OFFER, TIME, node_of, number_of

@@ -5,7 +5,6 @@ This module needs torch, so `job_client` imports it only when it needs examples 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from fedveil.base.array_digest import digest
 from fedveil.base.array_types import Array
 from fedveil.base.example_arrays import Targets, is_plain, ragged, shape_of, values
 from fedveil.base.message import Message, take, take_array
@@ -196,15 +196,15 @@ class Training:
         used for a changed or removed example. `function` is as in `update`.
         """
         own = self._own(client, function)
-        digest = None if self._part.features is None else _digest(own)
-        if digest is None:
+        now = None if self._part.features is None else _digest(own)
+        if now is None:
             return self._inputs(own)
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         known, seen = _seen_before.pop(name, (b"", own))
-        if known != digest:
+        if known != now:
             seen = self._inputs(own)
         if len(_seen_before) < _MOST_SEEN:
-            _seen_before[name] = digest, seen
+            _seen_before[name] = now, seen
         return seen
 
     def _own(self, client: ClientId, function: str | None) -> ClientsData:
@@ -264,14 +264,8 @@ class _Needed(Examples):
 
 def _digest(data: ClientsData) -> bytes | None:
     """Return a digest of all examples in `data`, or None if they contain Python objects."""
-    digest = hashlib.sha256()
-    for name, array in data.arrays().items():
-        if array.dtype.hasobject:
-            return None
-        digest.update(f"{name} {array.dtype.descr} {array.shape} ".encode())
-        if array.size:
-            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return digest.digest()
+    arrays = data.arrays()
+    return None if any(x.dtype.hasobject for x in arrays.values()) else digest(arrays)
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:

@@ -26,8 +26,7 @@ from fedveil.base.array_types import Array, Bools, Float64s, Int32s, Uint32s, Ui
 from fedveil.base.kernels import compiled
 from fedveil.entropy import Entropy
 
-#: Largest relative excess of the given probabilities over the true ones.
-ACCURACY = 2.0**-39
+#: More than the relative error of the given probabilities.
 _SHORTFALL = 2.0**-38
 #: One block of keystream: 256 KiB.
 _BLOCK = 1 << 16
@@ -39,7 +38,7 @@ class AliasTables:
     """Draws exactly from several distributions over the same outcomes (symbols).
 
     Row r of `probabilities` is the r-th distribution, with one entry for each symbol: the symbol's
-    probability as a float, which may exceed the exact one by at most the relative error `ACCURACY`.
+    probability as a float, which may exceed the exact one by a relative error of at most 2^-39.
     `exact(r)` returns an integer weight for each symbol. These weights are proportional to the
     exact probabilities of the r-th distribution.
 
