@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from figures import Figure, show
 from new_process import alone, memory_mb
-from vertical_parts import PRESETS
+from party_memory import PRESETS
 
 
 def passed(preset: str, name: str, rows: int, answer: Connection) -> None:

@@ -31,7 +31,7 @@ CHOICES = {
     "attack_reports": ("--only rr nonsense", "signds", "oue"),
     "attack_steal": ("--only nonsense", "signds", "central_gaussian"),
     "audit_sabotage": ("--only signds --fault nonsense", "bit in clear", "none"),
-    "vertical_parts": ("--preset nonsense", "tiny", "2.6B"),
+    "party_memory": ("--preset nonsense", "tiny", "2.6B"),
     "vertical_batch": ("--preset nonsense", "small", "350M"),
 }  # fmt: skip
 
@@ -122,3 +122,9 @@ def test_no_benchmark_rounds_a_measured_epsilon_down() -> None:
         if rounding.search(path.read_text(encoding="utf-8"))
     ]
     assert wrong == []
+
+
+def test_no_benchmark_has_the_name_of_a_test_module() -> None:
+    """Both are imported by their names alone, so one would be taken for the other."""
+    support = {path.stem for path in Path(__file__).parent.glob("support/*.py")}
+    assert not support & {path.stem for path in BENCHMARKS.glob("*.py")}

@@ -1,6 +1,6 @@
 """The memory of each party's process for a language model that is split between two parties.
 
-    python benchmarks/vertical_parts.py [--preset 350M]      two minutes; --preset tiny: seconds
+    python benchmarks/party_memory.py [--preset 350M]      two minutes; --preset tiny: seconds
 
 Each party runs in a new process. It makes its parts as on its own machine, takes a step of AdamW
 with gradients of ones, and writes a checkpoint and its model. Another process resumes from the
