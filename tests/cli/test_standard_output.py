@@ -67,7 +67,7 @@ def test_a_reader_that_has_ended_is_no_error(
 def test_a_run_that_loses_its_reader_says_how_to_resume(
     command: Command, monkeypatch: pytest.MonkeyPatch, first: tuple[str, ...], resumes: str
 ) -> None:
-    """As in `fedveil run | head -1`: a run that ends silently looks as if it were done."""
+    """`fedveil run | head -1` loses its reader. A run that ends silently looks as if done."""
     settings = SHORT_VERTICAL if first[0] == "vertical" else SHORT
     words = [word for setting in settings for word in ("--set", setting)]
     out, end = os.pipe()
