@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from experiments.evidence import SLACK, decided, idle, learnt, with_interval, within
+from experiments.evidence import LEAST_SEEDS, SLACK, decided, idle, learnt, with_interval, within
 from experiments.experiment import Verdict
 
 #: Names of the protections: none, one bit without noise, and EmbeddingDP.
@@ -131,28 +131,35 @@ def _blind(plain: Figure, who: str) -> str:
 
 def _falling_accuracy(figures: Mapping[str, Figure], mark: str) -> Verdict:
     """Judge whether accuracy falls with epsilon, from one bit without noise on."""
-    held_out = figures[NONE].held_out
     names = [name for name in figures if name != NONE]
-    reached = [figures[name].accuracies[0] for name in names]  # all have the first seed
-    good = [a for a in reached if learnt(a, _LABELS)]  # idle runs at the small end are left out
-    told = reached[: 1 + max((i for i, a in enumerate(reached) if a in good), default=-1)]
-    # Largest chance difference of two accuracies on this many images, at two deviations.
-    margins = [_margin(a, held_out) for a in told]
+    seeds = min(len(figures[name].accuracies) for name in names)
+    # All have the first seeds. Idle runs at the small end are left out.
+    reached = [figures[name].accuracies[:seeds] for name in names]
+    good = [learnt(mean(each), _LABELS) for each in reached]
+    told = reached[: 1 + max((i for i, each in enumerate(good) if each), default=-1)]
+    # With few seeds: the largest chance difference of two accuracies on this many images.
+    margins = [_margin(mean(each), figures[NONE].held_out) for each in told]
     plain = idle({said(NONE): figures[NONE].accuracy}, _LABELS)
     falls, nothing = False, "fewer than two runs end above chance level"
-    if len(good) > 1:
-        pairs = zip(pairwise(told), margins[1:], strict=True)
-        rises = any(after > before + margin for (before, after), margin in pairs)
-        falls, nothing = (False, "") if rises else decided([told[0] - told[-1]], margins[0])
+    if sum(good) > 1:
+        steps = zip(pairwise(told), margins[1:], strict=True)
+        rises = any(_exceeds(after, before, margin)[0] for (before, after), margin in steps)
+        falls, nothing = (False, "") if rises else _exceeds(told[0], told[-1], margins[0])
+    clear = "by an interval above 0" if seeds >= LEAST_SEEDS else "by two standard deviations"
     return Verdict.of(
         falls, "accuracy falls with epsilon", "it does, and training takes longer",
-        _list(reached) + mark,
-        held_to="down to chance level, no rise by two standard deviations, and the last is further "
-        "below the first; if the two are nearer, it says nothing",
-        same="a smaller epsilon was never more accurate, as far as this number of images can tell",
+        ", ".join(map(with_interval, reached)) + mark,
+        held_to=f"down to chance level, no step rises {clear}, and the last is below the first "
+        f"{clear}; if the two are nearer, it says nothing",
+        same="a smaller epsilon was never clearly more accurate",
         other="a smaller epsilon was more accurate than a larger one, or the smallest cost nothing",
         nothing=plain or nothing,
     )  # fmt: skip
+
+
+def _exceeds(more: Sequence[float], less: Sequence[float], margin: float) -> tuple[bool, str]:
+    """Decide, like `decided`, whether one setting is more accurate than another, seed by seed."""
+    return decided([a - b for a, b in zip(more, less, strict=True)], margin)
 
 
 def _similar_accuracy(plain: Figure, bit: Figure, mark: str) -> Verdict:

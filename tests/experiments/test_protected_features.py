@@ -65,7 +65,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
     assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
-    assert "Runs without noise have 6 seeds" in said
+    assert "Runs without noise have 6 seeds, runs with noise have 3." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -150,10 +150,11 @@ def test_a_reconstruction_is_of_what_crosses(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def figures(ssim: list[float], accuracy: list[float]) -> dict[str, Figure]:
+    """Return figures of three seeds without noise, and of one with noise."""
     images = np.zeros((2, 1, 8, 8)).tolist()
     return {
         name: Figure(
-            [a - 0.0004, a + 0.0008, a - 0.0004],
+            [a - 0.0004, a + 0.0008, a - 0.0004] if name in (NONE, BIT) else [a - 0.0004],
             10_000,
             {PUBLIC: s, KNOWN: s / 2},
             0.2,
@@ -236,11 +237,36 @@ def test_one_bit_costs_little_by_the_interval_of_seeds(lost: list[float], answer
 
 
 def test_one_seed_is_compared_with_the_same_seed() -> None:
-    """With noise there is no other. The mean over the seeds of one bit would be the lowest."""
+    """Noise has no other here. The mean over the seeds of one bit would be the lowest."""
     made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.99, 0.98, 0.97, 0.96, 0.9, 0.8, 0.6])
     made[BIT] = replace(made[BIT], accuracies=[0.98, 0.4, 0.5])
     falls = [*verdicts(made)][3]
     assert (falls.answer, falls.ours.split(", ")[0]) == ("agrees", "0.980")
+
+
+@pytest.mark.parametrize(
+    ("changed", "answer"),
+    [
+        ({}, "agrees"),
+        ({"eps-5": [0.71, 0.75, 0.68]}, "agrees"),  # a rise that the seeds cannot tell
+        ({"eps-5": [0.74, 0.75, 0.73]}, "differs"),  # a rise in every seed
+        ({"eps-0.5": [0.75, 0.55, 0.74]}, "says nothing"),  # the last against the first
+        ({"eps-0.5": [0.69, 0.71, 0.7]}, "differs"),  # nothing was lost
+        ({"eps-0.5": [0.1, 0.12, 0.09]}, "agrees"),  # at chance level, which is left out
+    ],
+)
+def test_accuracy_falls_by_the_intervals_of_seeds(
+    changed: dict[str, list[float]], answer: str
+) -> None:
+    level = {"eps-5": 0.69, "eps-4": 0.67, "eps-2": 0.62, "eps-1": 0.55, "eps-0.5": 0.4}
+    made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.8, 0.7, *level.values()])
+    for name in (NONE, BIT):  # the fourth seed has no other with noise
+        made[name] = replace(made[name], accuracies=[0.7, 0.71, 0.69, 0.1])
+    three = {name: [a, a + 0.01, a - 0.01] for name, a in level.items()} | changed
+    made |= {name: replace(made[name], accuracies=each) for name, each in three.items()}
+    falls = [*verdicts(made)][3]
+    assert falls.answer == answer
+    assert falls.ours.startswith("0.700 [0.675, 0.725], ")
 
 
 def test_every_seed_trains_its_own_job_in_its_own_folder(
@@ -285,10 +311,8 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
     made = figures([0.9, 0.8, 0.78, 0.7, 0.6, 0.4, 0.3], [0.9] * 7)
     for name, figure in made.items():
         whole = asdict(figure)
-        first, second, _ = whole.pop("accuracies")
-        held_out = whole.pop("held_out")
-        seeds = {"": first} | ({"-1": second} if name in (NONE, BIT) else {})
-        for suffix, accuracy in seeds.items():
+        accuracies, held_out = whole.pop("accuracies"), whole.pop("held_out")
+        for suffix, accuracy in zip(("", "-1"), accuracies, strict=False):
             learnt = {"accuracy": accuracy, "held_out": held_out}
             (tmp_path / f"trained-{name}{suffix}.json").write_text(json.dumps(learnt))
         (tmp_path / f"attacked-{name}.json").write_text(json.dumps(whole))
