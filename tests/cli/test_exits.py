@@ -188,6 +188,8 @@ def test_an_impatient_ctrl_c_shows_no_traceback(tmp_path: Path, where: str) -> N
         tmp_path,
         "import atexit, os, signal, click\nfrom fedveil.__main__ import main\n"
         "from fedveil.cli import exits\n"
+        # A program in the background ignores Ctrl-C, and so do the programs that it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "click.Command.invoke = lambda self, context: exec('raise KeyboardInterrupt')\n"
         f"{second}\nmain()\n",
         -signal.SIGINT if exits else Exit.INTERRUPTED,
