@@ -32,7 +32,10 @@ def alone(work: Callable[..., None], *given: object) -> Any:
 
 
 def last_line(*words: object) -> dict[str, Any]:
-    """Run a command and return the last line that it prints."""
+    """Run a command and return the JSON object in the last line that it prints.
+
+    If the command fails, ends the program with the end of its error output.
+    """
     command = list(map(str, words))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

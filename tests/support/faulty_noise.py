@@ -60,7 +60,7 @@ class Faulty(DPEncrypt):
 
 
 class Unstated(Faulty):
-    """The same protection, without a stated clipping norm."""
+    """A `Faulty` protection that states no clipping norm."""
 
     def __init__(self, settings: FaultySettings, context: JobContext) -> None:
         super().__init__(settings, context)
