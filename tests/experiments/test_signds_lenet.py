@@ -13,7 +13,7 @@ from experiments import signds_lenet, writers
 from experiments.evidence import seeded
 from experiments.experiment import Verdict
 from experiments.reproduction import reproduce
-from experiments.signds_lenet import SOURCE, SignDSLeNet
+from experiments.signds_lenet import SOURCE, SignDSLeNet, SignDSLeNetSeeds
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
 
@@ -46,7 +46,7 @@ def test_the_full_job_has_the_sources_settings() -> None:
 
 
 def test_the_medium_job_is_the_sources_but_for_images_and_rounds() -> None:
-    arms = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    arms = {arm.name: arm.job for arm in SignDSLeNetSeeds().arms("medium")}
     for key, value in SOURCE.items():
         expected = signds_lenet.MEDIUM_ROUNDS if key == "rounds" else value
         assert at(arms["signds"], key) == expected, key
@@ -250,8 +250,7 @@ def test_the_interval_of_three_seeds_decides_what_a_small_k_costs(
 
 
 def test_the_runs_of_one_name_differ_in_their_seeds_alone() -> None:
-    assert signds_lenet.SEEDS["medium"] == 3
-    jobs = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    jobs = {arm.name: arm.job for arm in SignDSLeNetSeeds().arms("medium")}
     for name in ("not_encrypt", "signds", "signds-estimated", "signds-k0.01"):
         mine = [jobs[seeded(name, seed)] for seed in range(3)]
         assert [job.seed for job in mine] == [0, 1, 2]

@@ -112,6 +112,11 @@ def test_verdicts_on_several_pages_make_one_status(
     assert found() == ("S", 1, 1)
     assert found("b") == ("D", 2, 2)
     assert found("b", "c") == ("P", 3, 3)
+    for name, status in {"b": "D", "a": "P"}.items():  # the scale matters on a's page alone
+        (tmp_path / "x.md").write_text((tmp_path / f"{name}.md").read_text())
+        smaller = (tmp_path / "x.md").read_text().replace("Scale: full", "Scale: medium")
+        (tmp_path / f"{name}.md").write_text(smaller)
+        assert found("b")[0] == status
 
 
 def judged(tmp_path: Path, *answers: str, scale: str = "full") -> Judged:
