@@ -50,7 +50,7 @@ _SLACK = 0.02
 _SHARE = 0.5
 _SMALL_ROUNDS, MEDIUM_ROUNDS = 30, 70
 #: Seconds of a round as measured on one machine with two cores.
-_ROUND_S: Mapping[Scale, float] = {"small": 2, "medium": 6.5, "full": 3.1}
+_ROUND_S: Mapping[Scale, float] = {"small": 2, "medium": 3.3, "full": 3.1}
 #: The labels of digits. FEMNIST has more, so that its chance level is lower.
 _DIGITS = 10
 _LEGEND = {
