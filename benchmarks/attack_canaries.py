@@ -57,6 +57,11 @@ from fedveil.settings.settings import Settings
 FEATURES, CLASSES, CLIENTS = 64, 32, 2000
 STEP = 2.0**-20
 DELTA = 1e-6
+#: The heads of the columns of an audit's three bounds.
+BOUNDS = (
+    "if the privacy curve is Gaussian | if canaries reveal nothing about each other "
+    "| if the noise is Gaussian with equal variance"
+)
 FAULTS = {
     "none": "none",
     "half": "half the noise",
@@ -292,8 +297,7 @@ def audited(job: Job) -> tuple[float, float, float, float]:
 def validity(runs: int) -> None:
     """Print how many of `runs` audits of a sound protection have a bound above the claim."""
     print(f"\nValidity, {runs} runs of 100 canaries each: runs with a bound above the claim")
-    print("| protection | claim | if the curve is Gaussian | if canaries tell nothing of "
-          "each other | if noise is Gaussian and alike | any |")  # fmt: skip
+    print(f"| protection | claim | {BOUNDS} | any |")
     print("|---|---|---|---|---|---|")
     for position, eps in (("dp_encrypt", 1.0), ("dp_encrypt", 4.0), ("central", 4.0),
                           ("distributed_dp", 4.0)):  # fmt: skip
@@ -310,8 +314,8 @@ def _over(found: np.ndarray) -> str:
 def faults(runs: int) -> None:
     """Print the number of runs of a broken protection in which the claim is refuted."""
     print(f"\nFaults at a claim of epsilon 8, {runs} runs each: runs in which it is refuted")
-    print("| protection | fault | canaries | by the first bound | by the second | by the third "
-          "| by any |")  # fmt: skip
+    print("| protection | fault | canaries | refuted by the first bound | by the second bound "
+          "| by the third bound | by any bound |")  # fmt: skip
     print("|---|---|---|---|---|---|---|")
     cases: list[tuple[str, int, dict[str, Any]]] = [
         *(("local", 100, {"fault": fault}) for fault in ("none", "half", "C", "rounds", "clients",
@@ -336,8 +340,7 @@ def faults(runs: int) -> None:
 def tightness(runs: int) -> None:
     """Print the share of a claim that the bounds reach."""
     print(f"\nTightness, the median of {runs} runs (and the least)")
-    print("| protection | claim | canaries | if the curve is Gaussian "
-          "| if they tell nothing of each other | if noise is Gaussian and alike |")  # fmt: skip
+    print(f"| protection | claim | canaries | {BOUNDS} |")
     print("|---|---|---|---|---|---|")
     cases = [
         *(("dp_encrypt", eps, n, 0.001) for eps in (1.0, 2.0, 4.0, 8.0) for n in (200, 2000)),

@@ -146,7 +146,8 @@ def main() -> None:
         return
     labels = chosen(parser, (*MECHANISMS, EMBEDDING), arguments.only)
     warnings.simplefilter("ignore", FedveilWarning)
-    print("| mechanism | claim | right guesses | at least | at least, by its curve | seconds |")
+    print("| mechanism | claim | share of right guesses | epsilon at least "
+          "| epsilon at least, by the mechanism's curve | seconds |")  # fmt: skip
     print("|---|---|---|---|---|---|")
     claims = CLAIMS if arguments.claim is None else (arguments.claim,)
     for label in labels:

@@ -2,9 +2,9 @@
 
     python benchmarks/federated_statistics.py histogram sites median words local    ten minutes
     python benchmarks/federated_statistics.py correlation intervals    six minutes
-    PYTHONPATH=/tmp/opendp python benchmarks/federated_statistics.py opendp
+    PYTHONPATH=OPENDP python benchmarks/federated_statistics.py opendp
 
-The last command needs OpenDP: `pip install --target /tmp/opendp opendp`.
+The last command needs OpenDP: `pip install --target OPENDP opendp`.
 
 histogram   1,000 cells from 1,000,000 clients under oue: time, and error relative to the theory
 sites       ten sites of many rows under distributed_dp at epsilon 1, relative to central noise, and

@@ -119,8 +119,9 @@ def main() -> None:
     parser.add_argument("--positions", nargs="+", default=["not_encrypt", "pw_encrypt"])
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes are ended, too
-    print("| protection | clients | nodes | reports | round, s | first round, s | bytes a report | "
-          "MB a round | memory, MB |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print("| protection | clients | nodes | reports | round, s | first round, s "
+          "| bytes per report | MB a round | memory, MB |\n"
+          "|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for position in options.positions:
         measured(options, position)
 

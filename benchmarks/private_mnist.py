@@ -144,7 +144,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows = MODES[asked.mode]()
     names = chosen(parser, (row.name for row in rows), asked.only, anywhere=True)
-    print("| setting | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
+    print("| setting | accuracy, mean | each seed | epsilon | bytes per report | seconds per run |")
     print("|---|---|---|---|---|---|", flush=True)
     for row in rows:
         if row.name not in names:

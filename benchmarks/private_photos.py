@@ -175,7 +175,9 @@ def main() -> None:
     if asked.mode == "choose":
         print_choice(asked.rounds, names, asked.rates)
         return
-    print("| protection | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
+    print(
+        "| protection | accuracy, mean | each seed | epsilon | bytes per report | seconds per run |"
+    )
     print("|---|---|---|---|---|---|", flush=True)
     for row in rows:
         if row.name not in names:

@@ -244,7 +244,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     wanted = set(chosen(parser, protections(asked.table), asked.only))
-    print("| protection | epsilon | rate | accuracy, mean | each seed | bytes a report |")
+    print("| protection | epsilon | rate | accuracy, mean | each seed | bytes per report |")
     print("|---|---|---|---|---|---|", flush=True)
     points = Study(asked.table, asked.folder, asked.rounds).points(wanted, asked.seeds)
     if asked.plot is not None:

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print("| bits | error feedback | bytes a step | accuracy | log loss |\n|---|---|---|---|---|")
+    print("| bits | error feedback | bytes per step | accuracy | log loss |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         task: dict[str, Any] = {"name": "mnist_halves", "mnist_halves": {"data": given.data}}
         if given.task == "tables":

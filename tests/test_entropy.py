@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil import entropy
+from fedveil import entropy, mechanisms
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import InvalidValue
+from fedveil.secagg import run_round
 from scripted_entropy import Scripted
 from statistical_checks import ERROR_RATE
 
@@ -203,3 +205,21 @@ def test_wrong_arguments_are_named() -> None:
         Seeded(0, 1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="high = 0"):
         Seeded(0).integers(0, 1)
+
+
+@pytest.mark.parametrize("other", [3, "seed", Secure, np.random.default_rng(0)])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda other: mechanisms.GaussianMechanism(1.0, 1e-5, 1.0).privatize(np.ones(3), other),
+        lambda other: mechanisms.SignDS(k=0.2, eps=1.0).select(np.ones(30), other),
+        lambda other: mechanisms.UnaryEncoding("rr", 1.0, 5).perturb(np.ones(3), other),
+        lambda other: mechanisms.BinaryRandomizedResponse(1.0).perturb([0, 1], other),
+        lambda other: mechanisms.EmbeddingDP(1.0).bits(np.ones(3), other),
+        lambda other: mechanisms.LabelDP(1.0).perturb_classes(np.array([1]), 3, other),
+        lambda other: run_round({1: np.arange(3), 2: np.arange(3)}, 2, entropy=other),
+    ],
+)
+def test_another_source_of_randomness_is_one_sentence(draw: Any, other: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^entropy = .* is no source of randomness: use"):
+        draw(other)

@@ -19,6 +19,7 @@ import numpy as np
 import fedveil
 from fedveil.entropy import Secure
 from fedveil.mechanisms import GaussianMechanism
+from fedveil.protections.catalog import POSITIONS
 from fedveil.vertical import VerticalJob, train
 
 class Own(fedveil.Task):
@@ -36,6 +37,7 @@ epsilon: float = run.ledger.epsilon("run")
 parties = train(VerticalJob(epochs=1, task={"name": "tabular"}), "split")
 last: dict[str, Any] = parties.metrics[-1]
 GaussianMechanism(eps=1.0, delta=1e-5, clip=1.0).privatize(np.ones(3), Secure())
+settings = POSITIONS["dp_encrypt"].settings_type(dp_eps=3.0, dp_delta=1e-6)
 rounds: str = job.rounds
 fedveil.Job("job.yaml")
 """

@@ -284,6 +284,15 @@ def _expansion(p: float) -> tuple[list[int], int]:
     return digits[1:], digits[0]
 
 
+def source(entropy: object) -> Entropy:
+    """Return `entropy`. Raises `InvalidValue` unless it is an `Entropy`."""
+    if not isinstance(entropy, Entropy):
+        raise InvalidValue(
+            f"entropy = {entropy!r} is no source of randomness: use fedveil.entropy.Secure()"
+        )
+    return entropy
+
+
 def seed_libraries(seed: int) -> None:
     """Seed the global generators of NumPy and Python, from which a user's own code may draw.
 

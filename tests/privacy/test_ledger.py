@@ -609,6 +609,11 @@ def test_a_projection_is_a_run_in_which_a_client_is_always_drawn():
         project(spendings, 0, DELTA)
 
 
+def test_a_report_that_costs_nothing_has_epsilon_0():
+    found = project([], 3, DELTA)
+    assert {figure for figure in found.values() if figure is not None} == {Figure(0.0, 0.0)}
+
+
 # The documented page
 
 

@@ -236,6 +236,9 @@ def test_clients_round_independently_of_each_other() -> None:
         ({"neighbours": 2, "active_security": True}, "requires the complete"),
         ({"drop": {"later": [1]}}, "drop's phase = 'later' is not one of advertise, "),
         ({"drop": {"share": [2]}}, r"drop\['share'\] names client 2"),
+        ({"drop": 1}, "drop = 1 is not a mapping such as {'masked': "),
+        ({"drop": {"share": 1}}, r"drop\['share'\] = 1 is not a list of clients"),
+        ({"neighbours": "2"}, "neighbours = '2' is not a whole number"),
         ({"clip": 1.0}, "clip = 1.0 is for real vectors"),
     ],
 )
@@ -245,6 +248,8 @@ def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
 
 
 def test_bad_vectors() -> None:
+    with pytest.raises(InvalidValue, match="vectors is a list: use a mapping, client: vector"):
+        run_round([np.zeros(2), np.zeros(2)], 1)
     with pytest.raises(InvalidValue, match="vectors of 1 clients"):
         run_round(vectors(1), 1)
     with pytest.raises(InvalidValue, match="different lengths"):

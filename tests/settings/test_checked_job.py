@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
+from fedveil.vertical.job import VerticalJob
 
 
 def test_a_copy_derives_again_what_the_job_did_not_set() -> None:
@@ -53,7 +54,10 @@ def test_a_job_is_also_named_by_its_file_or_its_keys(tmp_path: Path) -> None:
     assert Job.of(file) == Job.of(str(file)) == Job.of({"rounds": 7, "seed": 3}) == job
 
 
-@pytest.mark.parametrize("overrides", ["rounds=5", {"rounds": 5}, [{"rounds": 5}], [3]])
+@pytest.mark.parametrize(
+    "overrides",
+    ["rounds=5", {"rounds": 5}, [{"rounds": 5}], [3], 3, None, Path("rounds=5"), iter(["a=5"])],
+)
 def test_overrides_of_a_wrong_kind_are_one_sentence(overrides: Any, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("rounds: 7\n")
@@ -85,11 +89,18 @@ def test_a_change_that_is_no_mapping_is_one_sentence(keys: Any) -> None:
         Job().with_(keys)
 
 
+@pytest.mark.parametrize("load", [Job.load, Job.convert, VerticalJob.load])
 @pytest.mark.parametrize("path", [3, b"job.yaml", ["job.yaml"]])
-def test_a_job_file_that_is_no_path_is_one_sentence(path: Any) -> None:
+def test_a_job_file_that_is_no_path_is_one_sentence(load: Any, path: Any) -> None:
     with pytest.raises(JobError) as refused:
-        Job.load(path)
+        load(path)
     assert str(refused.value) == f"path = {path!r} is not a path: use text or a pathlib.Path"
+
+
+@pytest.mark.parametrize("load", [Job.load, Job.convert, VerticalJob.load])
+def test_an_empty_name_of_a_job_file_is_not_the_current_folder(load: Any) -> None:
+    with pytest.raises(JobError, match=r"^path = '' is empty: name a job's file$"):
+        load("")
 
 
 def test_a_job_is_shown_as_the_code_that_makes_it() -> None:

@@ -17,7 +17,7 @@ from fedveil.federated import mindspore
 from fedveil.federated.blocks import JobFields
 from fedveil.federated.rules import RULES
 from fedveil.settings import allowed, yaml_file
-from fedveil.settings.checked_job import keys_in
+from fedveil.settings.checked_job import job_path, keys_in
 
 #: The keys of a vertical job. Its class is on a higher floor.
 VERTICAL_KEYS = frozenset(
@@ -76,7 +76,7 @@ class Job(JobFields):
     @classmethod
     def convert(cls, path: str | Path) -> tuple[Job, list[str]]:
         """Load a job from a MindSpore Federated file. Also returns notes about the translation."""
-        data = yaml_file.read(path)
+        data = yaml_file.read(job_path(path))
         if not mindspore.is_dialect(data, cls.model_fields):
             yaml_file.refuse_their_vertical(path)
             raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])

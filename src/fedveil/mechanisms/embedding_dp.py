@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.base.array_types import Array, Float32s, Int64s, Uint8s
 from fedveil.base.packing import packed_size
 from fedveil.base.validate import integer, within
-from fedveil.entropy import Entropy, Secure
+from fedveil.entropy import Entropy, Secure, source
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.biased_bits import byte_tables, double_above_q
 from fedveil.mechanisms.report_memory import ReportMemory
@@ -93,7 +93,7 @@ class EmbeddingDP:
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
         if self.eps is not None and len(packed):
-            flips = self._flips(len(packed), Secure() if entropy is None else entropy)
+            flips = self._flips(len(packed), Secure() if entropy is None else source(entropy))
             spare = -len(flat) % 8
             flips[-1] &= 0xFF >> spare
             packed ^= flips

@@ -16,7 +16,7 @@ from fedveil.base.array_types import Float64s, Int64s, parts
 from fedveil.base.kernels import compiled
 from fedveil.base.packing import join_parts
 from fedveil.base.validate import choice, finite_vector, real_vector, within
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, source
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.gaussian_curve import analytic_sigma
@@ -118,7 +118,7 @@ class GaussianMechanism:
         Float32 rounds discrete results above 2^24 steps, which costs no privacy. Raises
         `InvalidValue` on NaN and infinity.
         """
-        vector = _real_vector(update)
+        vector, entropy = _real_vector(update), source(entropy)
         result = np.empty_like(vector)
         if self.noise == "discrete":
             multiples, step = self.multiples(vector, entropy), self.grid(len(vector)).step

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Int64s, Uint8s
 from fedveil.base.validate import integer, within
-from fedveil.entropy import Entropy, Secure
+from fedveil.entropy import Entropy, Secure, source
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.mechanisms.report_memory import ReportMemory
@@ -91,12 +91,12 @@ class LabelDP:
         """
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
-        source = Secure() if entropy is None else entropy
+        stream = Secure() if entropy is None else source(entropy)
         if self.eps == 0:
-            return source.integers(k, truth.size).reshape(truth.shape)
-        lies = np.flatnonzero(_lies(self.eps, k).draw(truth.size, source) == 0)
+            return stream.integers(k, truth.size).reshape(truth.shape)
+        lies = np.flatnonzero(_lies(self.eps, k).draw(truth.size, stream) == 0)
         told = truth.reshape(-1).copy()
-        told[lies] = (told[lies] + 1 + source.integers(k - 1, len(lies))) % k
+        told[lies] = (told[lies] + 1 + stream.integers(k - 1, len(lies))) % k
         return told.reshape(truth.shape)
 
     def remembered(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedveil.base.array_types import Array
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, number, within
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, source
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT, ExactDraw
 from fedveil.privacy.loss import PrivacyLoss
@@ -55,7 +55,7 @@ class BinaryRandomizedResponse:
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
-        lies = self._lie.draw(truth.size, entropy).reshape(truth.shape) == 0
+        lies = self._lie.draw(truth.size, source(entropy)).reshape(truth.shape) == 0
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
     def log_probability(self, told: bool, truth: bool) -> float:

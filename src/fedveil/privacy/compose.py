@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cache, lru_cache
@@ -23,6 +23,7 @@ import numpy as np
 
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, within
+from fedveil.errors import InvalidValue
 from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.loss import Gaussian, PrivacyLoss, as_written, rounded_up
 from fedveil.privacy.loss_distribution import SUM_ERROR, LossDistribution
@@ -58,10 +59,20 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
     """
     delta = within("delta", delta, 0, 1, open_high=True)
     total: Counter[PrivacyLoss] = Counter()
-    for loss, count in charges:
+    for loss, count in _pairs(charges):
         if integer("count", count, 0):
             total[loss] += count
     return _compose(frozenset(total.items()), delta, adaptive)
+
+
+def _pairs(charges: Iterable[Charge]) -> Iterator[Charge]:
+    if not isinstance(charges, Iterable):
+        raise InvalidValue(f"charges = {charges!r} is not a list of pairs (loss, count)")
+    for charge in charges:
+        pair = isinstance(charge, tuple | list) and len(charge) == 2
+        if not pair or not isinstance(charge[0], PrivacyLoss):
+            raise InvalidValue(f"charge {charge!r} is not a pair of a PrivacyLoss and a count")
+        yield charge
 
 
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:

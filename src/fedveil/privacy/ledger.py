@@ -371,7 +371,7 @@ def _merged(charges: Iterable[Charge], held: Kind = ()) -> Kind:
 
 def _costliest(kind: Kind, per: Unit, delta: float, times: int = 1) -> float:
     repeated = tuple((loss, count * times) for loss, count in kind)
-    return max(cost(charges, delta) for charges in _exposures(repeated, per))
+    return max((cost(charges, delta) for charges in _exposures(repeated, per)), default=0.0)
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:

@@ -89,6 +89,8 @@ class PrivacyLoss:
     part: PrivacyLoss | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, SupportsFloat):
+            raise InvalidValue(f"epsilon = {self.epsilon!r} is not a number")
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise InvalidValue(f"epsilon = {self.epsilon!r} is outside [0, inf]")
         within("delta", self.delta, 0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.base.array_types import Array, Int64s
 from fedveil.base.message import Message, decode, encode
 from fedveil.base.validate import choice, finite_vector, integer
-from fedveil.entropy import Entropy, Secure
+from fedveil.entropy import Entropy, Secure, source
 from fedveil.errors import ClientWithheld, InvalidValue
 from fedveil.rounds.loop import Carrier, drive
 from fedveil.rounds.outcomes import Answer, Report, Withheld
@@ -72,10 +72,13 @@ def run_round(
         >>> run_round(vectors, threshold=3, drop={"masked": [5]}).total.tolist()
         [0, 12, 24]
     """
-    entropy = Secure() if entropy is None else entropy
-    integer("threshold", threshold, 1, len(vectors) if neighbours is None else neighbours + 1)
+    entropy = Secure() if entropy is None else source(entropy)
+    if not isinstance(vectors, Mapping):
+        raise InvalidValue(f"vectors is a {type(vectors).__name__}: use a mapping, client: vector")
+    most = len(vectors)
     if neighbours is not None:
-        integer("neighbours", neighbours, 1, len(vectors) - 1)
+        most = 1 + integer("neighbours", neighbours, 1, len(vectors) - 1)
+    integer("threshold", threshold, 1, most)
     numbers, largest, fixed = _whole_numbers(vectors, clip, bits, entropy)
     identities = {
         c: Identity.draw(entropy.stream("identity", c))
@@ -96,7 +99,7 @@ def run_round(
         c: Client(c, terms, entropy.stream("client", c), identities.get(c)) for c in sorted(vectors)
     }
     server = Server(terms, list(clients), entropy.stream("server"))
-    carrier = _InMemory(clients, numbers, _silences(drop or {}, vectors))
+    carrier = _InMemory(clients, numbers, _silences({} if drop is None else drop, vectors))
     outcome = drive(server, carrier, dict.fromkeys(clients, server.opening()), TRAINS)
     if outcome.void is not None:
         raise outcome.void
@@ -142,8 +145,12 @@ class _InMemory(Carrier):
 def _silences(
     drop: Mapping[Phase, Collection[int]], vectors: Vectors
 ) -> Mapping[str, Collection[int]]:
+    if not isinstance(drop, Mapping):
+        raise InvalidValue(f"drop = {drop!r} is not a mapping such as {{'masked': [5]}}")
     for phase, clients in drop.items():
         choice("drop's phase", phase, PHASES)
+        if not isinstance(clients, Collection):
+            raise InvalidValue(f"drop[{phase!r}] = {clients!r} is not a list of clients")
         for client in clients:
             if client not in vectors:
                 raise InvalidValue(f"drop[{phase!r}] names client {client!r}, which has no vector")

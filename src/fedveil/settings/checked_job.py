@@ -76,8 +76,8 @@ class CheckedJob(Settings):
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
         """Build a job from the parsed keys of a file, and apply `key=value` overrides."""
-        single = isinstance(overrides, str | Mapping)
-        if single or not all(isinstance(text, str) for text in overrides):
+        several = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+        if not several or not all(isinstance(text, str) for text in overrides):
             given = f"overrides = {allowed.shown(overrides)}"
             raise JobError([f'{given} is not a list of texts such as ["rounds=5", "seed=3"]'])
         return cls._checked(*yaml_file.apply(data, overrides, cls))
@@ -130,11 +130,19 @@ def _no_mapping(keys: object) -> str:
     return f'keys = {allowed.shown(keys)} is not a mapping such as {{"training.lr": 0.1}}'
 
 
+def job_path(path: str | Path) -> str | Path:
+    """Return `path`, or raise JobError unless it is a path, or text that is not empty."""
+    if isinstance(path, Path) or (isinstance(path, str) and path):
+        return path
+    given = f"path = {allowed.shown(path)}"
+    if path == "":
+        raise JobError([f"{given} is empty: name a job's file"])
+    raise JobError([f"{given} is not a path: use text or a pathlib.Path"])
+
+
 def keys_in(path: str | Path) -> dict[str, Any]:
     """Return the keys in a job file, or raise JobError. A file without keys is refused, too."""
-    if not isinstance(path, str | Path):
-        raise JobError([f"path = {allowed.shown(path)} is not a path: use text or a pathlib.Path"])
-    keys = yaml_file.read(path)
+    keys = yaml_file.read(job_path(path))
     if not keys:
         raise JobError([f"{path} is empty: it needs at least one key with a value"])
     return keys

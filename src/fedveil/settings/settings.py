@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
@@ -56,6 +56,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False
     )
+
+    if TYPE_CHECKING:  # a `type[Settings]` is some subclass, with keys of its own
+
+        def __init__(self, /, **keys: Any) -> None: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise an error that explains how to change a setting, because settings are immutable."""

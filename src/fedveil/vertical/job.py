@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedveil.errors import JobError
 from fedveil.settings.allowed import Path
+from fedveil.settings.checked_job import keys_in
 from fedveil.settings.yaml_file import refuse_other_kind
 from fedveil.vertical.blocks import VerticalFields
 from fedveil.vertical.rules import RULES
@@ -37,8 +38,9 @@ class VerticalJob(VerticalFields):
     @classmethod
     def load(cls, path: str | FilePath | None = None, overrides: Sequence[str] = ()) -> VerticalJob:
         """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
+        keys = {} if path is None else keys_in(path)
         try:
-            return super().load(path, overrides)
+            return cls.read(keys, overrides)
         except JobError:
             from fedveil.federated.job import Job
 

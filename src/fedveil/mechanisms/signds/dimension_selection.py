@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Int64s
 from fedveil.base.validate import integer, within
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, source
 from fedveil.errors import FedveilWarning, InvalidValue
 from fedveil.mechanisms.exact.real_probabilities import MAX_EXPONENT
 from fedveil.mechanisms.signds.inlier_law import InlierLaw, ThresholdSearch
@@ -133,7 +133,7 @@ class SignDS:
 
         `update` is a float32 or float64 vector without NaN or infinity.
         """
-        vector = flat_vector(update)
+        vector, entropy = flat_vector(update), source(entropy)
         dim = len(vector)
         plan = self.plan(dim)
         sign: Literal[1, -1] = 1 if entropy.token(1)[0] & 1 else -1

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s, into_floats
 from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
-from fedveil.entropy import Entropy
+from fedveil.entropy import Entropy, source
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.alias_table import AliasTables
 from fedveil.mechanisms.exact.biased_bits import double_above_q
@@ -184,7 +184,7 @@ class UnaryEncoding:
 
         If `values` has floats, `encode` first rounds them to states. Integers are states already.
         """
-        array = np.asarray(values)
+        array, entropy = np.asarray(values), source(entropy)
         if array.ndim != 1:
             raise InvalidValue(f"values has shape {array.shape}, one dimension is needed")
         states = self._states(array) if array.dtype.kind in "iu" else self.encode(array, entropy)
