@@ -6,6 +6,7 @@ prints only the sentence. A traceback means a bug in fedveil.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -231,6 +232,18 @@ class Unfit(FedveilError):
     def __init__(self, follower: str, reason: str) -> None:
         self.follower = follower
         super().__init__(reason)
+
+
+class EndedBySignal(KeyboardInterrupt):
+    """SIGTERM or SIGHUP ends the program. The program treats it like Ctrl-C, with one exception.
+
+    A supervisor often restarts what it has ended. So the other parties of a vertical run wait for
+    this party, as for one that was killed.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+        super().__init__(f"interrupted by {number.name}")
 
 
 class LinkLost(FedveilError):

@@ -56,7 +56,7 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
     rows = re.findall(
         r"^\| (\d+) \|", (DOCS / "when-something-fails.md").read_text("utf-8"), re.MULTILINE
     )
-    assert list(map(int, rows)) == [code.value for code in Exit] == [0, 1, 2, 130]
+    assert list(map(int, rows)) == [code.value for code in Exit] == [0, 1, 2, 129, 130, 143]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=" ".join)
@@ -103,6 +103,37 @@ def test_ctrl_c_ends_every_command_alike(
     monkeypatch.setattr(click.Command, "invoke", interrupted)
     code, out, err = command(*name, *needed.get(name, []))
     assert (code, out, err) == (Exit.INTERRUPTED, "", "interrupted; it goes on thus\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_command_is_treated_like_ctrl_c(
+    number: signal.Signals, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: click.Command, context: click.Context) -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt as end:
+            end.add_note("it goes on thus")
+            raise
+
+    monkeypatch.setattr(click.Command, "invoke", interrupted)
+    told = f"interrupted by {number.name}; it goes on thus\n"
+    assert command("audit") == (128 + number, "", told)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_under_nohup_a_closed_terminal_does_not_end_a_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        click.Command, "invoke", lambda self, context: signal.raise_signal(signal.SIGHUP)
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert command("audit") == (Exit.DONE, "", "")
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def hear_interrupts() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedveil.base.plain_text import remark
-from fedveil.cli.vertical import machines, new_rows, one_process, serve_predictions
+from fedveil.cli.vertical import machines, new_rows, one_process
 from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
 from fedveil.errors import InvalidValue
 from fedveil.link.streams import Address
@@ -339,10 +339,6 @@ def test_a_service_has_the_limits_that_were_asked_for(
     for name in ("service.PredictionService", "sources.serve"):
         watched(f"fedveil.vertical.scoring.{name}")
     module, asked = "fedveil.cli.vertical.serve_predictions", list[Any]()
-    monkeypatch.setattr(
-        serve_predictions, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15,
-                                                     default_int_handler=None),
-    )  # fmt: skip
     kept, saved = {"lead": scorer("lead")}, list[str]()
     kept["lead"].keep_account = lambda: saved.append("lead")
     monkeypatch.setattr(f"{module}.opened", lambda *made: asked.append(made) or kept)

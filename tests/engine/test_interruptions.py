@@ -175,15 +175,22 @@ def test_killed_in_the_middle_of_writing_the_checkpoint(
     assert outcome(folder) == outcome(whole)
 
 
-def test_ctrl_c_says_how_to_resume_and_exits_130(job: Path, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "interrupted by SIGTERM")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_an_interrupted_run_says_how_to_resume(
+    number: signal.Signals, how: str, job: Path, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "my run"
     process = start(folder, job, **UNHURRIED)
     wait_for(lambda: rounds_of(folder) >= 2)
     assert process.pid is not None
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    os.killpg(process.pid, number)  # as a terminal or `timeout` does: to the workers too
     code, said = finish(process, folder)
-    assert code == 130
-    assert f"interrupted; `fedveil run --resume '{folder}'` resumes" in said
+    assert code == 128 + number
+    assert f"{how}; `fedveil run --resume '{folder}'` resumes" in said
     assert "Traceback" not in said
     fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)

@@ -174,6 +174,20 @@ def test_an_interrupt_waits_until_the_files_are_whole() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_supervisor_waits_too_if_the_program_handles_its_signal() -> None:
+    steps = []
+    with uninterrupted():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a script's own choice
+    signal.signal(signal.SIGTERM, lambda number, frame: steps.append("ended"))
+    try:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+            steps.append("written")
+        assert steps == ["written", "ended"]
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def checkpoint() -> Checkpoint:
     return Checkpoint(
         round=3,

@@ -329,7 +329,7 @@ def test_a_site_serves_the_server_that_it_names(
     create(tmp_path / "north")
     servers = {"first": {"superlink": "first.org:1"}, "second": {"superlink": "second.org:2"}}
     write_policy(tmp_path / "north", {"servers": servers})
-    started, handled, said = list[list[str]](), dict[int, Any](), list[str]()
+    started, said = list[list[str]](), list[str]()
 
     @contextmanager
     def start(words: list[str]) -> Iterator[Any]:
@@ -340,7 +340,6 @@ def test_a_site_serves_the_server_that_it_names(
 
     monkeypatch.setattr(supernode, "_started", start)
     monkeypatch.setattr(supernode, "_wait_for", lambda node, port: None)
-    monkeypatch.setattr(signal, "signal", handled.__setitem__)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     quiet = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")
@@ -351,7 +350,6 @@ def test_a_site_serves_the_server_that_it_names(
     (words,) = started
     assert words[words.index("--superlink") + 1] == "second.org:2"
     assert said == ["serving second; what leaves and what is refused is in logs/second"]
-    assert handled == {signal.SIGTERM: signal.default_int_handler}
     assert [os.environ[name] for name in quiet] == ["0", "1"]
     assert sys.path[-1] == str(tmp_path / "north")
     assert "began to serve second" in (tmp_path / "north/logs/second/site.log").read_text()

@@ -19,25 +19,27 @@ def start(
     log: Path,
     *,
     dies: tuple[str, int] | None = None,
+    by: int = signal.SIGKILL,
     draws: int | None = None,
 ) -> BaseProcess:
     """Run the command line program. `dies` names an event, and the occurrence at which it dies.
 
+    It then sends itself the signal `by`.
     `draws` replaces the seed that a party draws for itself.
     """
-    return warm_process.start(arguments, log, before=partial(_arrange, dies, draws))
+    return warm_process.start(arguments, log, before=partial(_arrange, dies, by, draws))
 
 
-def _arrange(dies: tuple[str, int] | None, draws: int | None) -> None:
+def _arrange(dies: tuple[str, int] | None, by: int, draws: int | None) -> None:
     if dies is not None:
-        _arrange_death(*dies)
+        _arrange_death(*dies, by)
     if draws is not None:
         from fedveil.vertical.remote import machine
 
         machine.drawn_seed = lambda: draws  # type: ignore[assignment]
 
 
-def _arrange_death(event: str, time: int) -> None:
+def _arrange_death(event: str, time: int, by: int) -> None:
     from fedveil.link.link import Link
     from fedveil.vertical.party import Party
     from fedveil.vertical.remote.machine import Machine
@@ -55,7 +57,7 @@ def _arrange_death(event: str, time: int) -> None:
         if calls[0] == time:
             if event == "play":  # so that the messages of the handshake arrive
                 sleep(2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
         return method(*arguments, **options)
 
     setattr(kind, event, dying)

@@ -61,8 +61,9 @@ def test_they_go_on_from_the_last_step_that_all_hold() -> None:
         standing("shop", steps=(0, 100), run=RUN),
     )
     assert {agreement.step for agreement in agreed.values()} == {100}
-    with pytest.raises(ExchangeError, match="no saved step in common"):
-        agree(standing("lead", steps=(200,)), standing("bank", steps=(100,), run=RUN))
+    behind = "no saved step in common; the last ones are lead 1,200, bank 100. Restore the newest"
+    with pytest.raises(ExchangeError, match=behind):
+        agree(standing("lead", steps=(1100, 1200)), standing("bank", steps=(100,), run=RUN))
 
 
 @given(

@@ -52,7 +52,12 @@ class Run:
         self.processes: dict[str, BaseProcess] = {}
 
     def start(
-        self, party: str, *arguments: str, dies: tuple[str, int] | None = None, tls: bool = True
+        self,
+        party: str,
+        *arguments: str,
+        dies: tuple[str, int] | None = None,
+        by: int = signal.SIGKILL,
+        tls: bool = True,
     ) -> None:
         """Start a party's first process, or its next one, which resumes from its folder."""
         command = "leader" if party == "lead" else "follower"
@@ -68,6 +73,7 @@ class Run:
             ["vertical", command, *what, *link],
             self.folder / f"{party}.log",
             dies=dies,
+            by=by,
             draws=None if (own / "own-seed").exists() else 0,  # as in one process: the job's seed
         )
         if party == "lead":
@@ -198,6 +204,19 @@ def test_twenty_kills_after_the_first_checkpoint_change_nothing(
     finally:
         for process in run.processes.values():
             process.kill()
+
+
+@pytest.mark.parametrize("who", ["bank", "lead"])
+def test_the_others_wait_for_a_party_that_a_supervisor_restarts(
+    run: Run, place: Path, who: str
+) -> None:
+    for party in PARTIES:
+        run.start(party, dies=("send", 23) if party == who else None, by=signal.SIGTERM)
+    assert run.code(who) == 128 + signal.SIGTERM, run.log(who)
+    assert "interrupted by SIGTERM; resume it with `fedveil vertical" in run.log(who)
+    run.start(who)
+    run.ends_well()
+    assert run.weights() == unbroken(place)
 
 
 def test_plaintext_on_loopback_then_evaluation_and_prediction_with_serving_followers(

@@ -6,8 +6,10 @@ import enum
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from typer.core import TyperGroup
 from fedveil.base.plain_text import remark
 from fedveil.cli.standard_output import explained_output
 from fedveil.errors import (
+    EndedBySignal,
     FedveilError,
     FedveilWarning,
     InvalidValue,
@@ -26,6 +29,7 @@ from fedveil.errors import (
     did_you_mean,
     with_notes,
 )
+from fedveil.record.run_folder import ENDING
 from fedveil.settings.allowed import block_of, dotted, keys, plain
 from fedveil.settings.yaml_file import refuse_unquoted
 
@@ -56,7 +60,9 @@ class Exit(enum.IntEnum):
     DONE = 0
     FAILED = 1
     WRONG = 2  #: the command line or the job is wrong, and nothing was started
-    INTERRUPTED = 130
+    HUNG_UP = 129  #: by SIGHUP
+    INTERRUPTED = 130  #: by Ctrl-C
+    TERMINATED = 143  #: by SIGTERM
 
 
 class Commands(TyperGroup):
@@ -85,7 +91,34 @@ def run_app(app: typer.Typer) -> int:
     """Run the command line and return its exit code. Errors are printed as one sentence."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning(warnings.showwarning)
-        return _ended(app)
+        with _ending_signals():
+            return _ended(app)
+
+
+@contextmanager
+def _ending_signals() -> Iterator[None]:
+    """A context in which SIGTERM and SIGHUP end a command like Ctrl-C, with a sentence.
+
+    A supervisor such as systemd or Docker sends SIGTERM, and a terminal that closes sends SIGHUP. A
+    signal that the process ignores, as SIGHUP under `nohup`, stays ignored.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise EndedBySignal(signal.Signals(number))
+
+    numbers = [
+        number
+        for number in ENDING
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.SIG_DFL  # Python handles Ctrl-C already
+    ]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _show_warning(show: Any) -> Any:
@@ -132,20 +165,23 @@ def _ended(app: typer.Typer) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
-    """Print that Ctrl-C ended the command, and the notes of `end`. Returns the exit code.
+    """Print that Ctrl-C or a signal ended the command, and the notes of `end`.
 
-    The notes say how to resume. This function also calls `exec`, for this reason: if Ctrl-C
-    interrupts code that runs in `exec`, as in the creation of a dataclass, CPython sets a flag. At
-    exit, the flag ends the process by the signal, although the exception was caught. The next call
-    of `exec` resets the flag. A second Ctrl-C does not interrupt the sentence.
+    Returns the exit code. The notes say how to resume.
+
+    This function also calls `exec`, for this reason: if Ctrl-C interrupts code that runs in `exec`,
+    as in the creation of a dataclass, CPython sets a flag. At exit, the flag ends the process by
+    the signal, although the exception was caught. The next call of `exec` resets the flag. A second
+    signal does not interrupt the sentence.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     try:
-        remark(with_notes("interrupted", end))
+        remark(with_notes(str(end) or "interrupted", end))
         exec("")  # noqa: S102
     finally:
-        signal.signal(signal.SIGINT, before)
-    return Exit.INTERRUPTED
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return Exit(128 + end.number) if isinstance(end, EndedBySignal) else Exit.INTERRUPTED
 
 
 def missing_argument(name: str, context: typer.Context) -> Exception:

@@ -147,12 +147,13 @@ class Link:
                 self._readable.wait(self._patience_left(since, "not ended its process"))
             self._restarted = False
 
-    def close(self, reason: str = "") -> None:
+    def close(self, reason: str | None = "") -> None:
         """End this side of the link, and wait briefly until the peer has received everything.
 
-        The peer is sent the `reason`, which is empty if nothing went wrong.
+        Sends the peer the `reason`: "" if nothing went wrong. None lets the peer wait instead.
         """
-        self._finish(_END, reason)
+        if reason is not None:
+            self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
             self._wake_all()

@@ -33,6 +33,8 @@ CLIENTS = "clients"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 LOCK = ".lock"
+#: The signals that ask a program to end: Ctrl-C, a supervisor's, and that of a closed terminal.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: The parent folder of runs whose folder is not named.
 RUNS = Path("runs")
 
@@ -245,18 +247,26 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A context that delays Ctrl-C until its end, so that the files written in it are complete."""
+    """A context that delays Ctrl-C until its end, so that the files written in it are complete.
+
+    It also delays SIGTERM and SIGHUP, if the program handles them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     pending: list[tuple[int, FrameType | None]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    delayed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in delayed:
+        signal.signal(number, lambda number, frame: pending.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-        if pending and callable(previous):
-            previous(*pending[0])
+        for number, handler in delayed.items():
+            signal.signal(number, handler)
+        if pending:
+            first, frame = pending[0]
+            delayed[signal.Signals(first)](first, frame)
 
 
 def _take_lock(path: Path) -> IO[bytes]:

@@ -8,7 +8,6 @@ secret keeps other local processes from taking tasks.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -57,7 +56,6 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     `event` is called with a sentence for the operator. Raises `SiteError` if the SuperNode ends.
     """
     os.environ.update(_QUIET)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the SuperNode
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server, wait=False))

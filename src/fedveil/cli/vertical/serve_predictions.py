@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -75,8 +74,6 @@ def serve_predictions(
         raise InvalidValue("the leader needs --http HOST:PORT, a follower --connect HOST:PORT")
     if (tls is None) != insecure:
         raise InvalidValue("one of --tls DIR and --insecure is needed, the latter on loopback only")
-    # A supervisor ends a service by SIGTERM. Treated as Ctrl-C, it lets the accounts be written.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         scorers = opened(run, data, stack, tls, most_ids)
         for scorer in scorers.values():

@@ -27,12 +27,14 @@ from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.errors import FedveilError
 from fedveil.protections.own_errors import own_errors
+from fedveil.record.run_folder import ENDING
 from fedveil.rounds.outcomes import Answer, Report
 
 
 def main(descriptor: int) -> None:
     """Train clients for the calling process until the pipe with this descriptor closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)  # the calling process handles them
     torch.set_num_threads(1)
     connection = Connection(descriptor)
     inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()

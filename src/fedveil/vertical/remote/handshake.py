@@ -28,7 +28,7 @@ from fedveil.rounds.outcomes import short
 from fedveil.settings.differences import differences
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.remote.found_examples import NAME_BYTES, FoundExamples
-from fedveil.vertical.remote.handshake_state import Agreement, Standing
+from fedveil.vertical.remote.handshake_state import Agreement, Standing, last_common_step
 from fedveil.vertical.rows import Positions, with_hint
 from fedveil.vertical.split import Optimizer, SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
@@ -93,9 +93,8 @@ def lead(
         message = yield from alignment.application(follower, attempt)
         _check_application(own, follower, message, purpose)
         applications[follower] = message
-    steps = set(own.steps).intersection(*(_steps(message) for message in applications.values()))
-    if not steps:
-        raise ExchangeError("the parties have no saved step in common: start every party anew")
+    theirs = {follower: _steps(message) for follower, message in applications.items()}
+    step = last_common_step({own.party: set(own.steps), **theirs})
     if own.examples is not None and all(
         message["examples"] == own.examples.name for message in applications.values()
     ):
@@ -109,12 +108,12 @@ def lead(
     keep_run()
     for follower in followers:
         rows = {f"rows_{subset}": positions[follower] for subset, (positions, _) in aligned.items()}
-        said: dict[str, Value] = {"kind": "agreed", "step": max(steps), "examples": examples.name}
+        said: dict[str, Value] = {"kind": "agreed", "step": step, "examples": examples.name}
         yield Send(follower, {**said, **rows, **proofs.get(follower, {})})
     return Agreement(
         run=own.run,
         purpose=purpose,
-        step=max(steps),
+        step=step,
         order_seed=order_seed,
         examples=examples,
         notes=tuple(note for _, notes in aligned.values() for note in notes),

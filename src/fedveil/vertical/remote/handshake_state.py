@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.quantity import quantity
-from fedveil.errors import FewCommon
+from fedveil.errors import ExchangeError, FewCommon
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.rows import Ids
 from fedveil.vertical.task import SUBSETS, AlignBy, Subset
@@ -85,3 +85,18 @@ class Agreement:
     def same_examples(self, other: Agreement) -> bool:
         mine, others = self.examples.positions, other.examples.positions
         return all(np.array_equal(mine[subset], others[subset]) for subset in SUBSETS)
+
+
+def last_common_step(saved: Mapping[str, set[int]]) -> int:
+    """Return the last step that all parties have saved. `saved` has each party's steps.
+
+    Raises ExchangeError if there is none, as after an older copy of one party's folder was
+    restored. The error says which party is behind.
+    """
+    if common := set.intersection(*saved.values()):
+        return max(common)
+    last = ", ".join(f"{party} {max(steps, default=0):,}" for party, steps in saved.items())
+    raise ExchangeError(
+        f"the parties have no saved step in common; the last ones are {last}. Restore the newest "
+        f"folder of the party that is behind from a copy, or start every party anew"
+    )

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from fedveil.base.message import Message, Value, text_in
 from fedveil.base.quantity import quantity
 from fedveil.errors import (
+    EndedBySignal,
     ExchangeError,
     FedveilError,
     LimitReached,
@@ -259,8 +260,11 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end of a `with` block. If the block raises, peers get the reason."""
-    reason = ""
+    """Close the links at the end of a `with` block. If the block raises, peers get the reason.
+
+    If a signal of a supervisor ends the block, peers are not told, and wait for this party.
+    """
+    reason: str | None = ""
     try:
         yield
     except BaseException as error:
@@ -271,8 +275,10 @@ def closing(links: Iterable[Link]) -> Iterator[None]:
             link.close(reason)
 
 
-def _told_of(error: BaseException) -> str:
+def _told_of(error: BaseException) -> str | None:
     match error:
+        case EndedBySignal():
+            return None
         case ExchangeError() | RightMissing():
             return error.told
         case KeyboardInterrupt():
