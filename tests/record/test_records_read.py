@@ -123,6 +123,7 @@ def test_a_line_that_is_no_privacy_cost_is_named_by_its_number(line: str, tmp_pa
     ("was", "now"),
     [
         ('"value": 0.5', '"value": [0.5]'),
+        ('"value": 0.5', '"value": "0.5"'),
         ('"name": "epsilon at least by 0"', '"name": 3'),
         ('"cases": 1', '"cases": "many"'),
         ('"pictures": []', '"pictures": 4'),

@@ -76,7 +76,7 @@ def _finding(number: int, line: str) -> Finding:
         fields = read_line(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
         finding = Finding(figures=figures, **_numbers(fields))
-        _types().validate_python(dataclasses.asdict(finding))
+        _types().validate_json(json.dumps(dataclasses.asdict(finding)), strict=True)
         return finding
     except MALFORMED:  # whose texts are about Python
         raise MessageInvalid(f"line {number} is no finding: it was edited or cut off") from None
