@@ -303,8 +303,7 @@ def attacked(run: Path, folder: Path) -> tuple[Measured, Measured]:
         return [vars(by_loss), vars(_by_report(Target.of(Job.load(run / JOB)), pool))]
 
     folder.mkdir(exist_ok=True)
-    model, report = (Measured(**figure) for figure in kept(folder, run.name, measured))
-    return model, report
+    return kept(folder, run.name, tuple[Measured, Measured], measured)
 
 
 def _by_report(target: Target, pool: Pool) -> Measured:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from experiments.evidence import all_hold, decided, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
@@ -44,7 +46,7 @@ class Aggregation(Experiment):
         found: list[Measurements] = []
         for size in SIZES[scale]:
             tell(f"{count} reports of {size:,} parameters")
-            found.append(kept(folder, f"size-{size}", partial(measured, size, count)))
+            found.append(kept(folder, f"size-{size}", Measurements, partial(_fields, size, count)))
         ran = (
             f"{count} clients report {', '.join(f'{size:,}' for size in SIZES[scale])} parameters "
             f"under OUE with {_CELLS} cells at epsilon {_EPS:g}: a code of {2 * _CELLS + 1} bits "
@@ -56,8 +58,8 @@ class Aggregation(Experiment):
             f"from O(N n) to O(1); adding the reports remains O(N n)."
         )
         rows = [
-            (f"{size:,}", *(with_interval(each[way], 4) for way in ("at_once", "one_by_one")),
-             with_interval(_ratios(each), 1), f"{max(each['apart']):.1e}")
+            (f"{size:,}", with_interval(each.at_once, 4), with_interval(each.one_by_one, 4),
+             with_interval(_ratios(each), 1), f"{max(each.apart):.1e}")
             for size, each in zip(SIZES[scale], found, strict=True)
         ]  # fmt: skip
         columns = ("parameters", "seconds at once", "seconds one by one", "ratio",
@@ -66,8 +68,19 @@ class Aggregation(Experiment):
         return Outcome(ran, judged(found), [table], seeds=0)
 
 
-#: The seconds of both ways, and the largest difference of their results, each by repetition.
-Measurements = Mapping[str, Sequence[float]]
+#: Seconds, one for each repetition.
+_Seconds = Annotated[
+    list[Annotated[float, Field(gt=0)]], Field(min_length=_REPEATS, max_length=_REPEATS)
+]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The seconds of both ways, and the largest difference of their results, by repetition."""
+
+    at_once: _Seconds
+    one_by_one: _Seconds
+    apart: Annotated[list[float], Field(min_length=1)]
 
 
 def measured(size: int, count: int) -> Measurements:
@@ -76,19 +89,23 @@ def measured(size: int, count: int) -> Measurements:
     entropy = Seeded(0, "aggregation")
     values = np.linspace(-0.5, 0.5, size)
     reports = [unary.perturb(values, entropy) for _ in range(count)]
-    found: dict[str, list[float]] = {"at_once": [], "one_by_one": [], "apart": []}
-    ways: Mapping[str, Callable[[], Any]] = {
-        "at_once": lambda: unary.frequencies(reports) @ _states(unary),
-        "one_by_one": lambda: _one_by_one(unary, reports),
-    }
+    found = Measurements([], [], [])
+    ways: Sequence[tuple[list[float], Callable[[], Any]]] = (
+        (found.at_once, lambda: unary.frequencies(reports) @ _states(unary)),
+        (found.one_by_one, lambda: _one_by_one(unary, reports)),
+    )
     for _ in range(_REPEATS):
         results = []
-        for name, way in ways.items():
+        for seconds, way in ways:
             began = time.perf_counter()
             results.append(way())
-            found[name].append(time.perf_counter() - began)
-        found["apart"].append(float(np.abs(results[0] - results[1]).max()))
+            seconds.append(time.perf_counter() - began)
+        found.apart.append(float(np.abs(results[0] - results[1]).max()))
     return found
+
+
+def _fields(size: int, count: int) -> dict[str, Any]:
+    return asdict(measured(size, count))
 
 
 def _states(unary: UnaryEncoding) -> Any:
@@ -134,7 +151,7 @@ def judged(found: Sequence[Measurements]) -> list[Verdict]:
 
 
 def _times(each: Measurements) -> Iterator[tuple[float, float]]:
-    return zip(each["at_once"], each["one_by_one"], strict=True)
+    return zip(each.at_once, each.one_by_one, strict=True)
 
 
 def _ratios(each: Measurements) -> list[float]:

@@ -150,12 +150,29 @@ def _data() -> str:
     return "mnist"
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """A model's accuracy on the held-out images, and their number."""
+
+    accuracy: float
+    held_out: int
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The fields of a `Figure` that an attack finds."""
+
+    ssim: dict[str, float]
+    guess: float
+    images: dict[str, list[Any]]
+
+
 def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
     from experiments.attacked_features import attacked, check_same, trained
 
     job = settings.job(settings.protections[name])
 
-    def learnt(seed: int) -> dict[str, Any]:
+    def learnt(seed: int) -> Learnt:
         suffix = f"-{seed}" if seed else ""
         seeded, run = settings.job(settings.protections[name], seed), folder / f"run-{name}{suffix}"
         check_same(seeded, run)  # also if its accuracy is saved already
@@ -166,8 +183,7 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
             accuracy, held_out = trained(seeded, run)
             return {"accuracy": accuracy, "held_out": held_out}
 
-        found: dict[str, Any] = kept(folder, f"trained-{name}{suffix}", training)
-        return found
+        return kept(folder, f"trained-{name}{suffix}", Learnt, training)
 
     def attack() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
@@ -178,8 +194,10 @@ def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
 
     seeds = settings.seeds if name in (NONE, BIT) else settings.noisy_seeds
     runs = [learnt(seed) for seed in range(seeds)]
-    accuracies, held_out = [run["accuracy"] for run in runs], runs[0]["held_out"]
-    return Figure(accuracies, held_out, **kept(folder, f"attacked-{name}", attack))
+    found = kept(folder, f"attacked-{name}", Attacked, attack)
+    return Figure(
+        [run.accuracy for run in runs], runs[0].held_out, found.ssim, found.guess, found.images
+    )
 
 
 def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:

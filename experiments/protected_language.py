@@ -110,6 +110,17 @@ class Run:
         return [mean(self.losses[i : i + _EVERY]) for i in range(0, len(self.losses), _EVERY)]
 
 
+@dataclass(frozen=True)
+class Text:
+    """Facts about the text. `frequencies` is the loss of a model that knows only frequencies."""
+
+    source: str
+    bytes: int
+    windows: int
+    tokens: int
+    frequencies: float
+
+
 class ProtectedLanguage(Experiment):
     """The language model with EmbeddingDP and without, in one process and in two."""
 
@@ -129,14 +140,14 @@ class ProtectedLanguage(Experiment):
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
         """Run the four runs of every seed, one after the other."""
         settings = self._settings or {"small": SMALL, "full": FULL}[scale]
-        text = kept(folder, "text", partial(_text, settings, folder, tell))
+        text = kept(folder, "text", Text, partial(_text, settings, folder, tell))
         runs: dict[str, list[Run]] = {name: [] for name in RUNS}
         for seed in SEEDS:
             for name, (embedding_dp, two) in RUNS.items():
-                job = settings.job(embedding_dp, folder / "text.txt", text["windows"], seed)
+                job = settings.job(embedding_dp, folder / "text.txt", text.windows, seed)
                 make = partial(_run, job, name, two, settings.steps, folder, tell)
-                runs[name].append(Run(**kept(folder, seeded(name, seed), make)))
-        floor = text["frequencies"]
+                runs[name].append(kept(folder, seeded(name, seed), Run, make))
+        floor = text.frequencies
         judged = [*verdicts(runs, floor)]
         return Outcome(
             _ran(settings, text), judged, [_table(runs)], [_plot(runs, floor)], seeds=len(SEEDS)
@@ -144,10 +155,7 @@ class ProtectedLanguage(Experiment):
 
 
 def _text(settings: Settings, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Write enough text for the steps to `text.txt`. Returns facts about the text.
-
-    `frequencies` is the loss of a model that only knows how frequent each token is.
-    """
+    """Write enough text for the steps to `text.txt`. Returns facts about the text."""
     from fedveil.language import text
     from fedveil.vertical.job_split import make_task
 
@@ -208,7 +216,7 @@ def _run(
     }  # fmt: skip
 
 
-def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
+def _ran(settings: Settings, text: Text) -> str:
     from fedveil.language.transformer import PRESETS
 
     sizes = vars(PRESETS[str(settings.pangu["preset"])]) | dict(settings.pangu)
@@ -223,8 +231,8 @@ def _ran(settings: Settings, text: Mapping[str, Any]) -> str:
     )
     return (
         f"The model has {model}. Batches have {settings.batch_size} windows, as in the source. The "
-        f"learning rate is {schedule}. The text is {text['bytes']:,} bytes of {text['source']}: "
-        f"{text['windows']} windows with {text['tokens']:,} different tokens. The source uses "
+        f"learning rate is {schedule}. The text is {text.bytes:,} bytes of {text.source}: "
+        f"{text.windows} windows with {text.tokens:,} different tokens. The source uses "
         f"Wikipedia, which was not available. Its mode 350M has 16 layers, 1,280 numbers per "
         f"token, 32 heads, 1,024 tokens per window, and 40,000 tokens in the vocabulary. Its "
         f"learning rate is 1e-4 after 2,000 steps. It has dropout, which is missing here. So only "

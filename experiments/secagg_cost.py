@@ -100,7 +100,7 @@ def _figures(sizes: Sizes, folder: Path, tell: Tell) -> Figures:
             tell(NewPart(f"a round of {sizes}, {setup.dropped} of them dropping out"))
             return asdict(played(setup, counted=counted))
 
-        return Cost(**kept(folder, name, make))
+        return kept(folder, name, Cost, make)
 
     complete = {
         n: cost(f"complete-{n}", Setup(n, sizes.entries, n // 8), True) for n in sizes.clients

@@ -179,7 +179,7 @@ def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
         return float(last_checkpoint(path).protection["estimate"])
 
     return [
-        float(kept(folder, f"step-{seed}-{rounds}", partial(read, rounds)))
+        kept(folder, f"step-{seed}-{rounds}", float, partial(read, rounds))
         for rounds in range(_STRIDE, base.rounds + 1, _STRIDE)
     ]
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
+import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments import saved_results
 from experiments.arms import COPIED, Arm, accuracy, curve, listed, mean_accuracy, settings, trained
+from experiments.counted_rounds import Cost
 from experiments.experiment import NewPart
+from experiments.ldp_aggregation import Measurements
 from experiments.leakage import leakage
+from experiments.protected_language import Run
 from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
+from fedveil.privacy.finding import Measured
 from fedveil.studies.several_runs import first_round
 
 
@@ -114,7 +122,49 @@ def test_a_copy_or_a_result_that_finds_no_room_is_one_sentence(
     assert said == [f"run 1 of 1: x, copied from {tmp_path / 'first' / 'a'}"]
     monkeypatch.setattr(saved_results, "write_whole", full)
     with pytest.raises(RunFolderError, match=r"cost\.json cannot be written: No space left"):
-        saved_results.kept(tmp_path, "cost", dict)
+        saved_results.kept(tmp_path, "cost", dict, dict)
+
+
+SECONDS = [1.0, 2.0, 3.0, 4.0, 5.0]
+TIMED = {"at_once": SECONDS, "one_by_one": SECONDS, "apart": [0.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (json.dumps({"at_once": SECONDS, "apart": [0.0]}), "one_by_one: Field required"),
+        (json.dumps({**TIMED, "at_once": SECONDS[1:]}), "at_once: List should have at least 5"),
+        (json.dumps({**TIMED, "apart": "none"}), "apart: Input should be a valid"),
+        (json.dumps({**TIMED, "at_once": [0.0] * 5}), "at_once.0: Input should be greater than 0"),
+        (json.dumps({**TIMED, "at_once": [math.nan] * 5}), "at_once.0: Input should be greater"),
+        ("[]", "the file: Input should be an object"),
+        ("", "the file: Invalid JSON"),
+        ("\0", "the file: Invalid JSON"),
+    ],
+)
+def test_an_edited_result_is_one_sentence(tmp_path: Path, text: str, why: str) -> None:
+    def again() -> None:
+        pytest.fail("a result is computed although its file is there")
+
+    file = tmp_path / "size-10.json"
+    file.write_text(json.dumps(TIMED))
+    assert saved_results.kept(tmp_path, "size-10", Measurements, again).apart == [0.0]
+    file.write_text(text)
+    with pytest.raises(RunFolderError, match=re.escape(f"{file} is damaged: {why}")) as caught:
+        saved_results.kept(tmp_path, "size-10", Measurements, again)
+    assert str(caught.value).endswith("Remove the file to compute it again")
+
+
+@pytest.mark.parametrize("kind", [Cost, Run, tuple[Measured, Measured]])
+def test_a_result_is_read_back_as_it_was_made(tmp_path: Path, kind: Any) -> None:
+    made = {
+        Cost: Cost(1.0, 2.0, 3.0, 4.0, 5, 6, 7.0, {"a": 1.0}, {"b": 2.0}),
+        Run: Run([1.0, 2.5], {"lead": "ab"}, 3.0, 4.0),
+        tuple[Measured, Measured]: (Measured("AUC", 0.5, cases=3), Measured("m", 0.25, low=0.1)),
+    }[kind]
+    data = [asdict(each) for each in made] if isinstance(made, tuple) else asdict(made)
+    for _ in range(2):
+        assert repr(saved_results.kept(tmp_path, "made", kind, lambda: data)) == repr(made)
 
 
 def test_a_run_that_was_begun_here_is_resumed_not_copied(tmp_path: Path) -> None:

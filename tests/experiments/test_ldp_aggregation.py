@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from experiments import ldp_aggregation
-from experiments.ldp_aggregation import judged, measured
+from experiments.ldp_aggregation import Measurements, judged, measured
 
 
-def times(at_once: Sequence[float], one_by_one: Sequence[float]) -> dict[str, Sequence[float]]:
-    return {"at_once": at_once, "one_by_one": one_by_one, "apart": [0.0] * len(at_once)}
+def times(at_once: Sequence[float], one_by_one: Sequence[float]) -> Measurements:
+    return Measurements([*at_once], [*one_by_one], [0.0] * len(at_once))
 
 
 def test_both_ways_give_the_same_values_in_every_repetition() -> None:
     found = measured(37, 5)
-    assert {len(values) for values in found.values()} == {ldp_aggregation._REPEATS}
-    assert max(found["apart"]) < 1e-12
-    assert min(*found["at_once"], *found["one_by_one"]) > 0
+    assert {len(values) for values in vars(found).values()} == {ldp_aggregation._REPEATS}
+    assert max(found.apart) < 1e-12
+    assert min(*found.at_once, *found.one_by_one) > 0
 
 
 @pytest.mark.parametrize(

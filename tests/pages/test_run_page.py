@@ -200,6 +200,8 @@ def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) ->
         "2: NOT WHAT WAS PROMISED"
     )
     assert list(table.rows[0]) == ["epsilon at least", "99", "", "0.5", "7"]
+    assert parts[-1].startswith("The epsilon beside an attack covers what this attack saw")
+    assert "assumes the fewest that a round may have" in parts[-1]
 
 
 def malicious(folder: Path) -> None:

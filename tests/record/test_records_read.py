@@ -97,6 +97,53 @@ def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> N
         assert read_accounts(folder.path) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"epsilon": -1.0, "delta": 0.0, "what": "a row"}',
+        '{"epsilon": "nan", "delta": 0.0, "what": "a row"}',
+        '{"epsilon": 1.0, "delta": 7, "what": "a row"}',
+        '{"epsilon": "much", "delta": 0.0, "what": "a row"}',
+        '{"epsilon": 1.0, "delta": 0.0}',
+        "[]",
+        "typo",
+    ],
+)
+def test_a_line_that_is_no_privacy_cost_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "accounts.jsonl"
+    sound = '{"epsilon": "inf", "delta": 0.0, "what": "a row"}\n'
+    path.write_text(sound)
+    assert read_accounts(tmp_path) == [Line(math.inf, 0.0, "a row")]
+    path.write_text(f"{sound}{line}\n")
+    with pytest.raises(MessageInvalid, match=r"^line 2 is no privacy cost: it was edited or cut"):
+        read_accounts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('"value": 0.5', '"value": [0.5]'),
+        ('"value": 0.5', '"value": "0.5"'),
+        ('"name": "epsilon at least by 0"', '"name": 3'),
+        ('"cases": 1', '"cases": "many"'),
+        ('"pictures": []', '"pictures": 4'),
+        ('"attack": "guesses"', '"attack": 3'),
+        ('"saw": "sums"', '"saw": null'),
+        ('"settings": {}', '"settings": []'),
+    ],
+)
+def test_a_finding_with_a_value_of_another_type_is_refused(
+    was: str, now: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    add_finding(folder, finding(0.5, 1.25))
+    path = folder.path / FINDINGS
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, now, 1))
+    with pytest.raises(RunFolderError, match=r"attacks\.jsonl is damaged: line 1 is no finding"):
+        read_findings(folder.path)
+
+
 def test_comparisons_are_read_back_each_in_its_place(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     assert read_before_after(folder.path) == []

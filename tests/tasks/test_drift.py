@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +182,14 @@ def read_bank(path: Path, x: Any, d: Any, w: Any = None, **more: Any) -> Table:
     return read(str(path), Wanted("client", ("x", "d"), ("w",), {"x", "d", "w"}))
 
 
-def scored(run: Path, path: Path, **settings: Any) -> NewRows:
+def task_of(**settings: Any) -> TablesSettings:
     table = {"bank": {"id": "client", "categories": {"w": 3}, **settings}}
-    task = TablesSettings.model_validate(
-        {"leader": "lead", "owners": ["bank"], "files": table, "ids": {"case": "fold"}}
-    )
-    return read_rows(str(path), task, run, "bank")
+    job = {"leader": "lead", "owners": ["bank"], "bins": 4, "ids": {"case": "fold"}}
+    return TablesSettings.model_validate({**job, "files": table})
+
+
+def scored(run: Path, path: Path, **settings: Any) -> NewRows:
+    return read_rows(str(path), task_of(**settings), run, "bank")
 
 
 def test_rows_to_score_are_read_as_the_training_rows_were(run: Path, tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_rows_to_score_have_the_kinds_of_the_job_and_notes_on_what_has_shifted(
     with pytest.raises(DataInvalid, match=ambiguous):
         scored(run, new)
     found = scored(run, new, kinds={"d": "month-first"})
-    scale = read_encoding(run / "table-bank.json").columns["d"].scale
+    scale = read_encoding(run / "table-bank.json", task_of(), "bank").columns["d"].scale
     second = (19724 - scale.mean) / scale.deviation  # the second of January
     assert found.columns.columns["numbers"][:, 0].tolist() == pytest.approx([second] * 120)
     assert [note.partition(":")[0] for note in found.notes[1:]] == ["d", "x"]
@@ -233,5 +237,67 @@ def test_rows_to_score_may_lack_cells_only_as_the_training_rows_might(
     write_table(new, {"x": [1], "d": ["2024-01-02"], "w": ["p"]})
     with pytest.raises(DataInvalid, match="lacks the column client, with which the model was"):
         scored(run, new)
-    kinds = schema_of(read_encoding(run / "table-bank.json"), TableSettings(id="client"))
+    kinds = schema_of(
+        read_encoding(run / "table-bank.json", task_of(), "bank"), TableSettings(id="client")
+    )
     assert kinds == {"client": "ids", "d": "numbers", "x": "numbers", "w": "words"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ({}, None),
+        (None, {"classes": []}),
+        (None, {"classes": ["no", "yes"]}),
+        (None, {"mean": 0.0, "deviation": 1.0}),
+    ],
+)
+def test_an_encoding_that_does_not_fit_the_job_is_damaged(
+    run: Path, columns: object, label: object
+) -> None:
+    """The bank is no leader, so it has columns and no label."""
+    path = run / "table-bank.json"
+    saved = json.loads(path.read_bytes())
+    path.write_text(json.dumps({"columns": saved["columns"] if columns is None else columns,
+                                "label": label}))  # fmt: skip
+    with pytest.raises(DataInvalid, match=r"table-bank\.json is damaged: it is not an encoding of"):
+        read_encoding(path, task_of(), "bank")
+
+
+@pytest.mark.parametrize("classes", [[], ["yes"], ["yes", "yes"], ["a", "b", "c"], None])
+def test_an_encoding_of_other_classes_than_the_jobs_is_damaged(
+    tmp_path: Path, classes: object
+) -> None:
+    path = tmp_path / "table-lead.json"
+    path.write_text(json.dumps({"columns": {}, "label": {"classes": ["no", "yes"]}}))
+    assert read_encoding(path, task_of(), "lead").label is not None
+    label = {"mean": 0.0, "deviation": 1.0} if classes is None else {"classes": classes}
+    path.write_text(json.dumps({"columns": {}, "label": label}))
+    with pytest.raises(DataInvalid, match=r"table-lead\.json is damaged: it is not an encoding of"):
+        read_encoding(path, task_of(), "lead")
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no columns": lambda summary: summary["columns"].clear(),
+    "a column less": lambda summary: summary["columns"].pop("w"),
+    "words as numbers": lambda summary: summary["columns"].update(w=summary["columns"]["x"]),
+    "no points": lambda summary: summary["columns"]["x"].update(points=[], shares=[]),
+    "a share less": lambda summary: summary["columns"]["x"]["shares"].pop(),
+    "a count less": lambda summary: summary["columns"]["x"]["counts"].pop(0),
+    "a huge count": lambda summary: summary["columns"]["x"]["counts"].__setitem__(0, 10**400),
+    "a negative count": lambda summary: summary["columns"]["w"].update(others=-1, missing=1),
+    "fewer rows": lambda summary: summary.update(rows=1),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_summary_that_does_not_fit_the_encoding_is_damaged(
+    run: Path, tmp_path: Path, edit: str
+) -> None:
+    read_bank(tmp_path / "new.csv", range(120), ["2024-01-02"] * 120)
+    path = run / "summary-bank.json"
+    summary = json.loads(path.read_bytes())
+    EDITS[edit](summary)
+    path.write_text(json.dumps(summary))
+    with pytest.raises(DataInvalid, match=r"summary-bank\.json is damaged: it is not a summary of"):
+        scored(run, tmp_path / "new.csv")

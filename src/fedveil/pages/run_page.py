@@ -34,6 +34,15 @@ _LONGEST_PICTURE = 8_000_000
 #: The attacks whose pictures show each original above its reconstruction.
 _PAIRED = ("gradient", "exact", "steal")
 _PNG = b"\x89PNG\r\n\x1a\n"
+#: Why the epsilon beside an attack may differ from the run's own, and in a federated run, why else.
+_OTHER_REPORTS = (
+    "The epsilon beside an attack covers what this attack saw, which may be more or fewer reports "
+    "than the run sent."
+)
+_FEWEST_CLIENTS = (
+    " An attack that simulates clients assumes the fewest that a round may have, while the run's "
+    "ledger counts those that reported."
+)
 #: Suffixes of the names of durations that are summed over clients, even if these ran in parallel.
 _SUMMED = dict.fromkeys(("training", "protection"), ", summed over clients")
 
@@ -287,6 +296,8 @@ def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
         parts += [] if concluded else [conclusion(finding)]
         parts += _finding(run.folder, finding)
     if parts:
+        if not concluded:  # a page of attacks on a job has no ledger, so no other epsilon
+            parts.append(_OTHER_REPORTS + _FEWEST_CLIENTS * ("protection" in run.job))
         yield Section("What attacks found", parts)
 
 

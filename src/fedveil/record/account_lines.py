@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, get_args
 
-from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
+from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, read_text
+from fedveil.errors import MessageInvalid
 from fedveil.privacy.ledger import Line
 from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
@@ -90,5 +92,16 @@ def read_accounts(path: Path, name: str = ACCOUNTS) -> list[Line]:
     file = path / name
     if not file.exists():
         return []
-    found = (read_line(line) for line in read_text(file, MOST_LINES_BYTES).splitlines())
-    return [Line(float(f["epsilon"]), float(f["delta"]), str(f["what"])) for f in found]
+    lines = read_text(file, MOST_LINES_BYTES).splitlines()
+    return [_line(number, line) for number, line in enumerate(lines, 1)]
+
+
+def _line(number: int, text: str) -> Line:
+    try:
+        fields = read_line(text)
+        line = Line(float(fields["epsilon"]), float(fields["delta"]), str(fields["what"]))
+    except MALFORMED:  # whose texts are about Python
+        line = Line(math.nan, 0.0, "")
+    if not (line.epsilon >= 0 and 0 <= line.delta <= 1):
+        raise MessageInvalid(f"line {number} is no privacy cost: it was edited or cut off")
+    return line

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedveil.base.untrusted import MALFORMED, MOST_LINES_BYTES, read_bytes, read_text
 from fedveil.errors import ClaimRefuted, MessageInvalid
@@ -72,9 +75,16 @@ def _finding(number: int, line: str) -> Finding:
     try:
         fields = read_line(line)
         figures = [Measured(**_numbers(figure)) for figure in fields.pop("figures")]
-        return Finding(figures=figures, **_numbers(fields))
+        finding = Finding(figures=figures, **_numbers(fields))
+        _types().validate_json(json.dumps(dataclasses.asdict(finding)), strict=True)
+        return finding
     except MALFORMED:  # whose texts are about Python
         raise MessageInvalid(f"line {number} is no finding: it was edited or cut off") from None
+
+
+@functools.cache
+def _types() -> TypeAdapter[Finding]:
+    return TypeAdapter(Finding)
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:

@@ -390,7 +390,7 @@ def test_a_job_without_information_gives_nothing_away(monkeypatch: pytest.Monkey
     finding = features.attack(target, "quick", Watch())
     assert finding.protection == "embedding_dp"
     assert finding.epsilon == 0
-    assert finding.saw == "reports of each of 50 examples: 10"
+    assert finding.saw == "10 reports of each of 50 examples"
     assert len(finding.figures) == 2 * 4
     assert max(abs(figure.value) for figure in finding.figures) < 0.45
 

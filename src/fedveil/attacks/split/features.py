@@ -29,6 +29,7 @@ from fedveil.attacks.split.evidence import Evidence
 from fedveil.attacks.split.example_prior import Gaussian, Prior, Smooth
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.base.array_types import Float64s
+from fedveil.base.quantity import quantity
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import median, share
@@ -270,7 +271,7 @@ def _saw(aims: Sequence[Aim], most: Aim) -> str:
     own = of_own_data(split.parts)
     sent = dict.fromkeys(c.part for c in split.crossings if c.part in own)
     attacked = {aim.part.name for aim in aims}
-    seen = f"reports of each of {len(most.truth)} examples: {most.reports}"
+    seen = f"{quantity(most.reports, 'report')} of each of {len(most.truth)} examples"
     together = [part for part in sent if split.by_name[part].owner == owner]
     if len(together) > 1:
         seen += f"; epsilon is of all that {owner} sends about an example: {', '.join(together)}"

@@ -14,11 +14,12 @@ A summary of every column is saved at training. Two statistics compare new rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.special import kolmogorov
 
 from fedveil.base.array_types import Float64s
@@ -38,6 +39,8 @@ _POINTS, _GROUPS = 128, 10
 _MOST_WORDS = 10_000
 _SHOWN = 3
 
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+
 
 class NumberSummary(Settings):
     """Summary of a number column: quantiles of its training rows, and a histogram of them.
@@ -47,10 +50,16 @@ class NumberSummary(Settings):
     above the last bound, then the number of rows without a value.
     """
 
-    points: tuple[float, ...]
+    points: tuple[float, ...] = Field(min_length=1)
     shares: tuple[float, ...]
     groups: tuple[float, ...]
-    counts: tuple[int, ...]
+    counts: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        if len(self.shares) != len(self.points) or len(self.counts) != len(self.groups) + 2:
+            raise ValueError("its lengths differ")
+        return self
 
     @classmethod
     def of(cls, table: Table, column: str) -> NumberSummary:
@@ -73,9 +82,9 @@ class NumberSummary(Settings):
 class WordSummary(Settings):
     """Summary of a word column: counts of frequent words, of other words and of empty cells."""
 
-    words: dict[str, int]
-    others: int = Field(ge=0)
-    missing: int = Field(ge=0)
+    words: dict[str, Count]
+    others: Count
+    missing: Count
 
     @classmethod
     def of(cls, table: Table, column: str) -> WordSummary:
@@ -91,8 +100,24 @@ class Summary(Stored):
 
     what = "a summary of a table"
 
-    rows: int = Field(ge=1)
+    rows: int = Field(ge=1, le=1 << 53)
     columns: dict[str, NumberSummary | WordSummary]
+
+    @model_validator(mode="after")
+    def _counts(self) -> Self:
+        for column in self.columns.values():
+            if isinstance(column, NumberSummary):
+                counted = sum(column.counts)
+            else:
+                counted = sum(column.words.values()) + column.others + column.missing
+            if counted != self.rows:
+                raise ValueError("it does not count every row")
+        return self
+
+    def covers(self, names: Collection[str], words: Sequence[str]) -> bool:
+        """Return True if this summarises the columns `names`, those in `words` as words."""
+        of_words = [n for n, column in self.columns.items() if isinstance(column, WordSummary)]
+        return list(self.columns) == list(names) and of_words == list(words)
 
     @classmethod
     def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:

@@ -10,7 +10,7 @@ from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain
 from fedveil.tasks.tables import table_file
-from fedveil.tasks.tables.column_encoding import Encoding, Words
+from fedveil.tasks.tables.column_encoding import Classes, Encoding, Scale, Words
 from fedveil.tasks.tables.drift import Summary, drift
 from fedveil.tasks.tables.id_rules import normalised
 from fedveil.tasks.tables.table_file import Wanted
@@ -26,9 +26,27 @@ def summary_file(party: str) -> str:
     return f"summary-{party}.json"
 
 
-def read_encoding(path: Path) -> Encoding:
+def read_encoding(path: Path, task: TablesSettings, party: str) -> Encoding:
+    """Read the encoding of a party's columns. Raises DataInvalid if it does not fit the job."""
     with reading(path):
-        return Encoding.read(read_bytes(path, MOST_DATA_BYTES), str(path))
+        encoding = Encoding.read(read_bytes(path, MOST_DATA_BYTES), str(path))
+    if not _fits(encoding, task, party):
+        table = task.files.get(party, TableSettings()).path or f"the table of {party}"
+        raise DataInvalid(f"{path} is damaged: it is not an encoding of {table}")
+    return encoding
+
+
+def _fits(encoding: Encoding, task: TablesSettings, party: str) -> bool:
+    label, is_owner = encoding.label, party in task.owners
+    if party != task.leader:
+        has_label = label is None
+    elif task.classes is None:
+        has_label = isinstance(label, Scale)
+    else:
+        known = label.classes if isinstance(label, Classes) else ()
+        has_label = len(set(known)) == len(known) == task.classes
+    places = task.files.get(party, TableSettings()).categories
+    return has_label and bool(encoding.columns) == is_owner and encoding.fits(places, task.bins)
 
 
 def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewRows:
@@ -39,13 +57,15 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
     """
     settings = task.files.get(party, TableSettings())
     place = f"task.tables.files.{party}"
-    encoding = read_encoding(folder / encoding_file(party))
+    encoding = read_encoding(folder / encoding_file(party), task, party)
     kinds = {"kinds": dict(encoding.kinds) | settings.kinds}
     reading_settings = settings.model_copy(update=kinds)
     summary_path = folder / summary_file(party)
     with reading(summary_path):
         summary = Summary.read(read_bytes(summary_path, MOST_DATA_BYTES), str(summary_path))
     words = [name for name, column in encoding.columns.items() if isinstance(column, Words)]
+    if not summary.covers(encoding.columns, words):
+        raise DataInvalid(f"{summary_path} is damaged: it is not a summary of the encoded columns")
     numbers = [name for name in encoding.columns if name not in words]
     has = table_file.header(path, reading_settings, place)
     _check_columns(path, has, [settings.id, *encoding.columns])

@@ -148,11 +148,7 @@ class Tables(ByLabel):
         kept = self._kept(party)
         if kept is None:
             return self._of(party).encoding
-        encoding = new_rows.read_encoding(kept)
-        table = self._settings.files.get(party, TableSettings())
-        if not encoding.fits(table.categories, self._settings.bins):
-            raise DataInvalid(f"{kept} is damaged: it is not an encoding of {table.path}")
-        return encoding
+        return new_rows.read_encoding(kept, self._settings, party)
 
     def _kept(self, party: str) -> Path | None:
         kept = None if self._folder is None else self._folder / new_rows.encoding_file(party)
@@ -234,7 +230,7 @@ class _Held:
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
     ) -> None:
         gc.freeze()  # scanning permanent objects for garbage takes longer than 10,000 rows
-        self._settings = settings
+        self._settings, self._party = settings, party
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
         refusals = Refusals(chosen.path)
@@ -254,14 +250,12 @@ class _Held:
         return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
-        encoding = new_rows.read_encoding(kept)
+        encoding = new_rows.read_encoding(kept, self._settings, self._party)
         if list(encoding.columns) != features:
             raise DataInvalid(
                 f"{self._path} does not have the features with which this run began: "
                 f"{shown(list(encoding.columns))}, as in {kept}"
             )
-        if not encoding.fits(self._table.categories, self._settings.bins):
-            raise DataInvalid(f"{kept} is damaged: it is not an encoding of {self._path}")
         return encoding
 
     def _encoded(self, tables: Mapping[Subset, Table]) -> dict[Subset, Columns]:
