@@ -28,6 +28,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import FedveilWarning
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.privacy import Figure, format_epsilon
+from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.compose import Charge, compose
 from fedveil.privacy.one_run_audit import distance_of_epsilon, expected_share, lower_bound
 from fedveil.protections.base import JobContext, Protection
@@ -128,7 +129,8 @@ def one_run(epsilon: float) -> None:
             found.append((lower_bound(canaries, guesses, right, delta=DELTA), guesses, right))
             guesses //= 2
         bound, guesses, right = max(found)
-        print(f"{canaries:>9,} canaries: {right:,} of {guesses:,} guesses right: {bound:.3f}")
+        told = f"{right:,} of {guesses:,} guesses right: {rounded_down(bound)}"
+        print(f"{canaries:>9,} canaries: {told}")
 
 
 def main() -> None:
@@ -152,10 +154,10 @@ def main() -> None:
         for claim in claims:
             began = time.monotonic()
             found = tried(label, claim, arguments.trials)
+            bounds = " | ".join(map(rounded_down, (found.audit.bound, found.curve)))
             print(
                 f"| {label} | {format_epsilon(found.audit.claim.epsilon)} | "
-                f"{found.right.value:.4f} | "
-                f"{found.audit.bound:.3f} | {found.curve:.3f} | {time.monotonic() - began:.0f} |",
+                f"{found.right.value:.4f} | {bounds} | {time.monotonic() - began:.0f} |",
                 flush=True,
             )
 

@@ -4,6 +4,7 @@
 EXPERIMENTS = {
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",
+    "signds-lenet-seeds": "signds_lenet:SignDSLeNetSeeds",
     "signds-keys": "signds_keys:SignDSKeys",
     "ldp-convergence": "ldp_figures:Convergence",
     "ldp-cells": "ldp_figures:Cells",

@@ -76,8 +76,8 @@ class Outcome:
     """The result of an experiment. `ran` describes its runs in sentences.
 
     `seeds` is the number of training runs behind each figure. It is 0 if nothing was trained, or
-    if figures have different numbers, which `ran` then states. `curves` are the runs whose accuracy
-    curves are saved beside the page.
+    if figures have different numbers, which `ran` then states. `curves` are the runs whose metrics
+    are saved beside the page.
     """
 
     ran: str
@@ -100,8 +100,8 @@ class Experiment(ABC):
     #: Why a page of this scale is smaller than the source's experiment. Without an entry, the
     #: reason is the duration of scale `full`.
     smaller: ClassVar[Mapping[Scale, str]] = {}
-    #: True if the accuracy curves of its runs are all that it needs to be judged again.
-    by_curves: ClassVar[bool] = False
+    #: The metrics that are saved beside the page for all runs, if no more is needed to judge again.
+    saved_metrics: ClassVar[Sequence[str]] = ()
 
     def check(self, scale: Scale) -> None:
         """Raise an error if the experiment cannot be repeated at this scale."""

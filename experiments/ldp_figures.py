@@ -65,7 +65,7 @@ class Convergence(LDPFigure):
     name = "ldp-convergence"
     what = "How soon a model converges under RR and OUE, by epsilon."
     source = "002, figure 1"
-    by_curves = True
+    saved_metrics = ("accuracy",)
     #: The accuracy at which rounds are compared, as a share of the accuracy without protection.
     share = 0.8
 
@@ -114,7 +114,7 @@ class Cells(LDPFigure):
     name = "ldp-cells"
     what = "The accuracy lost under RR by the number of cells, if clients are i.i.d. or not."
     source = "002, figure 2"
-    by_curves = True
+    saved_metrics = ("accuracy",)
     #: Series of the figure: the split of examples, and epsilon.
     series = (("iid", EPSILONS[7]), ("shards", EPSILONS[7]), ("iid", EPSILONS[6]))
 
@@ -167,7 +167,7 @@ class Clients(LDPFigure):
     name = "ldp-clients"
     what = "The accuracy lost under RR and OUE by the number of clients."
     source = "002, figure 4"
-    by_curves = True
+    saved_metrics = ("accuracy",)
     #: Numbers of clients, half of whom are drawn for a round.
     numbers: Mapping[Scale, Sequence[int]] = {
         "small": (25, 50, 100, 200),
@@ -213,7 +213,7 @@ class NonIID(LDPFigure):
     name = "ldp-noniid"
     what = "The accuracy lost under RR if each client holds two labels, and if clients are i.i.d."
     source = "002, figures 2 to 4"
-    by_curves = True
+    saved_metrics = ("accuracy",)
     #: The seeds of the runs without protection. At full size, three could not decide.
     plain_seeds = range(5)
 

@@ -273,7 +273,7 @@ class LDPFigure(Experiment):
         """Finish all runs, and judge the source's claims by them."""
         runs = trained(folder, self.arms(scale), tell)
         found = self.judged(scale, runs, folder, tell)
-        curves = runs if self.by_curves else {}
+        curves = runs if self.saved_metrics else {}
         return replace(found, ran=self.described(scale, found.ran), curves=curves)
 
     def described(self, scale: Scale, ran: str) -> str:

@@ -1,14 +1,14 @@
-"""The accuracy curves of published runs, from which a page is judged again without training.
+"""The curves of published runs, from which a page is judged again without training.
 
-A line of the file `NAME-runs.jsonl` beside the page NAME is one run: its job, with every key, and
-the rounds and accuracies of its tests. The file may have only some of the page's runs. These need
-not be trained again.
+A line of the file `NAME-runs.jsonl` beside the page NAME is one run: its job, with every key, the
+rounds of its tests, and the metrics that the experiment needs. The file may have only some of the
+page's runs. These need not be trained again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,18 @@ SUFFIX = "-runs.jsonl"
 ALL = "published.jsonl"
 
 
-def lines(runs: Mapping[str, ReadRun]) -> bytes:
-    """Return a line of JSON for each run: its job and its accuracy by round."""
-    return "".join(f"{json.dumps(_published(run))}\n" for run in runs.values()).encode()
+def lines(runs: Mapping[str, ReadRun], metrics: Sequence[str]) -> bytes:
+    """Return a line of JSON for each run: its job, and its `metrics` by round."""
+    return "".join(f"{json.dumps(_published(run, metrics))}\n" for run in runs.values()).encode()
 
 
-def _published(run: ReadRun) -> dict[str, Any]:
-    rounds, accuracies = run.figures("accuracy")
-    return {"job": run.job, "rounds": rounds, "accuracy": accuracies}
+def _published(run: ReadRun, metrics: Sequence[str]) -> dict[str, Any]:
+    tests = [record for record in run.records if all(key in record for key in metrics)]
+    return {
+        "job": run.job,
+        "rounds": [test["round"] for test in tests],
+        **{key: [test[key] for test in tests] for key in metrics},
+    }
 
 
 def together(pages: Path) -> bytes:
@@ -65,6 +69,7 @@ def _read(file: Path) -> Iterator[tuple[Job, list[Record]]]:
     with intact(file):
         for line in read_text(file, MOST_LINES_BYTES).splitlines():
             entry = json.loads(line)
-            pairs = zip(entry["rounds"], entry["accuracy"], strict=True)
-            records = [{"round": int(n), "accuracy": float(value)} for n, value in pairs]
-            yield Job.read(entry["job"], []), records
+            job, rounds = Job.read(entry.pop("job"), []), map(int, entry.pop("rounds"))
+            columns = [[*map(float, values)] for values in entry.values()]
+            tests = zip(rounds, *columns, strict=True)
+            yield job, [dict(zip(("round", *entry), test, strict=True)) for test in tests]

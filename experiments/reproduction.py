@@ -30,11 +30,11 @@ def reproduce(
     """Repeat the experiment `name`. Returns the path of its page, and its outcome.
 
     If an earlier call with this folder was interrupted, its finished parts are read from there.
-    With `published`, runs with published accuracy curves are not trained.
+    With `published`, runs with published curves are not trained.
     """
     experiment = find(name)
     experiment.check(scale)
-    if published and not experiment.by_curves:
+    if published and not experiment.saved_metrics:
         raise InvalidValue(f"{name} needs more of its runs than curves, so none are published")
     path = out or Path("runs", f"reproduce-{name}-{scale}")
     where = "" if out is None else f" --out {quote(str(out))}"
@@ -62,7 +62,7 @@ def reproduce(
         for file, table in long_tables(name, outcome).items():
             folder.write_atomically(file, table.csv().encode())
         if outcome.curves:
-            curves = published_runs.lines(outcome.curves)
+            curves = published_runs.lines(outcome.curves, experiment.saved_metrics)
             folder.write_atomically(f"{name}{published_runs.SUFFIX}", curves)
         repeated = Repeated(experiment, scale, outcome, figures, clock.seconds, how, path)
         folder.write_atomically(f"{name}.md", page(repeated).encode())

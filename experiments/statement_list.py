@@ -108,12 +108,15 @@ def selected(statement: Mapping[str, Any]) -> Mapping[str, list[str]]:
 
 
 def _judged(statement: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
-    """Return the status that follows from a statement's verdicts, its places and its commands."""
+    """Return the status that follows from a statement's verdicts, its places and its commands.
+
+    `least_scale` is about the statement's own page. Verdicts of further pages count at any scale.
+    """
     statuses, places, commands = [], [], []
-    least, differs = statement.get("least_scale", "full"), "differs" in statement
     for name, verdicts in selected(statement).items():
         judged = Judged.of(PAGES / f"{name}.md")
-        statuses.append(judged.status(verdicts, least, differs))
+        least = statement.get("least_scale", "full") if name == statement["page"] else "small"
+        statuses.append(judged.status(verdicts, least, "differs" in statement))
         count = Counter(judged.of_measures(verdicts))
         answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
         places.append(f"[{name}]({name}.md), scale {judged.scale}: {answers}")

@@ -23,6 +23,7 @@ from experiments import (
     signds_keys,
     signds_lenet,
 )
+from experiments.catalog import find
 from experiments.evidence import Lost
 from experiments.experiment import Verdict
 from experiments.ldp_jobs import LARGE, TASKS
@@ -33,6 +34,7 @@ from fedveil.privacy.intervals import share
 #: Verdicts about a formula, a count or a format: no training can change them.
 UNTRAINED = {
     "signds-lenet": ("bytes that a client uploads",),
+    "signds-lenet-seeds": ("bytes that a client uploads",),
     "signds-keys": ("dimensions of a report",),
     "dp-encrypt-budget": ("epsilon of the run",),
     "embedding-dp": ("probability of an unchanged bit",),
@@ -55,10 +57,10 @@ def swept(sweeps: Mapping[str, Sweep], **more: float) -> Mapping[str, Swept]:
 def collapsed(name: str) -> Iterator[Verdict]:
     """Yield every verdict of an experiment about runs that all ended at chance level."""
     idle = Lost([[CHANCE]] * 5, [[CHANCE]] * 5, 10)
-    if name == "signds-lenet":
+    if name in ("signds-lenet", "signds-lenet-seeds"):
         up = {"bytes_up_per_client": 300.0, "auc": 0.5}
         yield from signds_lenet.judged(
-            {arm.name: flat(**up) for arm in signds_lenet.SignDSLeNet().arms("small")}
+            {arm.name: flat(**up) for arm in find(name).arms("small")}  # type: ignore[attr-defined]
         )
     elif name == "signds-keys":
         runs = swept(signds_keys.SWEEPS)

@@ -11,17 +11,19 @@ import pytest
 from experiments import arms, ldp_figures, published_runs, reproduction
 from experiments.arms import Arm
 from experiments.catalog import find
-from experiments.experiment import NewPart
+from experiments.experiment import NewPart, Scale
 from experiments.ldp_jobs import job
 from experiments.outcome_page import verdicts
 from experiments.published_runs import ALL, SUFFIX, PublishedRuns
 from experiments.reproduction import reproduce
+from experiments.statement_list import Judged
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
 from folders import DOCS
 
 PAGES = DOCS / "reproductions"
+METRICS = ("accuracy",)
 PUBLISHED = [file.name.removesuffix(SUFFIX) for file in sorted(PAGES.glob(f"*{SUFFIX}"))]
 
 
@@ -56,7 +58,7 @@ def rr(**more: Any) -> Job:
 
 def test_a_published_run_is_found_by_its_job(tmp_path: Path) -> None:
     found = {"a": run(rr(), 0.125, 0.9375), "b": run(rr(seed=2), 0.5)}
-    (tmp_path / ALL).write_bytes(published_runs.lines(found))
+    (tmp_path / ALL).write_bytes(published_runs.lines(found, METRICS))
     runs = PublishedRuns.of(tmp_path)
     first, second = runs.find("x", rr()), runs.find("y", rr(seed=2))
     assert first
@@ -66,6 +68,17 @@ def test_a_published_run_is_found_by_its_job(tmp_path: Path) -> None:
     assert second.figures("accuracy") == ([5], [0.5])
     assert runs.find("z", rr(seed=1)) is None
     assert runs.find("z", rr(rounds=7)) is None
+
+
+def test_only_tests_with_every_saved_metric_are_published(tmp_path: Path) -> None:
+    of, keys = rr(), ("accuracy", "loss")
+    looks: list[dict[str, Any]] = [{"loss": 3.0, "auc": 1.0}, {"loss": 2.0, "accuracy": 0.5}, {}]
+    records = [{"round": n, **each} for n, each in enumerate(looks, 1)]
+    both = ReadRun(Path("gone"), of.model_dump(), records, (), ())
+    (tmp_path / ALL).write_bytes(published_runs.lines({"a": both}, keys))
+    found = PublishedRuns.of(tmp_path).find("x", of)
+    assert found
+    assert found.records == [{"round": 2, "accuracy": 0.5, "loss": 2.0}]
 
 
 def test_without_the_file_nothing_is_published(tmp_path: Path) -> None:
@@ -78,11 +91,12 @@ def test_without_the_file_nothing_is_published(tmp_path: Path) -> None:
         lambda entry: entry.pop("rounds"),
         lambda entry: entry["rounds"].append(15),
         lambda entry: entry["accuracy"].__setitem__(0, "high"),
+        lambda entry: entry.update(auc=[]),
         lambda entry: entry["job"].update(rounds="many"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: Any) -> None:
-    entry = json.loads(published_runs.lines({"a": run(rr(), 0.5)}))
+    entry = json.loads(published_runs.lines({"a": run(rr(), 0.5)}, METRICS))
     change(entry)
     (tmp_path / ALL).write_text(json.dumps(entry))
     with pytest.raises(RunFolderError, match=ALL):
@@ -94,7 +108,7 @@ def test_only_runs_without_published_curves_are_trained(
 ) -> None:
     """A run that the folder has begun is finished, even if its curve is published."""
     known = {"a": run(rr(), 0.5), "begun": run(rr(seed=1), 0.6)}
-    (tmp_path / ALL).write_bytes(published_runs.lines(known))
+    (tmp_path / ALL).write_bytes(published_runs.lines(known, METRICS))
     (tmp_path / "begun").mkdir()
     trained: list[str] = []
 
@@ -118,7 +132,7 @@ def test_a_page_saves_curves_from_which_it_is_made_again(tmp_path: Path, pages: 
     last = {"plain": 0.9, "rr-1.2": 0.1, "rr-2.4": 0.3, "rr-4.8": 0.8, "rr-9.6": 0.88}
     last |= {"oue-1.2": 0.1, "oue-2.4": 0.1, "oue-4.8": 0.5, "oue-9.6": 0.89}
     runs = {arm.name: run(arm.job, 0.1, last[arm.name]) for arm in figure.arms("small")}
-    (pages / f"any{SUFFIX}").write_bytes(published_runs.lines(runs))
+    (pages / f"any{SUFFIX}").write_bytes(published_runs.lines(runs, METRICS))
 
     def again(folder: str) -> Path:
         page, outcome = reproduce(
@@ -140,7 +154,7 @@ def test_curves_are_read_only_if_asked_for(tmp_path: Path, pages: Path) -> None:
     """Even in the folder of an earlier call that asked for them."""
     figure = ldp_figures.Convergence()
     curves = {arm.name: run(arm.job, 0.1) for arm in figure.arms("small")}
-    (pages / f"any{SUFFIX}").write_bytes(published_runs.lines(curves))
+    (pages / f"any{SUFFIX}").write_bytes(published_runs.lines(curves, METRICS))
     folder = tmp_path / "out"
     reproduce(figure.name, "small", folder, print, published=True)
     with pytest.raises(AssertionError, match="plain was trained"):
@@ -156,7 +170,8 @@ def test_an_experiment_that_needs_models_has_no_published_curves(tmp_path: Path)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_curves_are_of_the_pages_runs(name: str, tmp_path: Path) -> None:
     (tmp_path / ALL).write_bytes((PAGES / f"{name}{SUFFIX}").read_bytes())
-    curves, runs = PublishedRuns.of(tmp_path), find(name).arms("full")  # type: ignore[attr-defined]
+    scale = Judged.of(PAGES / f"{name}.md").scale
+    curves, runs = PublishedRuns.of(tmp_path), find(name).arms(scale)  # type: ignore[attr-defined]
     found = [each for each in runs if curves.find(each.name, each.job)]
     assert len(found) == len(runs) == len((tmp_path / ALL).read_bytes().splitlines())
 
@@ -165,8 +180,9 @@ def test_published_curves_are_of_the_pages_runs(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_page_follows_from_its_curves(name: str, tmp_path: Path) -> None:
     """The page's verdicts, tables and plots, with this version's criteria."""
-    page, outcome = reproduce(name, "full", tmp_path / "out", lambda line: None, published=True)
     text = (PAGES / f"{name}.md").read_text("utf-8")
+    scale: Scale = Judged.of(PAGES / f"{name}.md").scale  # type: ignore[assignment]
+    page, outcome = reproduce(name, scale, tmp_path / "out", lambda line: None, published=True)
     assert verdicts(outcome).markdown() in text
     made = {path.name for path in page.parent.glob(f"{name}*")} - {page.name}
     assert len(made) >= 2

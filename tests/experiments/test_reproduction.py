@@ -185,7 +185,7 @@ def test_only_some_experiments_have_a_medium_scale(command: Command, tmp_path: P
     assert not (tmp_path / "runs").exists()
     medium = {name for name in EXPERIMENTS if "medium" in catalog.find(name).scales}
     assert medium == {
-        "accuracy-epsilon", "signds-lenet", "signds-keys", "ldp-epsilon", "ldp-adaptive",
+        "accuracy-epsilon", "signds-lenet-seeds", "signds-keys", "ldp-epsilon", "ldp-adaptive",
         "ldp-rounds", "embedding-dp",
     }  # fmt: skip
 

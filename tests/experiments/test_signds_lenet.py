@@ -13,7 +13,7 @@ from experiments import signds_lenet, writers
 from experiments.evidence import seeded
 from experiments.experiment import Verdict
 from experiments.reproduction import reproduce
-from experiments.signds_lenet import SOURCE, SignDSLeNet
+from experiments.signds_lenet import SOURCE, SignDSLeNet, SignDSLeNetSeeds
 from fedveil.data.examples import Dataset, make_dataset
 from fedveil.pages.read_run import ReadRun
 
@@ -46,7 +46,7 @@ def test_the_full_job_has_the_sources_settings() -> None:
 
 
 def test_the_medium_job_is_the_sources_but_for_images_and_rounds() -> None:
-    arms = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
+    arms = {arm.name: arm.job for arm in SignDSLeNetSeeds().arms("medium")}
     for key, value in SOURCE.items():
         expected = signds_lenet.MEDIUM_ROUNDS if key == "rounds" else value
         assert at(arms["signds"], key) == expected, key
@@ -250,14 +250,25 @@ def test_the_interval_of_three_seeds_decides_what_a_small_k_costs(
 
 
 def test_the_runs_of_one_name_differ_in_their_seeds_alone() -> None:
-    assert signds_lenet.SEEDS["medium"] == 3
-    jobs = {arm.name: arm.job for arm in SignDSLeNet().arms("medium")}
-    for name in ("not_encrypt", "signds", "signds-estimated", "signds-k0.01"):
-        mine = [jobs[seeded(name, seed)] for seed in range(3)]
-        assert [job.seed for job in mine] == [0, 1, 2]
+    jobs = {arm.name: arm.job for arm in SignDSLeNetSeeds().arms("medium")}
+    for name in ("not_encrypt", "signds", "signds-estimated"):
+        mine = [jobs[seeded(name, seed)] for seed in range(6)]
+        assert [job.seed for job in mine] == [0, 1, 2, 3, 4, 5]
         alike = [job.model_copy(update={"seed": 0, "name": ""}) for job in mine]
         assert alike[1:] == alike[:-1]
-    assert len(jobs) == 12
+    assert len(jobs) == 18
+
+
+def test_accuracies_after_200_rounds_are_not_compared_after_fewer() -> None:
+    """The seeds of these runs judge the curves, and no run has k 0.01."""
+    runs = {arm.name: run(264_540, 0.7) for arm in SignDSLeNetSeeds().arms("medium")}
+    found = [verdict.what for verdict in signds_lenet.judged(runs)]
+    assert [what.split(",")[0] for what in found[2:]] == [
+        "test loss under signds", "test AUC under signds",
+        "test loss under signds with the step estimated",
+        "test AUC under signds with the step estimated",
+    ]  # fmt: skip
+    assert len(signds_lenet._table(runs).rows) == 3
 
 
 def test_the_run_at_chance_level_is_named() -> None:
@@ -285,14 +296,20 @@ def test_only_femnist_has_the_sources_images(data: str, words: str) -> None:
     assert ("10 of the 62" in said) is bool(words)
 
 
-def test_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "kinds"), [("signds-lenet", 4), ("signds-lenet-seeds", 3)])
+def test_a_miniature(
+    name: str, kinds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three writers of four digits: the bytes are those of the source's size of model."""
     monkeypatch.setattr(writers, "load", lambda name: images(60))
     monkeypatch.setattr(writers, "SMALL_WRITERS", 3)
     monkeypatch.setattr(writers, "_SMALL_IMAGES", 4)
     monkeypatch.setattr(signds_lenet, "_SMALL_ROUNDS", 2)
-    page, outcome = reproduce("signds-lenet", "small", tmp_path / "s", lambda text: None)
+    monkeypatch.setattr(SignDSLeNetSeeds, "seeds", 1)
+    page, outcome = reproduce(name, "small", tmp_path / "s", lambda text: None)
     assert [verdict.agrees for verdict in outcome.verdicts][:2] == [True, True]
     assert [plot.name for plot in outcome.plots] == ["loss", "auc"]
-    assert all(len(plot.curves) == 4 for plot in outcome.plots)
+    assert all(len(plot.curves) == kinds for plot in outcome.plots)
+    assert len(page.with_name(f"{name}-runs.jsonl").read_bytes().splitlines()) == kinds
+    assert ("200 rounds" in page.read_text()) is (kinds == 4)
     assert "MNIST, divided among simulated writers" in page.read_text()

@@ -23,6 +23,9 @@ UNSELECTED = {
         "dnn-location30": "the source has no figure of Location-30",
     },
     "ldp-adaptive": {"dnn-location30: mean": "the source has no figure of Location-30"},
+    "signds-lenet-seeds": {
+        "test loss under signds,": "000/27 has the page with the source's rounds, and says this too"
+    },
     "accuracy-epsilon": {
         "rr and oue at": "002/18 is about equal epsilons of a bit, and this of the whole run"
     },
@@ -112,6 +115,11 @@ def test_verdicts_on_several_pages_make_one_status(
     assert found() == ("S", 1, 1)
     assert found("b") == ("D", 2, 2)
     assert found("b", "c") == ("P", 3, 3)
+    for name, status in {"b": "D", "a": "P"}.items():  # the scale matters on a's page alone
+        (tmp_path / "x.md").write_text((tmp_path / f"{name}.md").read_text())
+        smaller = (tmp_path / "x.md").read_text().replace("Scale: full", "Scale: medium")
+        (tmp_path / f"{name}.md").write_text(smaller)
+        assert found("b")[0] == status
 
 
 def judged(tmp_path: Path, *answers: str, scale: str = "full") -> Judged:

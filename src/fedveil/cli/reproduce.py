@@ -33,9 +33,7 @@ def reproduce(
     ] = None,
     published: Annotated[
         bool,
-        typer.Option(
-            help="Judge the published accuracy curves again. Trains only runs that have none."
-        ),
+        typer.Option(help="Judge the published curves again. Trains only runs that have none."),
     ] = False,
     everything: Annotated[
         bool, typer.Option("--list", help="List the experiments and their durations.")

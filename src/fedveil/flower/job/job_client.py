@@ -239,12 +239,7 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
     form_fields = FORM_FIELDS if job.privacy.unit == "example" else ()
     more = [*TRAINING_FIELDS, *form_fields, *kept_fields] if trains else ()
     only_fields(common, *ROUND_FIELDS, *more)
-    round, dimension = take(common, "round", int), take(common, "dimension", int)
-    opening = take(common, "opening", bool)
-    if not 1 <= round <= job.rounds:
-        raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
-    if not 1 <= dimension <= _MOST_WEIGHTS:
-        raise MessageInvalid(f"dimension = {dimension} is outside [1, {_MOST_WEIGHTS:,}]")
+    round, dimension, opening = _asked(job, common)
     if trains and job.keeps_state:
         told_run(common)
     if addressee != member.client:
@@ -300,6 +295,17 @@ def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) 
         if left:
             state.put(round, left)
         return encode(answered.message)
+
+
+def _asked(job: Job, common: Words) -> tuple[int, int, bool]:
+    """Return the round, the number of weights, and whether the round is opened."""
+    round, dimension = take(common, "round", int), take(common, "dimension", int)
+    opening = take(common, "opening", bool)
+    if not 1 <= round <= job.rounds:
+        raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
+    if not 1 <= dimension <= _MOST_WEIGHTS:
+        raise MessageInvalid(f"dimension = {dimension} is outside [1, {_MOST_WEIGHTS:,}]")
+    return round, dimension, opening
 
 
 def _trained(
