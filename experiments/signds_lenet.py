@@ -66,6 +66,10 @@ _CHANGED: Mapping[str, Mapping[str, Any]] = {
     "signds-estimated": {},
     "signds-k0.01": {"sign_k": 0.01, "magnitude": "fixed"},
 }
+_NO_FULL = (
+    "There is no scale `full`. Six seeds of the source's 600 rounds take more than four times as "
+    "long as scale `full` of `signds-lenet`, which has one seed."
+)
 
 
 class SignDSLeNet(Experiment):
@@ -120,12 +124,7 @@ class SignDSLeNetSeeds(SignDSLeNet):
     name = "signds-lenet-seeds"
     what = "The curves of `signds-lenet` with six seeds, fewer images and fewer rounds."
     scales = ("small", "medium")
-    smaller = MappingProxyType(
-        {
-            "medium": "There is no scale `full`. Six seeds of the source's 600 rounds take more "
-            "than four times as long as scale `full` of `signds-lenet`, which has one seed."
-        }
-    )
+    smaller = MappingProxyType(dict.fromkeys(scales, _NO_FULL))
     #: At scale medium, three could not decide whether the loss falls under SignDS.
     seeds = 6
     kinds = ("not_encrypt", "signds", "signds-estimated")

@@ -21,9 +21,10 @@ ROWS = list(table())
 def test_a_row_stands_in_the_page_of_measurements_beside_its_command(row: Measured) -> None:
     lines = RESULTS.read_text("utf-8").splitlines()
     name = Job.load(None, row.settings).protection.name
-    accuracy, epsilon = f"| {row.accuracy:.4f} |", f" {_shown(row.epsilon)} ("
+    fraction, percent = f"| {row.accuracy:.4f} |", f"| {100 * row.accuracy:.2f} |"
     rows = [line for line in lines if line.startswith(f"| {name}")]
-    assert any(accuracy in line and epsilon in line for line in rows)
+    found = [line for line in rows if fraction in line or percent in line]
+    assert any(f" {_shown(row.epsilon)} (" in line for line in found)
     script = row.command.split()[2]
     assert any(script in line for line in lines)
     assert (RESULTS.parents[1] / script).is_file()
