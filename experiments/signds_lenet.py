@@ -122,7 +122,7 @@ class SignDSLeNetSeeds(SignDSLeNet):
     """
 
     name = "signds-lenet-seeds"
-    what = "The curves of `signds-lenet` with six seeds, fewer images and fewer rounds."
+    what = "The curves of the LeNet experiment with six seeds, fewer images and fewer rounds."
     scales = ("small", "medium")
     smaller = MappingProxyType(dict.fromkeys(scales, _NO_FULL))
     #: At scale medium, three could not decide whether the loss falls under SignDS.
