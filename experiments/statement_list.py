@@ -110,13 +110,15 @@ def selected(statement: Mapping[str, Any]) -> Mapping[str, list[str]]:
 def _judged(statement: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     """Return the status that follows from a statement's verdicts, its places and its commands.
 
-    `least_scale` is about the statement's own page. Verdicts of further pages count at any scale.
+    `also_least_scale` is the smallest scale of the further pages, by default that of the own page.
     """
+    least = statement.get("least_scale", "full")
+    also_least = statement.get("also_least_scale", least)
     statuses, places, commands = [], [], []
     for name, verdicts in selected(statement).items():
         judged = Judged.of(PAGES / f"{name}.md")
-        least = statement.get("least_scale", "full") if name == statement["page"] else "small"
-        statuses.append(judged.status(verdicts, least, "differs" in statement))
+        scale = least if name == statement["page"] else also_least
+        statuses.append(judged.status(verdicts, scale, "differs" in statement))
         count = Counter(judged.of_measures(verdicts))
         answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
         places.append(f"[{name}]({name}.md), scale {judged.scale}: {answers}")

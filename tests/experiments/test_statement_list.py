@@ -115,11 +115,23 @@ def test_verdicts_on_several_pages_make_one_status(
     assert found() == ("S", 1, 1)
     assert found("b") == ("D", 2, 2)
     assert found("b", "c") == ("P", 3, 3)
-    for name, status in {"b": "D", "a": "P"}.items():  # the scale matters on a's page alone
-        (tmp_path / "x.md").write_text((tmp_path / f"{name}.md").read_text())
-        smaller = (tmp_path / "x.md").read_text().replace("Scale: full", "Scale: medium")
-        (tmp_path / f"{name}.md").write_text(smaller)
-        assert found("b")[0] == status
+
+
+def test_further_pages_may_have_a_smaller_least_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, scale in {"a": "full", "b": "medium"}.items():
+        judged(tmp_path, "agrees", scale=scale)
+        (tmp_path / "x.md").rename(tmp_path / f"{name}.md")
+    monkeypatch.setattr(statement_list, "PAGES", tmp_path)
+
+    def status(page: str, also: str, **scales: str) -> str:
+        statement = {"page": page, "verdicts": ["m0"], "also": {also: ["m0"]}, **scales}
+        return statement_list._judged(statement)[0]
+
+    assert status("a", "b") == "P"
+    assert status("a", "b", also_least_scale="medium") == "S"
+    assert status("b", "a", also_least_scale="medium") == "P"  # it is not about the own page
 
 
 def judged(tmp_path: Path, *answers: str, scale: str = "full") -> Judged:
