@@ -61,7 +61,7 @@ def test_a_batch_is_found_exactly(size: int, told: bool) -> None:
 
 
 def columns_found(size: int, starts: int, known: slice) -> tuple[np.ndarray, np.ndarray]:
-    """The true columns, as directions, and how near to each the nearest of so many starts came."""
+    """Return the true columns as directions, and the cosine of each with what each start found."""
     batch, gradient = batch_and_gradient(size, neurons=100)
     factors = exact_inversion._factors(gradient, size)
     assert factors is not None
@@ -325,7 +325,7 @@ def test_each_report_is_held_against_its_own_client(
 
 
 def test_a_whole_batch_that_is_found_or_lost_is_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two batches of four, one is found. Two cases say little, however large the batches are."""
+    """One of two batches is found. Two cases prove little, even if the batches are large."""
     target = one_step(Target.of(job()), 4)
     rows = target.partition.indices[:4]
     answers = iter([target.dataset.train.x[rows].reshape(4, -1).astype(np.float64), None])

@@ -15,7 +15,7 @@ from fedveil.privacy.intervals import share
 
 def test_by_hand() -> None:
     members, others = np.array([0.9, 0.8, 0.4, 0.3]), np.array([0.7, 0.3, 0.2, 0.1])
-    # Of 16 pairs: 0.9 and 0.8 win 4 each, 0.4 wins 3, 0.3 wins 2 and draws 1.
+    # There are 16 pairs: 0.9 and 0.8 win 4 each, 0.4 wins 3, 0.3 wins 2 and draws 1.
     assert area("auc", members, others).value == 13.5 / 16
     at = balanced_accuracy("", members, others, 0.5)
     assert (at.value, at.guess, at.cases) == ((2 / 4 + 3 / 4) / 2, 0.5, 8)

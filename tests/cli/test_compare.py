@@ -61,7 +61,7 @@ def test_a_comparison_is_run_shown_and_kept(command: Command, job: Path, tmp_pat
     page = (tmp_path / "c" / "comparison.md").read_text()
     assert "| dp_encrypt, epsilon 2 |" in page
     assert "(meaningful) |" in page
-    # The same again, by its folder or by its command, trains nothing.
+    # Repeating the comparison, by its folder or by its command, trains nothing.
     for again in (("--resume", "c"), (job, *asked, "--target", "accuracy=0.4", "--out", "c")):
         stamps = [path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("metrics.jsonl")]
         code, out, err = command("compare", *again)

@@ -503,7 +503,7 @@ def test_what_is_compiled_ahead_is_all_that_a_client_needs(monkeypatch: pytest.M
 
 
 def test_nothing_is_written_past_the_ends_of_the_memories() -> None:
-    """What lies behind them, and the borders that only zeros may fill, stay as they were."""
+    """The bytes after them do not change, and neither do the borders, which must stay zero."""
     torch.manual_seed(0)
     model, chosen = two_convolutions(), plan(momentum=0.9)
     trainer = compiled(model, chosen)

@@ -35,7 +35,7 @@ def three_layers(curve: type[nn.Module] = nn.Tanh) -> nn.Module:
 
 
 def held(trainer: CompiledTrainer) -> list[int]:
-    """Of how many examples each layer held its steps for the last client; -1 of none."""
+    """Return how many examples' steps each layer deferred for the last client, or -1 for none."""
     assert trainer._room is not None
     ops = trainer._room.program.ops
     return [int(op[f.HELD]) for op in ops if op[f.MOST]]

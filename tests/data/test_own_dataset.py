@@ -206,7 +206,7 @@ def test_a_missing_value_of_pandas_is_one_sentence(own, result, said):
 )
 @pytest.mark.parametrize("apart", [False, True])
 def test_columns_in_another_order_are_refused(own, result, said, apart):
-    """As arrays, they have one shape: the model would take one column for another."""
+    """Arrays have no column names, so the model would confuse two columns."""
     pytest.importorskip("pandas", exc_type=ImportError)  # also if NumPy is too old for it
     with pytest.raises(DataInvalid, match=said):
         own(f"return {result}", PANDAS, apart=apart)
@@ -223,7 +223,7 @@ MASKED = ARRAYS + "x = np.ma.array(x.astype({type}), mask=[[0, 0, 0], [0, 1, 0]]
 
 @pytest.mark.parametrize("type", ["np.int64", "np.float32", "np.uint8"])
 def test_a_hidden_cell_of_a_masked_array_is_missing(own, type):
-    """What lies under the mask is often a code for a missing value, such as 999."""
+    """The value under the mask is often a code for a missing value, such as 999."""
     with pytest.raises(DataInvalid, match=r"x_train holds NaN or infinity .* at example 1,"):
         own("return x, y, x2, y2", MASKED.format(type=type))
     parts = "x_train=x, y_train=y, x_test=x2, y_test=y2, classes=3"

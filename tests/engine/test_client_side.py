@@ -39,7 +39,7 @@ CLIENTS = range(2)
 
 
 def test_no_two_reports_have_the_same_noise() -> None:
-    """Of clients with the same examples, which learn next to nothing: all that differs is noise."""
+    """The clients have the same examples and learn almost nothing, so only their noise differs."""
     settings = job(
         model="parts:linear",
         protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 0.1}},

@@ -38,7 +38,7 @@ def _shown(epsilon: float) -> str:
     "row", [row for row in ROWS if Job.load(None, row.settings).clients.fraction == 1.0]
 )
 def test_a_row_costs_what_the_ledger_says(row: Measured) -> None:
-    """Where everybody is in every round, the most-drawn client's figure is known before."""
+    """If every client is in every round, the cost of the whole run is known before it."""
     job = Job.load(None, row.settings)
     spent = whole_run(make_protection(job, LENET), job.rounds, job.privacy.delta)
     assert spent.epsilon == pytest.approx(row.epsilon, rel=1e-5)

@@ -65,7 +65,7 @@ class Damaged(TorchDataset[Any]):
 
 
 def joined(records: list[Any]) -> Any:
-    """What NumPy makes of them, whatever that is: one odd record changes the type of all."""
+    """Return the records as one array. A single odd record changes the type of all others."""
     try:
         return np.array(records)
     except (ValueError, OverflowError):

@@ -466,5 +466,5 @@ def peak_of_a_round(clients: int) -> int:
 def test_memory_does_not_grow_with_the_cohort() -> None:
     report = 4 * (40 * 200 + 200)
     few, many = peak_of_a_round(10), peak_of_a_round(1000)
-    # What grows is a few hundred bytes a client of bookkeeping, never a report.
+    # Only the bookkeeping grows, by a few hundred bytes per client. Reports are not kept.
     assert many - few < 990 * 3000 < 990 * report / 10

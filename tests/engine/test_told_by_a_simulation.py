@@ -1,4 +1,4 @@
-"""What a simulation says that no deployed server ever learns, and what has no finite epsilon."""
+"""A simulation marks metrics that a deployed server never has, and those of infinite epsilon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What secure aggregation costs, counted; and the papers' tables beside it."""
+"""The cost of secure aggregation, counted, beside the papers' tables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_the_printed_reports_give_the_printed_aggregate() -> None:
 
 
 def test_how_likely_the_printed_reports_are() -> None:
-    """Of C(8, 3) = 56 sets, those with two of the top two are 6: they are e^100 times likelier."""
+    """There are C(8, 3) = 56 sets. The 6 with both top dimensions are e^100 times more likely."""
     total = 50 + 6 * math.exp(100)
     expected = [math.log(0.5 * math.exp(100 * inside) / total) for inside in (1, 0, 0)]
     mechanism = SignDS(0.25, 100, dim_out=3)

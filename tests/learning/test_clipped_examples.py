@@ -313,7 +313,7 @@ class LooksUp(nn.Module):
 def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_be_taken(
     plainly: bool, where: int
 ) -> None:
-    """What they draw, and where they lie, is not decided by it."""
+    """An unusable example changes neither the others' random numbers nor their place."""
     model = LooksUp(plainly)
     draw = Seeded(8).generator()
     x = torch.from_numpy(draw.integers(0, 4, (150, 3)))

@@ -117,7 +117,7 @@ def test_the_model_is_a_head_that_begins_at_zero_and_travels_alone() -> None:
 
 
 def test_the_second_order_stands_beside_the_first() -> None:
-    """The same features as without it, and two thirds of the norm that was theirs."""
+    """The features of the first order are the same as alone, with two thirds of the norm."""
     x = torch.from_numpy(Seeded(2).generator().random((3, 1, 28, 28), dtype=np.float32))
     once, twice = OrientedFilters((1, 28, 28)), OrientedFilters((1, 28, 28), FilterBank(twice=True))
     assert (once.outputs, twice.outputs) == (784, 784 + 64 * 49)
@@ -133,7 +133,7 @@ def test_the_second_order_stands_beside_the_first() -> None:
 
 
 def test_crossings_are_told_from_strokes_by_the_second_order_alone() -> None:
-    """Where stripes of one direction come and go, a filter of their strength across answers."""
+    """If the strength of stripes changes across them, a filter in that direction responds to it."""
     bank = FilterBank(twice=True)
     carrier, beat = stripes(0, 5.0), stripes(math.pi / 2, 20.0)
     features = OrientedFilters((1, SIDE, SIDE), bank)((1 + beat) * carrier)[0]

@@ -35,7 +35,7 @@ def batches() -> dict[str, Batch]:
 
 
 def noted(exchange: Exchange[object], note: Callable[[object, Message | None], None]):
-    """The same exchange; every request and its answer are shown to `note`."""
+    """Run `exchange`, and call `note` with every request and its answer."""
     answer = None
     while True:
         try:
@@ -68,7 +68,7 @@ class Replay:
 
 
 def recorded() -> tuple[list[Message], dict[str, object], dict[str, Party]]:
-    """What the bank hears in a step of all parties, each party's result, and the parties."""
+    """Return what the bank receives in a step, each party's result, and the parties."""
     told: list[Message] = []
 
     def note(request: object, answer: Message | None) -> None:

@@ -74,7 +74,7 @@ def test_bits_are_independent_within_a_byte_and_across_it() -> None:
 
 
 def test_a_planted_bias_would_be_found() -> None:
-    """The same test with the probability that one quarter of eps more would give."""
+    """The same bits fail the test if eps is a quarter larger than stated."""
     told = EmbeddingDP(1.25)(np.ones(TRIALS), Seeded(3, "bias"))
     assert binomtest(int(told.sum()), TRIALS, truth_probability(1.0)).pvalue < ERROR_RATE
 
@@ -179,7 +179,7 @@ def test_a_torch_tensor_with_a_gradient_is_read_and_left_alone() -> None:
     assert values.tolist() == [2, -2]
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize("eps", [-1, -1e-300, math.nan, math.inf, 1e5, "1", True, 1j, [1.0]])
@@ -232,7 +232,7 @@ def test_what_is_no_packing_is_refused(packed: np.ndarray, shape: tuple, sentenc
         EmbeddingDP.unpack(packed, shape)
 
 
-# What it costs
+# The privacy loss
 
 
 def test_the_losses_are_the_stated_ones() -> None:

@@ -307,7 +307,7 @@ def test_continuous_noise_is_normal_and_clipped() -> None:
 
 
 def naive(update: Array, sigma: float, entropy: Entropy) -> Array:
-    """What a person writes first: a floating-point normal, added."""
+    """Add a normal number in floating point, as a simple implementation does."""
     noised: Array = update + sigma * entropy.generator().standard_normal(len(update))
     return noised
 

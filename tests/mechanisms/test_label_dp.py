@@ -163,7 +163,7 @@ def test_the_audit_refutes_half_the_eps() -> None:
     assert found.refuted
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize("eps", [-1, math.nan, math.inf, "1", None, False, 10_001])

@@ -196,7 +196,7 @@ def released(*, forgets: bool = False, shares: bool = False) -> tuple[Any, Any]:
 def test_an_attacker_refutes_noise_that_forgets_the_bit(
     options: dict[str, bool], refuted: bool
 ) -> None:
-    """Of two far vectors, one of the clip's length and one beyond it."""
+    """One of the two vectors is as long as the clip, and the other is longer."""
     mechanism, claim = released(**options)
     found = audit.run(
         mechanism, np.array([0.5, 0.0]), np.array([-3.0, 0.0]),

@@ -1,4 +1,4 @@
-"""What one selection tells of the sign of one weight's change, against simulation."""
+"""What one selection reveals about the sign of a weight's change, compared with simulation."""
 
 from __future__ import annotations
 

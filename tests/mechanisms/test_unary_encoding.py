@@ -27,7 +27,7 @@ from unary_law import enumerated_sum_law
 KINDS = ("rr", "oue")
 
 
-# What the source prints
+# Numbers that the source prints
 
 
 def test_p_and_q_are_the_source_s() -> None:

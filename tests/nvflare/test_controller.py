@@ -125,7 +125,7 @@ def test_a_round_goes_on_without_a_site_that_is_away(tmp_path: Path) -> None:
 
 
 class Slow(Federation):
-    """The same workflow. A task ends 0, 0.03 or 0.06 s after its start, one task at a time."""
+    """A `Federation` with one task at a time, which ends 0, 0.03 or 0.06 s after its start."""
 
     def __init__(self, folder: Path, **arguments: Any) -> None:
         super().__init__(folder, **arguments)

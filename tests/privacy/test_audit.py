@@ -259,7 +259,7 @@ def test_repeats_with_a_seed_and_draws_secure_randomness_without():
     assert len({lower_bound(*args, trials=500) for _ in range(8)}) > 1
 
 
-# What outputs may be
+# Types of outputs
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_the_report_is_one_line():
 
 
 def test_scores_of_outputs_are_audited_as_the_outputs_are() -> None:
-    """Of a binary response at epsilon 1: below it, near it; above what is claimed it is refuted."""
+    """A binary response at epsilon 1: the bound is just below 1, and refutes a smaller claim."""
     draw, keep = Seeded(8).generator(), math.e / (1 + math.e)
     ahead, back = (draw.random(20_000) < p for p in (keep, 1 - keep))
     scores = ahead.astype(np.float64), back.astype(np.float64)

@@ -189,7 +189,7 @@ def test_a_grid_agrees_with_the_binomial_law(eps, count):
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
 @pytest.mark.parametrize(("eps", "most"), [(1e-5, 0.03), (1e-4, 0.005), (1e-3, 0.005), (1.0, 1e-5)])
 def test_how_far_a_billion_releases_are_off(eps, most, delta):
-    """As docs/privacy.md says; so many small ones are nearly one Gaussian, the third opinion."""
+    """Within the error that docs/privacy.md states. A Gaussian limit is a third result."""
     exact = compose([(PrivacyLoss(eps), 10**9)], delta)
     found = compose([(PrivacyLoss.from_laws(response_laws(eps), epsilon=eps), 10**9)], delta)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + most)
@@ -348,7 +348,7 @@ def test_agrees_with_dp_accounting_on_a_mixture(count):
     assert ours == pytest.approx(theirs, rel=2e-4)
 
 
-# What is never allowed to be wrong
+# Properties that must hold without exception
 
 
 @pytest.mark.parametrize("kind", ["rr", "oue"])

@@ -260,7 +260,7 @@ def test_no_client_of_every_round_costs_more_than_the_figure_says(rounds):
 
 
 def test_the_worst_of_histories_that_cannot_be_ordered():
-    """Who is worst depends on delta: few large losses, or many small ones."""
+    """Delta decides which client has the largest epsilon: few large losses, or many small ones."""
     ledger = Ledger()
     small, large = PrivacyLoss(0.1, per="update"), PrivacyLoss(5.0, per="update")
     for number in range(60):

@@ -29,7 +29,7 @@ WRITTEN = st.integers(1, 10**15 - 1).flatmap(
 )
 
 
-# What a loss says beside its release
+# Losses that also name their release
 
 
 def test_a_statement_that_its_gaussian_release_contradicts_is_refused():

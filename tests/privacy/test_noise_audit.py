@@ -1,4 +1,4 @@
-"""What the noise in releases says of epsilon: never too much, and nearly all there is."""
+"""The bound on epsilon from the noise of releases: valid, and nearly tight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured(entries: int, squares: np.ndarray) -> MeasuredNoise:
 
 
 def bound(noise: MeasuredNoise, error: float = 0.05, rounds: int = ROUNDS) -> float:
-    """Of as many rounds, in each of which a client moves its release as far as makes EPS."""
+    """Return the bound from `rounds` rounds. In them, a client's moves cost EPS in total."""
     moved = 2 * math.sqrt(ROUNDS / rounds)
     return noise.lower_bound(moved, rounds, delta=DELTA, error=error)
 
@@ -38,7 +38,7 @@ def runs(count: int, entries: int, releases: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, 1])
 def test_true_noise_is_exceeded_as_rarely_as_the_error_says(rounds: int) -> None:
-    """Where there is one round, a single client's noise says as much as all clients'."""
+    """If there is one round, a single client's noise is as informative as that of all clients."""
     found = [bound(measured(50, squares), rounds=rounds) for squares in runs(300, 50, 2 * ROUNDS)]
     assert np.mean(np.array(found) > EPS) <= 0.05
     assert max(found) > EPS  # it is no empty statement

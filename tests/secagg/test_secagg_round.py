@@ -39,7 +39,7 @@ def plans(draw: Any) -> tuple[int, int, dict[Any, list[int]], bool]:
 
 
 def left(data: dict[int, Any], drop: dict[Any, list[int]], phase: str) -> set[int]:
-    """Who has answered a phase."""
+    """Return the clients that have answered a phase."""
     gone = {c for p in PHASES[: PHASES.index(phase) + 1] for c in drop.get(p, ())}  # type: ignore[arg-type]
     return set(data) - gone
 
@@ -126,7 +126,7 @@ def test_every_threshold_and_nobody_to_spare(threshold: int) -> None:
 
 @pytest.mark.parametrize("threshold", range(2, 7))
 def test_holders_fewer_than_the_threshold_do_not_have_a_dealers_secrets(threshold: int) -> None:
-    """What the clients of a round hold of each other, joined as a server would."""
+    """The clients' shares of each other's secrets are combined as a server would do it."""
     played = Played(6, threshold).play()
     for dealer, dealing in played.clients.items():
         held = [client._held[dealer] for client in played.clients.values()]

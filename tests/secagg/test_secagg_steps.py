@@ -1,4 +1,4 @@
-"""What a server does about refused shares, counted: as much as was refused, and no more."""
+"""The server's work for refused shares, counted: it is proportional to their number."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_numbers_of_rows_that_fall_are_levelled_between_both_sides() -> None:
     """Noise makes 10, 4 and 16 rows below the edges, which must not fall: 7, 7 and 16."""
     noisy = [Sums(np.array([10.0, -6.0, 12.0, 4.0]), np.full(4, 4.0), 20, 20)]
     (found,) = quantiles(noisy, np.arange(5.0), [0.45], 0.5, {})
-    # Of 20 rows, less 0.45 of them: 1, -5, 7 and 11. The first two are both levelled to -2.
+    # 20 rows, less 0.45 of them: 1, -5, 7 and 11. The first two are both levelled to -2.
     assert found.value == pytest.approx(2 + 2 / 9)
 
 

@@ -1,4 +1,4 @@
-"""What is compared: which jobs come of what is asked, and what is refused before anything runs."""
+"""The jobs that a comparison runs, and requests that it refuses before anything runs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def job_of(epochs: int = 3, **data: Any) -> VerticalJob:
     return VerticalJob(epochs=epochs, batch_size=8, task={"name": "tables", "tables": block})
 
 
-# What is read
+# Reading a table
 
 
 cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).map(str.strip)
@@ -267,7 +267,7 @@ def test_a_file_that_is_not_there_is_one_sentence() -> None:
         read("t.csv", Wanted("id"))
 
 
-# What it becomes
+# A table's columns as a task
 
 
 def test_each_partys_columns_come_from_its_own_training_rows() -> None:
@@ -462,7 +462,7 @@ def test_an_encoding_is_read_back_as_it_was(mean, deviation, edges, words) -> No
     assert list(back.columns) == list(columns)
 
 
-# What is held out
+# Held-out rows
 
 
 def test_all_parties_hold_out_the_same_ids_in_whatever_order() -> None:

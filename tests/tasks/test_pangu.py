@@ -152,7 +152,7 @@ def trained_by(task: Pangu, rule: Optimizer) -> SplitModel:
 
 
 def unsplit(task: Pangu, rule: Optimizer, batches: list[Batch]) -> tuple[Joined, list[float]]:
-    """The same training by one machine, written as anybody would."""
+    """Train the same model on one machine, with a plain loop."""
     model = task.split_model().joined()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rule.lr)
     if rule.name == "adamw":

@@ -37,7 +37,7 @@ def parties(task: Task) -> tuple[str, ...]:
     return (task.leader, *task.followers)
 
 
-# What every task keeps
+# Properties of every task
 
 
 @pytest.mark.parametrize(("name", "settings"), TASKS)
@@ -317,7 +317,7 @@ def test_the_targets_of_a_regression_are_scaled_over_the_training_rows():
 
 
 def is_linear_in(owner: int, wide: str) -> bool:
-    """Whether the outputs are linear in the wide scores of the leader (0), or of the bank (1)."""
+    """Return True if the outputs are linear in the wide scores of the leader (0) or bank (1)."""
     top = build("tabular", TabularSettings(wide=wide), 1).split_model().last.module
     given = [torch.randn(3, 8), torch.randn(3, 32), torch.randn(3, 8), torch.randn(3, 32)]
     a, b = torch.randn(3, 8), torch.randn(3, 8)
@@ -358,7 +358,7 @@ def test_a_short_run_learns(overrides: tuple[str, ...], reached, tmp_path: Path)
     assert last["test_accuracy"] >= reached, last
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(("name", "party"), [("mnist_halves", "bank"), ("tabular", "left")])
