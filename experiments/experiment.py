@@ -100,7 +100,7 @@ class Experiment(ABC):
     #: Why a page of this scale is smaller than the source's experiment. Without an entry, the
     #: reason is the duration of scale `full`.
     smaller: ClassVar[Mapping[Scale, str]] = {}
-    #: The metrics that are saved beside the page for all runs, if no more is needed to judge again.
+    #: The metrics that are saved beside the page for all runs, if the page needs no more of them.
     saved_metrics: ClassVar[Sequence[str]] = ()
 
     def check(self, scale: Scale) -> None:

@@ -218,7 +218,7 @@ def task_of(name: str, seed: int = 0) -> ImageCut:
 #: The tasks, by the names that jobs use.
 TASKS = {
     "mnist_full": Images("mnist", RESNET_18),
-    "mnist_medium": Images("mnist", RESNET_18, 2_500),
+    "mnist_medium": Images("mnist", RESNET_18, 2_500, 4_000),
     "mnist_small": Images("mnist", SLIM, 3_000, 2_000),
     "digits_full": Images("digits", RESNET_18),
     "digits_medium": Images("digits", RESNET_18),
@@ -229,7 +229,7 @@ TASKS = {
         for data in ("cifar10", JPEG)
         for scale, network, train, test in (
             ("full", RESNET_18, 25_000, 10_000),
-            ("medium", RESNET_18, 2_500, 10_000),
+            ("medium", RESNET_18, 2_500, 4_000),
             ("small", SLIM, 3_000, 2_000),
         )
     },

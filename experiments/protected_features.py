@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,10 +23,12 @@ from experiments.feature_claims import (
     said,
     verdicts,
 )
+from experiments.published_runs import PublishedRuns
 from experiments.saved_results import kept
 from fedveil.base.files import write_whole
 from fedveil.errors import DataUnavailable
 from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
 from fedveil.vertical.job import VerticalJob
 
@@ -92,6 +94,7 @@ class ProtectedFeatures(Experiment):
     what = "Split learning under EmbeddingDP: accuracy, and the similarity of reconstructed images."
     source = "003, with its reference 2, MistNet (table 1 and figure 3)"
     scales = get_args(Scale)
+    saved_metrics = ("accuracy", "held_out")
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
@@ -104,7 +107,7 @@ class ProtectedFeatures(Experiment):
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * 10_000 + 27 * (3 * 2_500 + 10_000 / 3)) * 0.04,
+            "medium": (3 * 12_500 + 7 * 10_000 + 50 * (3 * 2_500 + 4_000 / 3)) * 0.04,
             "full": 21 * 200 * 25_000 * 0.04,
         }[scale]
 
@@ -113,11 +116,17 @@ class ProtectedFeatures(Experiment):
         from experiments.image_cut import TASKS
 
         settings = self._settings or settings_of(scale, _data())
-        figures = {name: _figure(settings, name, folder, tell) for name in settings.protections}
+        published = PublishedRuns.of(folder)
+        curves: dict[str, ReadRun] = {}
+        figures = {}
+        for name in settings.protections:
+            runs = _runs(settings, name, published, tell)
+            figures[name] = _figure(runs, _attacked(settings, name, folder, tell))
+            curves |= {run.folder.name: run for run in runs}
         lossy = _LOSSY.get(TASKS[settings.task].data, "")
         return Outcome(
             _ran(settings), [*verdicts(figures, lossy)], [_table(figures, lossy)],
-            [*_plots(figures, lossy)], [_picture(figures, folder)], seeds=0,
+            [*_plots(figures, lossy)], [_picture(figures, folder)], seeds=0, curves=curves,
         )  # fmt: skip
 
 
@@ -128,7 +137,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
-        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=6, noisy_seeds=3),
+        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=10, noisy_seeds=6),
         "full": Settings(f"{data}_full", _EPOCHS, "full", noisy_seeds=3),
     }[scale]
 
@@ -167,37 +176,52 @@ class Attacked:
     images: dict[str, list[Any]]
 
 
-def _figure(settings: Settings, name: str, folder: Path, tell: Tell) -> Figure:
-    from experiments.attacked_features import attacked, check_same, trained
+def _runs(settings: Settings, name: str, published: PublishedRuns, tell: Tell) -> Sequence[ReadRun]:
+    """Return the trainings under a protection by seed, each with its last test."""
+    seeds = settings.seeds if name in (NONE, BIT) else settings.noisy_seeds
+    return [_run(settings, name, seed, published, tell) for seed in range(seeds)]
 
-    job = settings.job(settings.protections[name])
 
-    def learnt(seed: int) -> Learnt:
-        suffix = f"-{seed}" if seed else ""
-        seeded, run = settings.job(settings.protections[name], seed), folder / f"run-{name}{suffix}"
-        check_same(seeded, run)  # also if its accuracy is saved already
+def _run(settings: Settings, name: str, seed: int, published: PublishedRuns, tell: Tell) -> ReadRun:
+    from experiments.attacked_features import check_same, trained
 
-        def training() -> dict[str, Any]:
-            _prepare_block(settings, folder, tell)
-            tell(NewPart(f"{said(name)}: training with seed {seed}"))
-            accuracy, held_out = trained(seeded, run)
-            return {"accuracy": accuracy, "held_out": held_out}
+    folder, suffix = published.folder, f"-{seed}" if seed else ""
+    job, path = settings.job(settings.protections[name], seed), folder / f"run-{name}{suffix}"
+    check_same(job, path)  # also if its accuracy is saved already
+    line = f"{said(name)}: training with seed {seed}"
+    read = None if path.exists() else published.find(path.name, job)
+    if read:
+        tell(f"{line}, from the published curves")
+        return read
 
-        return kept(folder, f"trained-{name}{suffix}", Learnt, training)
+    def training() -> dict[str, Any]:
+        _prepare_block(settings, folder, tell)
+        tell(NewPart(line))
+        accuracy, held_out = trained(job, path)
+        return {"accuracy": accuracy, "held_out": held_out}
+
+    test = asdict(kept(folder, f"trained-{name}{suffix}", Learnt, training))
+    return ReadRun(path, job.model_dump(), [{"round": settings.epochs, **test}], (), ())
+
+
+def _attacked(settings: Settings, name: str, folder: Path, tell: Tell) -> Attacked:
+    from experiments.attacked_features import attacked
 
     def attack() -> dict[str, Any]:
         _prepare_block(settings, folder, tell)
         tell(NewPart(f"{said(name)}: reconstructing images"))
+        job = settings.job(settings.protections[name])
         ssim, guess, images = attacked(job, settings.effort, (KNOWN, PUBLIC), ARCHITECTURE)
         shown = {who: found[:_SHOWN].tolist() for who, found in images.items()}
         return {"ssim": ssim, "guess": guess, "images": shown}
 
-    seeds = settings.seeds if name in (NONE, BIT) else settings.noisy_seeds
-    runs = [learnt(seed) for seed in range(seeds)]
-    found = kept(folder, f"attacked-{name}", Attacked, attack)
-    return Figure(
-        [run.accuracy for run in runs], runs[0].held_out, found.ssim, found.guess, found.images
-    )
+    return kept(folder, f"attacked-{name}", Attacked, attack)
+
+
+def _figure(runs: Sequence[ReadRun], found: Attacked) -> Figure:
+    accuracies = [run.records[-1]["accuracy"] for run in runs]
+    held_out = int(runs[0].records[-1]["held_out"])
+    return Figure(accuracies, held_out, found.ssim, found.guess, found.images)
 
 
 def _prepare_block(settings: Settings, folder: Path, tell: Tell) -> None:

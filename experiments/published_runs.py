@@ -1,8 +1,8 @@
 """The curves of published runs, from which a page is judged again without training.
 
 A line of the file `NAME-runs.jsonl` beside the page NAME is one run: its job, with every key, the
-rounds of its tests, and the metrics that the experiment needs. The file may have only some of the
-page's runs. These need not be trained again.
+rounds (or epochs) of its tests, and the metrics that the experiment needs. The file may have only
+some of the page's runs. These need not be trained again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
 from fedveil.record.recorder import Record
 from fedveil.record.sealed_message import intact
+from fedveil.settings.checked_job import CheckedJob
+from fedveil.vertical.job import VerticalJob
 
 #: The end of the name of a page's file of curves.
 SUFFIX = "-runs.jsonl"
@@ -49,7 +51,7 @@ class PublishedRuns:
     """The published runs that an experiment's `folder` may use in place of training."""
 
     folder: Path
-    _published: tuple[tuple[Job, list[Record]], ...]
+    _published: tuple[tuple[CheckedJob, list[Record]], ...]
 
     @classmethod
     def of(cls, folder: Path) -> PublishedRuns:
@@ -57,19 +59,20 @@ class PublishedRuns:
         file = folder / ALL
         return cls(folder, tuple(_read(file)) if file.exists() else ())
 
-    def find(self, name: str, job: Job) -> ReadRun | None:
+    def find(self, name: str, job: CheckedJob) -> ReadRun | None:
         """Return the published run of an equal job as a run called `name`, or None."""
         for other, records in self._published:
-            if not job.changes(other):
+            if isinstance(other, type(job)) and not job.changes(other):
                 return ReadRun(self.folder / name, job.model_dump(), records, (), ())
         return None
 
 
-def _read(file: Path) -> Iterator[tuple[Job, list[Record]]]:
+def _read(file: Path) -> Iterator[tuple[CheckedJob, list[Record]]]:
     with intact(file):
         for line in read_text(file, MOST_LINES_BYTES).splitlines():
             entry = json.loads(line)
-            job, rounds = Job.read(entry.pop("job"), []), map(int, entry.pop("rounds"))
+            settings, rounds = entry.pop("job"), map(int, entry.pop("rounds"))
+            job = (Job if "clients" in settings else VerticalJob).read(settings, [])
             columns = [[*map(float, values)] for values in entry.values()]
             tests = zip(rounds, *columns, strict=True)
             yield job, [dict(zip(("round", *entry), test, strict=True)) for test in tests]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import attacked_features, image_cut, protected_features
+from experiments import attacked_features, image_cut, protected_features, published_runs
 from experiments.attacked_features import attacked, trained
 from experiments.feature_claims import (
     ARCHITECTURE,
@@ -25,12 +26,14 @@ from experiments.feature_claims import (
     kept_bit,
     verdicts,
 )
-from experiments.protected_features import ProtectedFeatures, Settings, settings_of
+from experiments.protected_features import Attacked, ProtectedFeatures, Settings, settings_of
+from experiments.published_runs import PublishedRuns
 from fedveil.attacks.split import features
 from fedveil.data.examples import Dataset, Examples
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms import EmbeddingDP
+from fedveil.pages.read_run import ReadRun
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.task import initial
@@ -65,7 +68,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
     assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
-    assert "Runs without noise have 6 seeds, runs with noise have 3." in said
+    assert "Runs without noise have 10 seeds, runs with noise have 6." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -280,18 +283,54 @@ def test_every_seed_trains_its_own_job_in_its_own_folder(
 
     monkeypatch.setattr(protected_features, "_prepare_block", lambda *_: None)
     monkeypatch.setattr(attacked_features, "trained", fake)
-    monkeypatch.setattr(attacked_features, "attacked", lambda *_: ({}, 0.2, {}))
-    found = {
-        name: protected_features._figure(TINY, name, tmp_path, lambda part: None)
-        for name in (BIT, "eps-5")
-    }
+    found = {name: runs(TINY, name, tmp_path) for name in (BIT, "eps-5")}
     assert [each[:2] for each in ran] == [("run-bit", 0), ("run-bit-1", 1), ("run-eps-5", 0)]
     assert len({repr(each[2]) for each in ran}) == 2
-    assert (found[BIT].accuracies, found["eps-5"].accuracies) == ([0.5, 0.625], [0.5])
+    assert [run.records for run in found[BIT]] == [
+        [{"round": 1, "accuracy": 0.5, "held_out": 77}],
+        [{"round": 1, "accuracy": 0.625, "held_out": 77}],
+    ]
+    figure = protected_features._figure(found[BIT], Attacked({"x": 0.5}, 0.2, {}))
+    assert figure == Figure([0.5, 0.625], 77, {"x": 0.5}, 0.2, {})
     (tmp_path / "run-bit-1").mkdir()
     (tmp_path / "run-bit-1" / "job.yaml").write_text(replace(TINY, epochs=2).job(None, 1).to_yaml())
     with pytest.raises(RunFolderError, match="was begun with another job: epochs"):
-        protected_features._figure(TINY, BIT, tmp_path, lambda part: None)
+        runs(TINY, BIT, tmp_path)
+
+
+def test_a_published_training_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its job differs, or the folder has begun it."""
+    ran = []
+
+    def fake(job: VerticalJob, folder: Path) -> tuple[float, int]:
+        ran.append((folder.name, job.seed))
+        return 0.75, 64
+
+    monkeypatch.setattr(protected_features, "_prepare_block", lambda *_: None)
+    monkeypatch.setattr(attacked_features, "trained", fake)
+    settings = replace(TINY, noisy_seeds=3)
+    known = {
+        seed: ReadRun(
+            Path("gone"), settings.job({"eps": 5.0}, seed).model_dump(),
+            [{"round": 1, "accuracy": 0.5 + seed / 8, "held_out": 64}], (), (),
+        )
+        for seed in (1, 2)
+    }  # fmt: skip
+    lines = published_runs.lines(known, ProtectedFeatures.saved_metrics)
+    (tmp_path / published_runs.ALL).write_bytes(lines)
+    (tmp_path / "run-eps-5-2").mkdir()
+    found = runs(settings, "eps-5", tmp_path)
+    assert ran == [("run-eps-5", 0), ("run-eps-5-2", 2)]
+    assert [run.records[-1]["accuracy"] for run in found] == [0.75, 0.625, 0.75]
+    assert runs(settings, "eps-4", tmp_path)
+    assert ran[2:] == [("run-eps-4", 0), ("run-eps-4-1", 1), ("run-eps-4-2", 2)]
+
+
+def runs(settings: Settings, name: str, folder: Path) -> Sequence[ReadRun]:
+    published = PublishedRuns.of(folder)
+    return protected_features._runs(settings, name, published, lambda part: None)
 
 
 def test_steps_end_where_the_mean_image_is() -> None:
@@ -328,6 +367,8 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
     assert accuracies["eps 5"] == "0.8996"  # the first seed alone
     assert outcome.verdicts[4].answer == "says nothing"
     assert "Runs without noise have 2 seeds, runs with noise have one." in outcome.ran
+    assert [*outcome.curves][:3] == ["run-none", "run-none-1", "run-bit"]
+    assert len(outcome.curves) == 2 * 2 + 5
     assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
 
 
