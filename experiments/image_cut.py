@@ -162,9 +162,11 @@ def _public_and_own(data: str) -> tuple[Examples, Dataset]:
     if data == "digits":
         order = np.arange(len(whole.train))
     first, second = (whole.train.of(part) for part in np.array_split(order, 2))
-    if data != "digits":
-        first = first.of(first.y < CLASSES // 2)
-    return first, replace(whole, train=second)
+    if data == "digits":
+        return first, replace(whole, train=second)
+    # A folder of images is ordered by class.
+    test = whole.test.of(Seeded(0, "test").permutation(len(whole.test)))
+    return first.of(first.y < CLASSES // 2), replace(whole, train=second, test=test)
 
 
 @lru_cache(maxsize=1)
@@ -218,7 +220,7 @@ def task_of(name: str, seed: int = 0) -> ImageCut:
 #: The tasks, by the names that jobs use.
 TASKS = {
     "mnist_full": Images("mnist", RESNET_18),
-    "mnist_medium": Images("mnist", RESNET_18, 2_500, 4_000),
+    "mnist_medium": Images("mnist", RESNET_18, 2_500),
     "mnist_small": Images("mnist", SLIM, 3_000, 2_000),
     "digits_full": Images("digits", RESNET_18),
     "digits_medium": Images("digits", RESNET_18),
@@ -229,7 +231,7 @@ TASKS = {
         for data in ("cifar10", JPEG)
         for scale, network, train, test in (
             ("full", RESNET_18, 25_000, 10_000),
-            ("medium", RESNET_18, 2_500, 4_000),
+            ("medium", RESNET_18, 2_500, 10_000),
             ("small", SLIM, 3_000, 2_000),
         )
     },

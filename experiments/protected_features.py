@@ -107,7 +107,7 @@ class ProtectedFeatures(Experiment):
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 7 * 10_000 + 50 * (3 * 2_500 + 4_000 / 3)) * 0.04,
+            "medium": (3 * 12_500 + 7 * 10_000 + 27 * (3 * 2_500 + 10_000 / 3)) * 0.04,
             "full": 21 * 200 * 25_000 * 0.04,
         }[scale]
 
@@ -137,7 +137,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
     """
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
-        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=10, noisy_seeds=6),
+        "medium": Settings(f"{data}_medium", 3, "quick", batch_size=16, seeds=6, noisy_seeds=3),
         "full": Settings(f"{data}_full", _EPOCHS, "full", noisy_seeds=3),
     }[scale]
 

@@ -68,7 +68,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
     assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
-    assert "Runs without noise have 10 seeds, runs with noise have 6." in said
+    assert "Runs without noise have 6 seeds, runs with noise have 3." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -107,7 +107,7 @@ def test_cifar10_is_taken_where_it_is(
     """The block has seen half of the classes, in images that no party has."""
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     colours = Seeded(3).generator().integers(0, 255, (200, 3, 32, 32))
-    part = Examples(colours.astype(np.float32) / 255, np.arange(200) % 10)
+    part = Examples(colours.astype(np.float32) / 255, np.arange(200) // 20)  # ordered by class
     whole = Dataset("cifar10", part, part, 10)
     monkeypatch.setattr(image_cut, "load", lambda name, folder=None: whole)
     if form == "official":
@@ -121,6 +121,8 @@ def test_cifar10_is_taken_where_it_is(
     image_cut.loaded.cache_clear()
     assert set(public.y) == {0, 1, 2, 3, 4}
     assert len(own.train) == 100
+    assert len(set(own.test.y[:40])) > 4
+    assert sorted(own.test.y) == sorted(part.y)
     known = {row.tobytes() for row in public.x}
     assert not known & {row.tobytes() for row in own.train.x}
     for scale in ("small", "medium", "full"):

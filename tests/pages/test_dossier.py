@@ -396,19 +396,21 @@ def test_a_part_with_its_own_protection_costs_its_own_epsilon(runs: dict[str, Pa
 
 
 def test_releases_and_their_composition_are_counted() -> None:
-    gaussian = PrivacyLoss.of_release(Gaussian(3.0), "update")
+    gaussian = PrivacyLoss.of_release(Gaussian(3.0078), "update")
+    sampled = {"law": "sampled gaussian", "multiplier": 1.2399, "rate": 0.1}
     (composed,) = releases_of([(gaussian, 1438)], [], adaptive=False)
     (added,) = releases_of([(replace(gaussian, epsilon=0.5), 2)], [], adaptive=True)
     (bare,) = releases_of([(PrivacyLoss(math.inf, per="bit"), 1)], [], adaptive=True)
     assert [one["law"] for one in (composed, added, bare)] == ["gaussian", "stated", "none"]
     accounts = [
-        Account("lead", 1.0, 1e-5, False, [composed, added]),
+        Account("lead", 1.0, 1e-5, False, [composed, {**composed, **sampled}]),
         Account("bank", 2.0, 1e-5, True, [added]),
         Account("shop", math.inf, 0.0, True, [added, bare]),
     ]
     assert _composition(accounts) == [
-        "For lead: 1,438 × a sum with Gaussian noise, for each update, 2 × a mechanism with a "
-        "stated epsilon, for each update; the privacy curves are composed.",
+        "For lead: 1,438 × Gaussian noise of 3 times the sensitivity, for each update, 1,438 × a "
+        "secret sample with Gaussian noise of 1.23 times the clipping norm, for each update; the "
+        "privacy curves are composed.",
         "For bank: 2 × a mechanism with a stated epsilon, for each update; epsilons add up, since "
         "losses may depend on earlier rounds.",
         "For shop: 2 × a mechanism with a stated epsilon, for each update, 1 × what is sent "

@@ -343,7 +343,7 @@ class Replay:
         os.close(pipes[1][1])
         for file in (*pipes[0], pipes[1][0]):
             stack.callback(os.close, file)
-        self.process = Process(pipes[0][1], pipes[1][0], time.monotonic() + 0.2)
+        self.process = Process(pipes[0][1], pipes[1][0], time.monotonic() + 60)
 
 
 def exchanged(process: Process) -> np.ndarray[Any, Any]:

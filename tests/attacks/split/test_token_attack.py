@@ -150,7 +150,9 @@ def test_at_eps_0_the_vectors_say_nothing_and_the_gradient_all(target: SplitTarg
     habitual = reached.figure("likeliest with habits")
     assert habitual.value == pytest.approx(habitual.guess, abs=0.05)
     assert reached.figure("next tokens, from gradients").value == 1
-    assert reached.figure("ceiling of even codes").value == pytest.approx(1 / 257, abs=1e-9)
+    assert reached.figure("best guess if codes were random").value == pytest.approx(
+        1 / 257, abs=1e-9
+    )
     assert (reached.epsilon, reached.protection) == (0, "embedding_dp")
 
 

@@ -65,7 +65,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
         right = (guesses == true).reshape(windows, -1)
         figures.append(share_of_groups(name, right.sum(1), [right.shape[1]] * windows, guess=guess))
     most = ceiling(cut.shape[1], words, cut.eps) if cut.bits else 1.0
-    figures.append(Measured("ceiling of even codes", most))
+    figures.append(Measured("best guess if codes were random", most))
     promised = target.promised(cut.part, REPORTS)
     privacy = target.job.privacy.model_dump(mode="json")
     return Finding(

@@ -6,7 +6,7 @@ A statement that cannot be made from the folder has no sentences, only the reaso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,19 +184,24 @@ def _randomness(said: str) -> Statement:
 
 
 #: The kinds of releases (`law` in a record), in words.
-_LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotected",
-         "sampled gaussian": "a secret sample with Gaussian noise",
-         "stated": "a mechanism with a stated epsilon",
+_LAWS = {"none": "what is sent unprotected", "stated": "a mechanism with a stated epsilon",
          "table": "a mechanism with a tabulated loss"}  # fmt: skip
+
+
+def _law(release: Mapping[str, Any]) -> str:
+    """Describe a release of `releases_of`. The size of Gaussian noise is rounded down."""
+    if release["law"] == "gaussian":
+        return f"Gaussian noise of {rounded_down(release['ratio'])} times the sensitivity"
+    if release["law"] == "sampled gaussian":
+        multiplier = rounded_down(release["multiplier"])
+        return f"a secret sample with Gaussian noise of {multiplier} times the clipping norm"
+    return _LAWS[release["law"]]
 
 
 def _composition(accounts: list[Account]) -> list[str]:
     found = []
     for account in accounts:
-        laws = [
-            f"{r['count']:,} × {_LAWS.get(r['law'], r['law'])}, for each {r['per']}"
-            for r in account.releases
-        ]
+        laws = [f"{r['count']:,} × {_law(r)}, for each {r['per']}" for r in account.releases]
         how = "the privacy curves are composed"
         if account.adaptive:
             how = "epsilons add up, since losses may depend on earlier rounds"
