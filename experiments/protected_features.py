@@ -117,12 +117,11 @@ class ProtectedFeatures(Experiment):
 
         settings = self._settings or settings_of(scale, _data())
         published = PublishedRuns.of(folder)
-        curves: dict[str, ReadRun] = {}
-        figures = {}
-        for name in settings.protections:
-            runs = _runs(settings, name, published, tell)
-            figures[name] = _figure(runs, _attacked(settings, name, folder, tell))
-            curves |= {run.folder.name: run for run in runs}
+        runs = {name: _runs(settings, name, published, tell) for name in settings.protections}
+        figures = {
+            name: _figure(of, _attacked(settings, name, folder, tell)) for name, of in runs.items()
+        }
+        curves = {run.folder.name: run for of in runs.values() for run in of}
         lossy = _LOSSY.get(TASKS[settings.task].data, "")
         return Outcome(
             _ran(settings), [*verdicts(figures, lossy)], [_table(figures, lossy)],
@@ -189,7 +188,7 @@ def _run(settings: Settings, name: str, seed: int, published: PublishedRuns, tel
     job, path = settings.job(settings.protections[name], seed), folder / f"run-{name}{suffix}"
     check_same(job, path)  # also if its accuracy is saved already
     line = f"{said(name)}: training with seed {seed}"
-    read = None if path.exists() else published.find(path.name, job)
+    read = published.find(path.name, job)
     if read:
         tell(f"{line}, from the published curves")
         return read

@@ -60,7 +60,12 @@ class PublishedRuns:
         return cls(folder, tuple(_read(file)) if file.exists() else ())
 
     def find(self, name: str, job: CheckedJob) -> ReadRun | None:
-        """Return the published run of an equal job as a run called `name`, or None."""
+        """Return the published run of an equal job as a run called `name`, or None.
+
+        Returns None if `folder` has a run of this name, even if that run has not finished.
+        """
+        if (self.folder / name).exists():
+            return None
         for other, records in self._published:
             if isinstance(other, type(job)) and not job.changes(other):
                 return ReadRun(self.folder / name, job.model_dump(), records, (), ())

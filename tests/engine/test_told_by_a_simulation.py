@@ -1,4 +1,4 @@
-"""A simulation marks metrics that a deployed server never has, and those of infinite epsilon."""
+"""A simulation names unusable updates, and what it releases without a finite epsilon."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from fedveil.attacks.split import features
 from fedveil.data.examples import Dataset, Examples
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFolderError
+from fedveil.federated.job import Job
 from fedveil.mechanisms import EmbeddingDP
 from fedveil.pages.read_run import ReadRun
 from fedveil.vertical.job import VerticalJob
@@ -308,7 +309,7 @@ def test_a_published_training_is_not_repeated(
 
     def fake(job: VerticalJob, folder: Path) -> tuple[float, int]:
         ran.append((folder.name, job.seed))
-        return 0.75, 64
+        return 0.875, 77
 
     monkeypatch.setattr(protected_features, "_prepare_block", lambda *_: None)
     monkeypatch.setattr(attacked_features, "trained", fake)
@@ -320,12 +321,15 @@ def test_a_published_training_is_not_repeated(
         )
         for seed in (1, 2)
     }  # fmt: skip
-    lines = published_runs.lines(known, ProtectedFeatures.saved_metrics)
+    federated = ReadRun(Path("gone"), Job().model_dump(), [{"round": 5, "accuracy": 0.25}], (), ())
+    lines = published_runs.lines({"": federated}, ("accuracy",))
+    lines += published_runs.lines(known, ProtectedFeatures.saved_metrics)
     (tmp_path / published_runs.ALL).write_bytes(lines)
     (tmp_path / "run-eps-5-2").mkdir()
     found = runs(settings, "eps-5", tmp_path)
     assert ran == [("run-eps-5", 0), ("run-eps-5-2", 2)]
-    assert [run.records[-1]["accuracy"] for run in found] == [0.75, 0.625, 0.75]
+    assert [run.records[-1]["accuracy"] for run in found] == [0.875, 0.625, 0.875]
+    assert [run.records[-1]["held_out"] for run in found] == [77, 64, 77]
     assert runs(settings, "eps-4", tmp_path)
     assert ran[2:] == [("run-eps-4", 0), ("run-eps-4-1", 1), ("run-eps-4-2", 2)]
 

@@ -133,7 +133,7 @@ def test_the_second_order_stands_beside_the_first() -> None:
 
 
 def test_crossings_are_told_from_strokes_by_the_second_order_alone() -> None:
-    """If the strength of stripes changes across them, a filter in that direction responds to it."""
+    """If the strength of upright stripes changes from top to bottom, a second filter responds."""
     bank = FilterBank(twice=True)
     carrier, beat = stripes(0, 5.0), stripes(math.pi / 2, 20.0)
     features = OrientedFilters((1, SIDE, SIDE), bank)((1 + beat) * carrier)[0]

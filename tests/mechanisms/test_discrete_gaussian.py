@@ -279,7 +279,7 @@ def test_whether_a_draw_is_kept_is_decided_exactly(cell: int, place: int) -> Non
 
 @pytest.mark.parametrize("bits", [3, 18])
 def test_the_quick_verdict_is_never_the_wrong_one(bits: int) -> None:
-    """If the quick test decides, exact arithmetic decides equally."""
+    """If the quick test decides, its decision equals that of exact arithmetic."""
     generator = np.random.default_rng(5)
     variance, count, unit = 7, 6000, 2 ** (32 - bits)
     words = generator.integers(0, 1 << 32, count).astype(np.uint32)

@@ -74,7 +74,7 @@ def test_bits_are_independent_within_a_byte_and_across_it() -> None:
 
 
 def test_a_planted_bias_would_be_found() -> None:
-    """The same bits fail the test if eps is a quarter larger than stated."""
+    """Bits that are drawn with 1.25 times the stated eps fail the test."""
     told = EmbeddingDP(1.25)(np.ones(TRIALS), Seeded(3, "bias"))
     assert binomtest(int(told.sum()), TRIALS, truth_probability(1.0)).pvalue < ERROR_RATE
 

@@ -1,4 +1,4 @@
-"""What one selection reveals about the sign of a weight's change, compared with simulation."""
+"""The probability that one selection reveals the sign of a weight's change, beside simulation."""
 
 from __future__ import annotations
 

@@ -556,7 +556,7 @@ def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
     assert [asked[who][0][0] for who in ("ops", "lead")] == [403, 403]
     assert [asked[who][1] for who in ("desk", "ops", "bank", "lead")] == [403, 200, 403, 403]
     assert {asked[who][2][0] for who in asked} == {200}
-    # The number of rows that the parties have in common is also private.
+    # Only a client with the right to metrics reads how many rows the parties have in common.
     assert [set(asked[who][2][1]) - {"status"} for who in asked] == [set(), {"rows"}, set(), set()]
 
 

@@ -183,13 +183,13 @@ def _randomness(said: str) -> Statement:
     return Statement("randomness", "Source of randomness", lines)
 
 
-#: The kinds of releases (`law` in a record), in words.
+#: The kinds of releases without Gaussian noise (`law` in a record), in words.
 _LAWS = {"none": "what is sent unprotected", "stated": "a mechanism with a stated epsilon",
          "table": "a mechanism with a tabulated loss"}  # fmt: skip
 
 
 def _law(release: Mapping[str, Any]) -> str:
-    """Describe a release of `releases_of`. The size of Gaussian noise is rounded down."""
+    """Return a release's mechanism in words. The size of Gaussian noise is rounded down."""
     if release["law"] == "gaussian":
         return f"Gaussian noise of {rounded_down(release['ratio'])} times the sensitivity"
     if release["law"] == "sampled gaussian":
