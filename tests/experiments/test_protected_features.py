@@ -24,6 +24,7 @@ from experiments.feature_claims import (
     PUBLIC,
     Figure,
     kept_bit,
+    our_name,
     verdicts,
 )
 from experiments.protected_features import Attacked, ProtectedFeatures, Settings, settings_of
@@ -65,11 +66,17 @@ def test_the_full_scale_is_the_papers_own() -> None:
 def test_the_medium_scale_has_the_papers_network() -> None:
     medium, full = (settings_of(scale, "mnist") for scale in ("medium", "full"))
     assert image_cut.TASKS[medium.task].network == image_cut.TASKS[full.task].network
-    assert medium.protections == full.protections
+    assert {*medium.protections} < {*full.protections}
+    figures = [our_name(of) for of in PAPER_SSIM]
+    assert [*medium.protections] == figures
+    steps = medium.epochs * math.ceil(2_500 / medium.batch_size)
+    assert medium.job(None).optimizer.decay_steps == medium.decay_steps == steps
+    assert full.job(None).optimizer.decay_steps is None
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
-    assert "Runs without noise have 6 seeds, runs with noise have 3." in said
+    assert "images (the paper: 200 epochs), while the learning rate falls linearly to 0." in said
+    assert "falls linearly" not in protected_features._ran(full)
+    assert "Runs without noise have 6 seeds, runs with noise have 4." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
