@@ -20,7 +20,7 @@ from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.vertical_page import parties_of
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
-from page_parts import small_job
+from page_parts import new_log, small_job
 
 PATIENCE_S = 60.0
 NEVER: Iterator[object] = iter(())
@@ -122,7 +122,7 @@ def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    (copy / "events.log").write_text("0 began: fedveil\n")
+    new_log(copy / "events.log", "0 began: fedveil\n")
     with pytest.raises(RunFolderError) as gone:
         watched(copy, iter([None]), patience=0)
     assert str(gone.value) == (
@@ -147,7 +147,7 @@ def test_a_run_dated_by_a_clock_ahead_is_given_up_too(finished: Path, tmp_path: 
     """Its files were written tomorrow, as on a machine whose clock was put back since."""
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    (copy / "events.log").write_text("0 began: fedveil\n")
+    new_log(copy / "events.log", "0 began: fedveil\n")
     for name in ("metrics.jsonl", "events.log"):
         os.utime(copy / name, (time.time() + 86_400,) * 2)
     looks = iter([None] * 9)
@@ -160,7 +160,7 @@ def test_a_log_that_grows_keeps_the_watcher(finished: Path, tmp_path: Path) -> N
     """No round is new, and each line is older than the watcher's patience."""
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    (copy / "events.log").write_text("0 began: fedveil\n")
+    new_log(copy / "events.log", "0 began: fedveil\n")
 
     def write() -> Iterator[None]:
         for text in ("warning: slow", "warning: slower", "ended after round 3: interrupted"):
@@ -227,7 +227,7 @@ def test_a_vertical_run_that_grows_shows_each_line_once(tmp_path: Path) -> None:
         (folder / party).mkdir(parents=True)
         lines = "".join(json.dumps(record) + "\n" for record in before)
         (folder / party / "metrics.jsonl").write_text(lines)
-        (folder / party / "events.log").write_text("2026-03-01T10:00:00 began: fedveil\n")
+        new_log(folder / party / "events.log", "2026-03-01T10:00:00 began: fedveil\n")
     (folder / "job.yaml").write_text(job.to_yaml())
 
     def grow() -> Iterator[None]:
@@ -254,7 +254,7 @@ def test_a_step_that_a_resumed_vertical_run_repeats_is_shown_once(tmp_path: Path
     for party, before in (("lead", "".join(lines[:2])), ("bank", "")):
         (folder / party).mkdir(parents=True)
         (folder / party / "metrics.jsonl").write_text(before)
-        (folder / party / "events.log").write_text("2026-03-01T10:00:00 began: fedveil\n")
+        new_log(folder / party / "events.log", "2026-03-01T10:00:00 began: fedveil\n")
     (folder / "job.yaml").write_text(job.to_yaml())
     metrics = folder / "lead" / "metrics.jsonl"
 

@@ -142,4 +142,4 @@ def test_one_partys_dossier_claims_nothing_for_the_others(copy: Path) -> None:
     )
     assert evidence.run.job["privacy"]["randomness"] == "seeded"
     assert told["randomness"] == "The operating system of the machine of this party."
-    assert "seeded" not in told["mechanism"]
+    assert told["mechanism"] == "embedding_dp (eps 1.1, gradient none, reuse false), delta 1e-05."

@@ -32,7 +32,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.record.started_rounds import Attempts
 from fedveil.run_display import of_run
 from fedveil.vertical import VerticalJob, train
-from page_parts import EVIL, edit_all, edit_last, small_job, vouch_again
+from page_parts import EVIL, edit_all, edit_last, new_log, small_job, vouch_again
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -62,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         halves = (record | {"seconds_round": seconds / 2} for record in records)
         (run / "metrics.jsonl").write_text("".join(json.dumps(half) + "\n" for half in halves))
         vouch_again(run)
-        (run / "events.log").write_text(began.format(day))
+        new_log(run / "events.log", began.format(day))
     (folder / "b-attack").mkdir()
     shutil.copy(first / "job.yaml", folder / "b-attack")
     opened = RunFolder.reopen(folder / "b-attack")
@@ -210,6 +210,7 @@ def test_only_records_are_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "job.yaml",
         "metrics.jsonl",
         "events.log",
+        "events.chain",
         "attacks.jsonl",
         "accounts.jsonl",
         ".lock",
@@ -226,7 +227,7 @@ def test_a_vertical_run_and_one_that_never_ended(tmp_path: Path) -> None:
     run = train(VerticalJob.model_validate(block), tmp_path / "parties")
     shutil.copytree(run.folder, tmp_path / "killed")
     for events in (tmp_path / "killed").glob("*/events.log"):
-        events.write_text("2026-03-04T10:20:30 began: fedveil\n")
+        new_log(events, "2026-03-04T10:20:30 began: fedveil\n")
     listed = run_list(tmp_path, "name")
     assert listed.damaged == []  # a party's folder is no run of its own
     whole, killed = (line for line in listed.runs[::-1])
@@ -316,8 +317,9 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
     look = {"party": "lead", "look": 6, "test_auc": 0.75, "test_loss": 0.5}
     earlier = look | {"look": 3, "test_auc": 0.25}
     folder = written(tmp_path / "run", job, {"lead": [earlier, look], "bank": []})
-    (folder / "lead" / "events.log").write_text(
-        "2026-03-01T10:00:00 began: fedveil\n2026-03-03T11:00:00 ended after step 6: a limit\n"
+    new_log(
+        folder / "lead" / "events.log",
+        "2026-03-01T10:00:00 began: fedveil\n2026-03-03T11:00:00 ended after step 6: a limit\n",
     )
     (found,) = run_list(tmp_path).runs
     assert (found.protection, found.state) == ("label_protection", "ended early")
@@ -341,7 +343,7 @@ def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
 
 def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", small_job(), {".": []})
-    (folder / "events.log").write_text("2026-03-04T10:20:30 began: fedveil\n")
+    new_log(folder / "events.log", "2026-03-04T10:20:30 began: fedveil\n")
     (begun,) = run_list(tmp_path).runs
     assert (begun.state, begun.began) == ("interrupted", datetime(2026, 3, 4, 10, 20, 30))
     opened = RunFolder.reopen(folder)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from fedveil.record.account_lines import influenced_part
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, VerticalRun, train
-from page_parts import EVIL, edit_all, small_job, vouch_again
+from page_parts import EVIL, edit_all, new_log, small_job, vouch_again
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"picture"
 
@@ -205,6 +206,7 @@ def test_findings_stand_in_it_with_pictures_of_the_folder_alone(folder: Path) ->
 
 
 def malicious(folder: Path) -> None:
+    (folder / "checkpoint" / "job.yaml").unlink()
     job = (folder / "job.yaml").read_text("utf-8")
     (folder / "job.yaml").write_text(
         job.replace("name: small", f"name: {json.dumps(EVIL)}", 1), "utf-8"
@@ -269,7 +271,8 @@ def test_a_failed_run_leaves_a_page_that_says_why(tmp_path: Path) -> None:
 
 def test_what_hinders_a_page_is_an_event_and_no_error(folder: Path) -> None:
     said: list[str] = []
-    (folder / "job.yaml").write_text("name: 5\nrounds: [1]\n")
+    for job in (folder / "job.yaml", folder / "checkpoint" / "job.yaml"):
+        job.write_text("name: 5\nrounds: [1]\n")
     opened = RunFolder.reopen(folder)
     keep_page(opened, said.append)
     opened.close()
@@ -289,7 +292,7 @@ def test_a_finished_run_without_a_whole_record_is_damaged(folder: Path) -> None:
 def test_an_edited_epsilon_has_no_page(running: bool, folder: Path) -> None:
     metrics, whole = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_bytes()
     if running:  # the seventh round has no checkpoint yet
-        (folder / "events.log").write_text("0 began: fedveil\n")
+        new_log(folder / "events.log", "0 began: fedveil\n")
         line = json.loads(whole.splitlines()[-1]) | {"round": 7, "epsilon_run_every_round": 99.5}
         with metrics.open("a") as records:
             records.write(json.dumps(line) + "\n")
@@ -326,6 +329,7 @@ def test_a_run_that_goes_on_has_a_page_of_what_there_is(folder: Path) -> None:
     (folder / "checkpoint" / "latest").unlink()
     whole = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(whole[: whole.rfind(b"{") + 40])
+    (folder / "events.chain").unlink()
     (folder / "events.log").write_bytes(b"0 began: fedveil\n0 warning: \xe2\x82")
     (folder / "model.safetensors").unlink()
     page = page_of(folder)
@@ -439,3 +443,46 @@ def test_a_page_needs_no_torch() -> None:
     """The core is installed without PyTorch, and writes the pages of copied runs."""
     code = "import sys; sys.modules['torch'] = None; import fedveil.pages.run_page"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda lines: ["2026-01-01T00:00:00 began", *lines[1:]],
+        lambda lines: lines[1:],
+        lambda lines: [*lines[:3], lines[3].replace("0", "1"), *lines[4:]],
+    ],
+)
+def test_an_edited_event_log_is_refused(
+    folder: Path, edit: Callable[[list[str]], list[str]]
+) -> None:
+    log = folder / "events.log"
+    lines = log.read_text("utf-8").splitlines()
+    changed = edit(lines)
+    assert changed != lines
+    log.write_text("\n".join(changed) + "\n", "utf-8")
+    with pytest.raises(RunFolderError, match=r"events\.log, line \d: it was edited, or a line"):
+        page_of(folder)
+
+
+def test_a_log_that_is_being_written_is_read(folder: Path) -> None:
+    """Its last line may still lack its digest."""
+    log, chain = folder / "events.log", folder / "events.chain"
+    digests = chain.read_text("utf-8").splitlines(keepends=True)
+    chain.write_text("".join(digests[:-1]) + digests[-1][:20], "utf-8")
+    assert len(read_run(folder).events) == len(digests)
+    log.write_text("".join(log.read_text("utf-8").splitlines(keepends=True)[:-1]), "utf-8")
+    chain.write_text("".join(digests), "utf-8")
+    assert len(read_run(folder).events) == len(digests) - 1
+    chain.unlink()
+    assert len(read_run(folder).events) == len(digests) - 1
+
+
+def test_the_edited_job_of_a_finished_run_is_refused(folder: Path) -> None:
+    """The page would show another protection than that of the run."""
+    job = folder / "job.yaml"
+    job.write_text(job.read_text("utf-8").replace("dp_eps: 1.0", "dp_eps: 0.1"), "utf-8")
+    with pytest.raises(RunFolderError, match=r"job\.yaml was changed after the run began"):
+        page_of(folder)
+    (folder / "checkpoint" / "job.yaml").unlink()  # an earlier version's folder
+    assert read_run(folder).finished

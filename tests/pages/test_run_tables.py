@@ -33,7 +33,7 @@ from fedveil.record.before_after import BeforeAfter
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job import VerticalJob
-from page_parts import small_job
+from page_parts import new_log, small_job
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -255,9 +255,7 @@ def test_a_table_of_runs_states_the_delta_and_what_the_bounds_assume(tmp_path: P
         record |= {"epsilon_run_every_round": epsilon, "delta_run_every_round": delta,
                    "randomness": randomness, "accuracy": 0.2 + 0.1 * len(folders)}  # fmt: skip
         folders.append(written(tmp_path / name, small_job(rounds=1), {".": [record]}))
-    (folders[2] / "events.log").write_text(
-        "0 began: a\n0 ended after round 1 without a result: b\n"
-    )
+    new_log(folders[2] / "events.log", "0 began: a\n0 ended after round 1 without a result: b\n")
     assumes = "The bound assumes randomness from the operating system, as in a deployment."
     (own, same) = (
         parts(page_of_several(chosen), "At the end", Table)[0].caption
@@ -397,7 +395,7 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     assert epsilon == f"{epsilon_text(1.0, 0.2)} for a row"
     weak = {"epsilon": 3.5, "delta": 0.0, "what": "a label"}
     (folder / "lead" / "accounts.jsonl").write_text(json.dumps(weak) + "\n")
-    (folder / "bank" / "events.log").write_text("2026-03-01T10:00:00 began: bank's\n")
+    new_log(folder / "bank" / "events.log", "2026-03-01T10:00:00 began: bank's\n")
     both = page_of(folder)
     (words,) = parts(both, "What was promised", Points)
     assert [word.partition(":")[0] for word in words.lines] == [
@@ -412,7 +410,7 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     assert page_of(folder).title == "run"
     assert page_of(folder).lead[0] == page.lead[0]  # it is no page of an attack alone
     ended = "2026-03-01T10:00:00 began: lead's\n2026-03-01T11:00:00 ended after step 14: a limit\n"
-    (folder / "lead" / "events.log").write_text(ended)
+    new_log(folder / "lead" / "events.log", ended)
     assert page_of(folder).lead[0] == str(page.lead[0]).replace(
         "still running, or killed", "ended after step 14: a limit"
     )

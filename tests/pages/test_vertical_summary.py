@@ -76,8 +76,8 @@ def test_one_partys_epsilon_is_not_that_of_the_run(tmp_path: Path) -> None:
     assert alone.promise.value == "epsilon 1 at delta 0 (strong), this party only"
     assert alone.promise.tone == "fair"
     assert alone.promise.text.startswith(
-        "For an example's label, in all epochs: the largest figure in this party's own account. "
-        "Each other party's account states the epsilon of what that party sends."
+        "For an example's label, in all epochs: the largest finite figure in this party's own "
+        "account. Each other party's account states the epsilon of what that party sends."
     )
     assert together.promise.value == "epsilon 1 at delta 0 (strong)"
     assert vertical_ending(run, run, [Line(50.0, 0.0, LABEL)], apart=True).promise.tone == "poor"

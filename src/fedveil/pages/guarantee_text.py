@@ -178,7 +178,10 @@ def returned(job: Mapping[str, Any]) -> str:
     """Describe the protection of the gradients that a vertical run's leader sends back."""
     privacy = job["privacy"]
     if privacy.get("label_dp"):
-        return "The gradients that the leader returns reveal no more of a label than its account."
+        return (
+            "The gradients that the leader returns reveal no more of a label than its account "
+            "states."
+        )
     if privacy.get("label_protection"):
         return "The gradients that the leader returns have noise that states no epsilon."
     return "The gradients that the leader returns are sent without protection, in no account."

@@ -10,15 +10,17 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_LINES_BYTES, read_bytes
 from fedveil.errors import RunFolderError
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.ledger import Line
+from fedveil.record import event_log
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, NO_RESULT, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, PRIVATE, job_of
+from fedveil.record.saved_job import BEGAN
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import read_started
 from fedveil.record.vouched_metrics import Vouched
@@ -165,7 +167,21 @@ def read_run(folder: str | Path, *, growing: bool = False) -> ReadRun:
     records = any((path / name).exists() for name in own) or party_folders(path, EVENTS)
     if (path / JOB).exists() and not records:
         raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
-    return _read(path, read(job_of(path)), path, growing)
+    found = _read(path, read(job_of(path)), path, growing)
+    if (found.ended or "").startswith(_ENDED):  # a run that goes on checks its job itself
+        refuse_edited_job(path)
+    return found
+
+
+def refuse_edited_job(path: Path) -> None:
+    """Raise `RunFolderError` if the job of the run in `path` is not the one that it began with."""
+    began = path / BEGAN
+    if not began.exists():
+        return
+    if read_bytes(began, MOST_JOB_BYTES) != read_bytes(path / JOB, MOST_JOB_BYTES):
+        raise RunFolderError(
+            f"{path / JOB} was changed after the run began: it differs from {began}. Put it back"
+        )
 
 
 def party_folders(folder: Path, file: str) -> list[Path]:
@@ -200,6 +216,8 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     metrics = _whole_lines(path / METRICS, ended=over)
     records = read_whole_lines(metrics, path / METRICS, None if over else resume, needed)
     events = _whole_lines(path / EVENTS).splitlines()
+    if edited := event_log.edited(path / EVENTS):
+        raise RunFolderError(edited)
     started: Record = {}
     if federated:
         # A deployment creates its file of started rounds before any record.

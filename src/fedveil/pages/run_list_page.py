@@ -45,8 +45,8 @@ def run_list_page(found: RunList, file: Path) -> Page:
     number = quantity(len(found.runs), "run")
     lead = (
         f"{number} below this folder. Epsilon is {FOR_A_CLIENT}; of a vertical run it is the "
-        "largest figure in the parties' accounts, or in one party's if the others are on other "
-        "machines. A click on a column's name sorts by it."
+        "largest finite figure in the parties' accounts, or in one party's if the others are on "
+        "other machines. A click on a column's name sorts by it."
     )
     parts: list[Part] = [runs_table(found, file)] if found.runs else ["There are no runs here."]
     sections = [Section("Runs", parts)]

@@ -59,10 +59,10 @@ def _promise_of_parties(
     If `apart` is True, the parties are on different machines, and `accounts` is one party's own.
     """
     covers = (
-        "the largest figure in this party's own account. Each other party's account states the "
-        "epsilon of what that party sends."
+        "the largest finite figure in this party's own account. Each other party's account states "
+        "the epsilon of what that party sends."
         if apart
-        else "the largest figure in any party's account."
+        else "the largest finite figure in any party's account."
     )
     text = f"For {worst.what}: {covers}{_uncovered(accounts)} {returned(run.job)}"
     if not apart and run.job["privacy"]["randomness"] == "seeded":

@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import IO
 
@@ -115,16 +116,11 @@ def faults(path: Path, said: Sequence[str] = ()) -> list[str]:
     `said` has digests that other parties have recorded (`anchors`). Each was the last digest of
     this log's chain when it was sent.
     """
-    lines, saved = _lines(path), _whole_digests(_of(path)).splitlines()
-    digests = [one.decode("ascii", "replace") for one in saved]
-    head, heads = _START, [_START]
-    for line in lines:
-        head = _linked(head, line)
-        heads.append(head)
+    digests, lines = _digests(path), _lines(path)
+    heads = _heads(lines)
     found = []
-    wrong = [at for at, (a, b) in enumerate(zip(heads[1:], digests, strict=False), 1) if a != b]
-    if wrong:
-        found.append(f"{path}, line {wrong[0]}: it was edited, or a line before it was removed")
+    if edited := _edited(path, heads, digests):
+        found.append(edited)
     elif gone := max(0, len(digests) - len(lines)):
         are = "is" if gone == 1 else "are"
         found.append(f"{path}: {quantity(gone, 'line')} {are} missing at its end")
@@ -136,6 +132,32 @@ def faults(path: Path, said: Sequence[str] = ()) -> list[str]:
         if digest not in heads
     ]
     return found
+
+
+def edited(path: Path) -> str:
+    """Return a sentence about the first edited line of the event log `path`, or "".
+
+    The log may be growing: a line without a digest, or a digest without a line, is no fault.
+    """
+    digests = _digests(path)  # first: a line is written before its digest
+    return _edited(path, _heads(_lines(path)), digests)
+
+
+def _edited(path: Path, heads: Sequence[str], digests: Sequence[str]) -> str:
+    for at, (head, digest) in enumerate(zip(heads[1:], digests, strict=False), 1):
+        if head != digest:
+            return f"{path}, line {at}: it was edited, or a line before it was removed"
+    return ""
+
+
+def _heads(lines: Sequence[bytes]) -> list[str]:
+    """Return the chain of `lines`: its start, and then the digest of each line."""
+    return list(accumulate(lines, _linked, initial=_START))
+
+
+def _digests(path: Path) -> list[str]:
+    saved = _whole_digests(_of(path)).splitlines()
+    return [one.decode("ascii", "replace") for one in saved]
 
 
 def _of(path: Path) -> Path:

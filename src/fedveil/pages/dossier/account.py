@@ -19,12 +19,12 @@ from shlex import quote
 from typing import Any
 
 from fedveil.base.quantity import quantity
-from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened, read_bytes
+from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.pages.dossier.releases import releases_of
-from fedveil.pages.read_run import BEGINS, ReadRun, party_folders, read_run
+from fedveil.pages.read_run import BEGINS, ReadRun, party_folders, read_run, refuse_edited_job
 from fedveil.pages.vertical_page import is_vertical, parties_of
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
@@ -35,6 +35,7 @@ from fedveil.record.event_log import faults, stamped
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
+from fedveil.record.saved_job import BEGAN
 from fedveil.record.sealed_message import intact
 from fedveil.record.started_rounds import Attempts
 from fedveil.vertical.account import looks_begun
@@ -94,7 +95,9 @@ def read_evidence(path: Path) -> Evidence:
     with closing(RunFolder.reopen(path)) as folder:
         run = read_run(path)
         with intact(path):
-            _check_job(path)
+            if not (path / BEGAN).is_file():
+                raise RunFolderError(f"{path / BEGAN} is missing, the job that the run began with")
+            refuse_edited_job(path)
             if is_vertical(run):
                 parties = _whole_parties(run)
                 accounts = [a for n, party in parties.items() for a in _of_party(n, party, run)]
@@ -108,16 +111,6 @@ def read_evidence(path: Path) -> Evidence:
             names = (place / name for place in places for name in _FILES)
             files = {str(n.relative_to(path)): _digest(n) for n in names if n.is_file()}
         return Evidence(run, accounts, files, parties)
-
-
-def _check_job(path: Path) -> None:
-    began = path / CHECKPOINT / JOB
-    if not began.is_file():
-        raise RunFolderError(f"{began} is missing, the job that the run began with")
-    if read_bytes(began, MOST_JOB_BYTES) != read_bytes(path / JOB, MOST_JOB_BYTES):
-        raise RunFolderError(
-            f"{path / JOB} was changed after the run began: it differs from {began}. Put it back"
-        )
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:

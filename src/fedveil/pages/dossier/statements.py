@@ -88,7 +88,7 @@ def _federated(evidence: Evidence) -> Iterator[Statement]:
     yield Statement("trust", "Trust model", holds, none)
     name = run.job["protection"]["name"]
     settings = {k: v for k, v in _settings(run.job["protection"]).items() if v is not None}
-    told = ", ".join(f"{key} {plain(value)}" for key, value in settings.items())
+    told = _words(settings)
     yield Statement("mechanism", "Mechanism", [f"{name}{f' ({told})' if told else ''}."])
     yield Statement("not_covered", "What is not covered", list(_open(evidence)))
     yield Statement("side_channels", "Side channels", list(_channels(last["in_clear"])))
@@ -99,6 +99,14 @@ def _settings(switch: dict[str, Any]) -> dict[str, Any]:
     position = POSITIONS.get(str(switch["name"]))
     block = position.block if position is not None else "own"
     return dict(switch.get(block or "") or {})
+
+
+def _words(block: Mapping[str, Any]) -> str:
+    """Return the keys and values of a job's block. Keys of inner blocks stand in brackets."""
+    return ", ".join(
+        f"{key} ({_words(value)})" if isinstance(value, Mapping) else f"{key} {plain(value)}"
+        for key, value in block.items()
+    )
 
 
 def _vertical(evidence: Evidence) -> Iterator[Statement]:
@@ -120,7 +128,7 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
         for key, value in job["privacy"].items()
         if value not in (None, {}, []) and key != "randomness"
     }
-    told = ", ".join(f"{key} {value}" for key, value in privacy.items())
+    told = _words(privacy)
     yield Statement("mechanism", "Mechanism", [f"{told}."] if told else [],
                     "the parties' messages are sent without protection")  # fmt: skip
     bare = [line.what for party in evidence.parties.values() for line in party.accounts
