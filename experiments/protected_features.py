@@ -114,7 +114,7 @@ class ProtectedFeatures(Experiment):
         """
         return {
             "small": 600.0,
-            "medium": (3 * 12_500 + 5 * 10_000 + 24 * (3 * 2_500 + 2_000 / 3)) * 0.04,
+            "medium": (3 * 12_500 + 5 * 10_000 + 15 * (3 * 2_500 + 2_000 / 3)) * 0.04,
             "full": 21 * 200 * 25_000 * 0.04,
         }[scale]
 
@@ -144,7 +144,7 @@ def settings_of(scale: Scale, data: str) -> Settings:
     return {
         "small": Settings(f"{data}_small", 5, "quick", batch_size=16),
         "medium": Settings(
-            f"{data}_medium", 3, "quick", TABLE_1, 16, decay_steps=471, seeds=6, noisy_seeds=4
+            f"{data}_medium", 3, "quick", TABLE_1, 16, decay_steps=471, noisy_seeds=3
         ),
         "full": Settings(f"{data}_full", _EPOCHS, "full", noisy_seeds=3),
     }[scale]
@@ -208,7 +208,8 @@ def _run(settings: Settings, name: str, seed: int, published: PublishedRuns, tel
         accuracy, held_out = trained(job, path)
         return {"accuracy": accuracy, "held_out": held_out}
 
-    test = asdict(kept(folder, f"trained-{name}{suffix}", Learnt, training))
+    learnt = asdict(kept(folder, f"trained-{name}{suffix}", Learnt, training))
+    test = {key: float(value) for key, value in learnt.items()}  # as published curves are read
     return ReadRun(path, job.model_dump(), [{"round": settings.epochs, **test}], (), ())
 
 
