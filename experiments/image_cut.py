@@ -35,7 +35,8 @@ from fedveil.entropy import Seeded
 from fedveil.errors import DataUnavailable
 from fedveil.record.sealed_message import intact
 from fedveil.tasks.scoring import ByLabel
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
 
 BLOCK, REST, EDGE = "block", "rest", "edge"
@@ -231,7 +232,7 @@ TASKS = {
         for data in ("cifar10", JPEG)
         for scale, network, train, test in (
             ("full", RESNET_18, 25_000, 10_000),
-            ("medium", RESNET_18, 2_500, 10_000),
+            ("medium", RESNET_18, 2_500, 2_000),
             ("small", SLIM, 3_000, 2_000),
         )
     },

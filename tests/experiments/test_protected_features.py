@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,8 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import attacked_features, image_cut, protected_features, published_runs
+from experiments import (
+    attacked_features,
+    image_cut,
+    outcome_page,
+    protected_features,
+    published_runs,
+)
 from experiments.attacked_features import attacked, trained
+from experiments.experiment import NewPart
 from experiments.feature_claims import (
     ARCHITECTURE,
     BIT,
@@ -22,8 +31,10 @@ from experiments.feature_claims import (
     NONE,
     PAPER_SSIM,
     PUBLIC,
+    WHO,
     Figure,
     kept_bit,
+    our_name,
     verdicts,
 )
 from experiments.protected_features import Attacked, ProtectedFeatures, Settings, settings_of
@@ -38,7 +49,9 @@ from fedveil.pages.read_run import ReadRun
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.task import initial
+from folders import DOCS
 
+PAGES = DOCS / "reproductions"
 TINY = Settings("digits_tiny", 1, "quick", seeds=2)
 
 
@@ -65,11 +78,17 @@ def test_the_full_scale_is_the_papers_own() -> None:
 def test_the_medium_scale_has_the_papers_network() -> None:
     medium, full = (settings_of(scale, "mnist") for scale in ("medium", "full"))
     assert image_cut.TASKS[medium.task].network == image_cut.TASKS[full.task].network
-    assert medium.protections == full.protections
+    assert {*medium.protections} < {*full.protections}
+    figures = [our_name(of) for of in PAPER_SSIM]
+    assert [*medium.protections] == figures
+    steps = medium.epochs * math.ceil(2_500 / medium.batch_size)
+    assert medium.job(None).optimizer.decay_steps == medium.decay_steps == steps
+    assert full.job(None).optimizer.decay_steps is None
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "for 3 epochs of at most 2,500 images (the paper: 200 epochs)." in said
-    assert "Runs without noise have 6 seeds, runs with noise have 3." in said
+    assert "images (the paper: 200 epochs), while the learning rate falls linearly to 0." in said
+    assert "falls linearly" not in protected_features._ran(full)
+    assert "Runs without noise have 3 seeds, runs with noise have 3." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -368,6 +387,8 @@ def test_the_table_has_the_papers_figures_at_the_same_probability(tmp_path: Path
         "eps 2": "0.576", "eps 1": "0.354", "eps 0.5": "-",
     }  # fmt: skip
     assert list(PAPER_SSIM.values()) == [0.918, 0.775, 0.728, 0.576, 0.354]
+    paper = [row[3] for row in outcome.tables[0].rows]
+    assert paper == ["0.949", "0.935", "-", "0.929", "0.907", "0.841", "-"]
     accuracies = {row[0]: row[2] for row in outcome.tables[0].rows}
     assert accuracies["one bit, no noise"] == "0.9002"  # two seeds: no interval
     assert accuracies["eps 5"] == "0.8996"  # the first seed alone
@@ -395,6 +416,27 @@ def test_a_trained_block_is_saved_and_read_again(
     assert all(torch.equal(trained[k], again[k]) for k in trained)
 
 
+def test_a_published_block_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless published runs are not wanted."""
+    images = image_cut.TASKS[TINY.task]
+    monkeypatch.setattr(image_cut, "_BLOCKS", {})
+    monkeypatch.setattr(protected_features, "PAGES", tmp_path)
+    published = tmp_path / f"embedding-dp-{TINY.task}.safetensors"
+    image_cut.keep_block(images, published)
+    monkeypatch.setattr(image_cut, "_BLOCKS", {})
+    monkeypatch.setattr(image_cut, "_train_block", lambda images: pytest.fail("trained"))
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "with" / published_runs.ALL).touch()
+    protected_features._prepare_block(TINY, tmp_path / "with", not_new)
+    assert (tmp_path / "with" / "block.safetensors").read_bytes() == published.read_bytes()
+    assert images in image_cut._BLOCKS
+    with pytest.raises(AssertionError, match="the first block: training"):
+        protected_features._prepare_block(TINY, tmp_path / "without", not_new)
+
+
 def test_without_mnist_it_is_the_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -411,3 +453,30 @@ def test_a_run_of_the_former_module_is_refused_in_one_sentence(tmp_path: Path) -
         RunFolderError, match=r"was begun with another job: task.name = 'experiments\."
     ):
         trained(job, tmp_path)
+
+
+def test_the_page_follows_from_its_published_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdicts, with the SSIM of the table beside it. Nothing is trained or attacked again."""
+    name = ProtectedFeatures.name
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    lines = (PAGES / f"{name}{published_runs.SUFFIX}").read_bytes()
+    settings = settings_of("medium", image_cut.JPEG)
+    guess = float(re.search(r"the mean image reaches ([\d.]+)", text)[1])  # type: ignore[index]
+    with (PAGES / f"{name}-1.csv").open(encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    images = np.zeros((2, 3, 32, 32)).tolist()
+    for protection, row in zip(settings.protections, rows, strict=True):
+        ssim = {who: float(row[column]) for who, column in WHO.items() if row[column] != "-"}
+        found = Attacked(ssim, guess, {"truth": images, PUBLIC: images})
+        (tmp_path / f"attacked-{protection}.json").write_text(json.dumps(asdict(found)))
+    (tmp_path / published_runs.ALL).write_bytes(lines)
+    outcome = ProtectedFeatures(settings).run(tmp_path, "medium", not_new)
+    assert published_runs.lines(outcome.curves, ProtectedFeatures.saved_metrics) == lines
+    assert outcome_page.verdicts(outcome).markdown() in text
+    assert [row["accuracy"] for row in rows] == [row[2] for row in outcome.tables[0].rows]
+
+
+def not_new(line: str) -> None:
+    assert not isinstance(line, NewPart), line

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedveil.entropy import Seeded
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import Columns, initial
 
 FEATURES, CLASSES = 6, 3

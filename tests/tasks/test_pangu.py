@@ -18,8 +18,9 @@ from fedveil.language.transformer import PRESETS
 from fedveil.link.channel import drive_together
 from fedveil.tasks.pangu import TOKENIZER, Pangu
 from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.party import Party
-from fedveil.vertical.split import Joined, Optimizer, SplitModel
+from fedveil.vertical.split import Joined, SplitModel
 from fedveil.vertical.step import Batch
 from fedveil.vertical.task import aligned_by, averages
 from fedveil.vertical.task_settings import PanguSettings

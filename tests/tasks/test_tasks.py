@@ -21,7 +21,7 @@ from fedveil.tasks.mnist_halves import Joint
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.split import Optimizer
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.task import Columns, Task, aligned_by, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 

@@ -26,10 +26,11 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job_split import make_split, make_task
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.part_memory import PartMemory, check_memory, memory_of, needed, sizable, sized
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote.machine import Machine
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.step_checkpoint import Checkpoint
 from fedveil.vertical.tensor_fields import fields_of, taken
 

@@ -27,6 +27,7 @@ from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, party_run
 from fedveil.vertical import party as party_module
 from fedveil.vertical.epsilon_limit import REACHED
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.party import Party, _Statistics
 from fedveil.vertical.party_parts import (
     PartyParts,
@@ -40,7 +41,7 @@ from fedveil.vertical.party_parts import (
 )
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows
-from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
 from fedveil.vertical.step import Batch, Occasion
 from fedveil.vertical.task import initial
 from vertical_parts import Bottoms, UShape

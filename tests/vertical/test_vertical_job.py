@@ -108,6 +108,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("optimizer.momentum", [0.0, 0.999], [-0.001, 1.0]),
     ("optimizer.weight_decay", [0.0], [-1e-9]),
     ("optimizer.warmup_steps", [0], [-1]),
+    ("optimizer.decay_steps", [1, None], [0]),
     ("optimizer.gradient_norm", [1e-300], [0.0]),
     ("privacy.embedding_dp.eps", [0.0, None], [-1e-9]),
     ("privacy.label_dp.eps", [0.0], [-1e-9]),

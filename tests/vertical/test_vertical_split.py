@@ -181,6 +181,7 @@ def test_what_is_refused_is_refused_in_one_sentence(sentence: str) -> None:
         (lambda: Optimizer(momentum=1.0), "optimizer.momentum = 1.0 is outside"),
         (lambda: Optimizer(weight_decay=-0.1), "optimizer.weight_decay = -0.1 is outside"),
         (lambda: Optimizer(warmup_steps=-1), "optimizer.warmup_steps = -1 is outside"),
+        (lambda: Optimizer(decay_steps=0), "optimizer.decay_steps = 0 is outside"),
         (lambda: Optimizer(gradient_norm=0.0), "optimizer.gradient_norm = 0.0 is outside"),
         (lambda: EmbeddingPrivacy(-1.0), "embedding_dp.eps = -1.0 is outside"),
         (lambda: EmbeddingPrivacy(1.0, "nothing"), "embedding_dp.gradient = 'nothing' is not one"),  # type: ignore[arg-type]

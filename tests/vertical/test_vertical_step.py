@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -788,11 +788,18 @@ def test_two_receivers_get_one_report() -> None:
 # --- state, and edge cases
 
 
-def test_the_learning_rate_rises_from_the_first_step() -> None:
-    split, whole = (split_of("bottoms", Optimizer("sgd", 0.3, warmup_steps=3)) for _ in range(2))
-    train(split, 1, 5)
+@pytest.mark.parametrize(
+    ("decay_steps", "rates"),
+    [(None, (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3)), (3, (0.1, 0.2, 0.3, 0.3, 0.2, 0.1, 0.0, 0.0))],
+)
+def test_the_learning_rate_rises_and_may_fall(
+    decay_steps: int | None, rates: Sequence[float]
+) -> None:
+    rule = Optimizer("sgd", 0.3, warmup_steps=3, decay_steps=decay_steps)
+    split, whole = (split_of("bottoms", rule) for _ in range(2))
+    train(split, 1, len(rates))
     model = whole.joined()
-    for number, lr in enumerate((0.1, 0.2, 0.3, 0.3, 0.3), start=1):
+    for number, lr in enumerate(rates, start=1):
         _, x, y = batches(whole, number)
         loss = nn.functional.cross_entropy(model({"x": x}), y)
         for parameter, gradient in zip(

@@ -22,7 +22,8 @@ from torch import nn
 from fedveil.data.datasets import load
 from fedveil.data.examples import Examples
 from fedveil.tasks.scoring import ByLabel
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import Columns, Subset, Unit, check_party, initial
 from fedveil.vertical.task_settings import HalvesSettings
 

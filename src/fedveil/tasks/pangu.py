@@ -23,7 +23,8 @@ from fedveil.data.data_folders import reading
 from fedveil.errors import InvalidValue
 from fedveil.language import text, transformer
 from fedveil.language.generation import GENERATE, assist
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import Assist, Columns, Subset, Unit, initial
 from fedveil.vertical.task_settings import PanguSettings
 

@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from fedveil.tasks.mnist_halves import Joint
-from fedveil.vertical.split import Optimizer, Part, SplitModel
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.task import initial
 from fedveil.vertical.task_settings import TablesSettings, TabularSettings
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from fedveil.vertical.embedding_layer import EmbeddingDPLayer
     from fedveil.vertical.job import VerticalJob
     from fedveil.vertical.one_process import VerticalRun, evaluate, predict
+    from fedveil.vertical.optimizer import Optimizer
     from fedveil.vertical.party import Party
-    from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, Part, SplitModel
+    from fedveil.vertical.split import EmbeddingPrivacy, Part, SplitModel
     from fedveil.vertical.step import Batch
     from fedveil.vertical.task import Columns, Task
 
@@ -58,7 +59,8 @@ __getattr__, __dir__ = lazy(
         "fedveil.link.channel": ["Channel", "Receive", "Send", "drive", "drive_together"],
         "fedveil.vertical.embedding_layer": ["EmbeddingDPLayer"],
         "fedveil.vertical.party": ["Party"],
-        "fedveil.vertical.split": ["EmbeddingPrivacy", "Optimizer", "Part", "SplitModel"],
+        "fedveil.vertical.optimizer": ["Optimizer"],
+        "fedveil.vertical.split": ["EmbeddingPrivacy", "Part", "SplitModel"],
         "fedveil.vertical.step": ["Batch"],
         "fedveil.vertical.task": ["Columns", "Task"],
         "fedveil.vertical.one_process": ["VerticalRun", "evaluate", "predict"],

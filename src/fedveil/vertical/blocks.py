@@ -52,6 +52,12 @@ class OptimizerSettings(Block):
     warmup_steps: int | None = Field(
         None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
     )
+    decay_steps: int | None = Field(
+        None,
+        ge=1,
+        description="steps after the warm-up over which the learning rate falls linearly to 0. It "
+        "then stays 0",
+    )
     gradient_norm: float | None = Field(
         None, gt=0, description="the gradient of the part in each step is clipped to this L2 norm"
     )

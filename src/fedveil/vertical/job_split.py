@@ -19,8 +19,9 @@ from fedveil.record.saved_job import keep_job
 from fedveil.vertical.blocks import OptimizerSettings, PartSettings
 from fedveil.vertical.compression import Compression
 from fedveil.vertical.job import VerticalJob
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.own_data import of_own_data
-from fedveil.vertical.split import EmbeddingPrivacy, Optimizer, OwnOptimizer, Part, SplitModel
+from fedveil.vertical.split import EmbeddingPrivacy, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task, build, files_of, initial
 
 

@@ -14,8 +14,9 @@ from fedveil.record.byte_count import shown_bytes
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.job_split import make_split
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.part_optimizers import trained
-from fedveil.vertical.split import Optimizer, OwnOptimizer, Part, SplitModel
+from fedveil.vertical.split import OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task
 
 #: The bytes of a parameter, and of each number that training stores for a parameter.

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from fedveil.errors import InvalidValue
-from fedveil.vertical.split import Optimizer, Part, SplitModel, module_of
+from fedveil.vertical.optimizer import Optimizer
+from fedveil.vertical.split import Part, SplitModel, module_of
 
 #: The names of Adam's state of a parameter, and the names of state that is never negative.
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}

@@ -22,10 +22,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from fedveil.base.validate import choice, integer, non_negative, positive, within
+from fedveil.base.validate import choice, integer, non_negative
 from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
 from fedveil.vertical.compression import Compression
+from fedveil.vertical.optimizer import Optimizer
 
 #: An input with this prefix is a column of the owner's data. Any other input is an earlier part.
 DATA = "data."
@@ -34,42 +35,6 @@ DATA = "data."
 OwnOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Any]
 #: The types of values that can cross.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The settings of one of torch's optimisers for a part.
-
-    The learning rate rises linearly to `lr` in the first `warmup_steps` steps, then stays constant.
-    In each step, the gradient of all parameters of the part together is clipped to the L2 norm
-    `gradient_norm`. None means no clipping.
-    """
-
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    gradient_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        choice("optimizer.name", self.name, ("sgd", "adam", "adamw"))
-        positive("optimizer.lr", self.lr)
-        within("optimizer.momentum", self.momentum, 0, 1, open_high=True)
-        non_negative("optimizer.weight_decay", self.weight_decay)
-        integer("optimizer.warmup_steps", self.warmup_steps, 0)
-        if self.gradient_norm is not None:
-            positive("optimizer.gradient_norm", self.gradient_norm)
-
-    def lr_of(self, step: int) -> float:
-        return self.lr * min(1.0, step / max(self.warmup_steps, 1))
-
-    def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        lr, decay = self.lr, self.weight_decay
-        if self.name == "sgd":
-            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=decay)
-        rule = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return rule(parameters, lr, weight_decay=decay, fused=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +80,7 @@ class Part:
     module: nn.Module | None = field(default=None, compare=False)
     dtype: Literal["float32", "bfloat16"] = "float32"
     frozen: bool = False
-    optimizer: Optimizer | OwnOptimizer = Optimizer()
+    optimizer: Optimizer | OwnOptimizer = field(default_factory=Optimizer)
     privacy: EmbeddingPrivacy | None = None
     compression: Compression | None = None
     fitted: bool = False

@@ -26,11 +26,12 @@ from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid
 from fedveil.link.channel import Exchange, Send, received
 from fedveil.rounds.outcomes import short
 from fedveil.settings.differences import differences
+from fedveil.vertical.optimizer import Optimizer
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.remote.found_examples import NAME_BYTES, FoundExamples
 from fedveil.vertical.remote.handshake_state import Agreement, Standing, last_common_step
 from fedveil.vertical.rows import Positions, with_hint
-from fedveil.vertical.split import Optimizer, SplitModel
+from fedveil.vertical.split import SplitModel
 from fedveil.vertical.task import SUBSETS, Subset
 
 TRAIN = "train"
