@@ -258,13 +258,13 @@ def _ran(settings: Settings) -> str:
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     noisy = "one" if settings.noisy_seeds == 1 else settings.noisy_seeds
     fewer = "" if settings.epochs >= _EPOCHS else f" (the paper: {_EPOCHS} epochs)"
-    falls = "" if settings.decay_steps is None else ", while the learning rate falls linearly to 0"
+    falls = "" if settings.decay_steps is None else "The learning rate falls linearly to 0. "
     return (
         f"The paper cuts a ResNet-18 for CIFAR-10 after its first block, which was trained before "
         f"on ImageNet's images of the same classes. Here {network} on {where} replaces it, with a "
         f"first block that was trained before on {public}. So compare trends, not levels. "
         f"The block stays fixed. It sends bits to the leader, who trains the rest of the "
-        f"network for {epochs} of at most {images.most_train:,} images{fewer}{falls}. "
+        f"network for {epochs} of at most {images.most_train:,} images{fewer}. {falls}"
         f"The rest starts untrained. The paper's rest was trained before, too: its accuracy is 90% "
         f"after one epoch. "
         f"Accuracy is that on {images.most_test:,} held-out images at most. "

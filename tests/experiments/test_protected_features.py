@@ -86,7 +86,7 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert full.job(None).optimizer.decay_steps is None
     said = protected_features._ran(medium)
     assert "Here ResNet-18 on MNIST replaces it" in said
-    assert "images (the paper: 200 epochs), while the learning rate falls linearly to 0." in said
+    assert "images (the paper: 200 epochs). The learning rate falls linearly to 0. The rest" in said
     assert "falls linearly" not in protected_features._ran(full)
     assert "Runs without noise have 3 seeds, runs with noise have 3." in said
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
