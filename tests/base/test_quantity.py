@@ -1,12 +1,13 @@
-"""One of something is not printed as several."""
+"""Numbers for readers: few digits, and one of something is not printed as several."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from fedveil.base.quantity import all_of, quantity
+from fedveil.base.quantity import all_of, few_digits, quantity
 from fedveil.data.partition import iid
 from fedveil.entropy import Seeded
 from fedveil.pages.read_run import ReadRun
@@ -44,3 +45,16 @@ def test_the_page_of_a_run_of_one_round() -> None:
         how_far(run)
         == "m on d, 1 client, under rr: 1 of 1 round; finished after round 1: the last."
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "three", "four"),
+    [(0.12344, "0.123", "0.1234"), (-56.78, "-56.8", "-56.78"), (999.6, "1,000", "999.6"),
+     (2437.4, "2,437", "2,437"), (-123_456.7, "-123,457", "-123,457"), (0, "0", "0"),
+     (3e-7, "3e-07", "3e-07"), (1e15, "1e+15", "1e+15"), (math.inf, "inf", "inf"),
+     (math.nan, "nan", "nan")],
+)  # fmt: skip
+def test_a_large_number_is_whole_and_others_have_few_digits(
+    value: float, three: str, four: str
+) -> None:
+    assert (few_digits(value), few_digits(value, 4)) == (three, four)

@@ -144,6 +144,14 @@ def test_a_legend_shows_the_line_and_the_marks_of_its_curve() -> None:
     assert drawn[0] != drawn[2]  # two runs of one protection
 
 
+def test_a_legend_shows_a_curve_of_one_point_as_its_marker() -> None:
+    curves = [Curve("short", [3], [5]), Curve("gaps", [1, 2], [4, math.nan]),
+              Curve("long", [1, 3], [4, 6]), Curve("bar", [3], [5], bars=True)]  # fmt: skip
+    legend = [sample(curve, look) for curve, look in zip(curves, looks(curves), strict=True)]
+    assert ['class="line"' in shown for shown in legend] == [False, False, True, True]
+    assert ['class="mark"' in shown for shown in legend] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_the_data_of_a_drawing_are_those_of_its_own_axes(log: bool) -> None:
     curves = [Curve("own", [1, 100], [2e3, 4e6]), Curve("next", [10], [3e3], protection="rr")]

@@ -169,3 +169,11 @@ def test_a_part_of_the_time_that_no_round_took_is_not_drawn() -> None:
     assert [curve.name for curve in plot.curves] == ["training"]
     assert curves.axis_of("accuracy", "test accuracy").title == "test accuracy"
     assert curves.axis_of("auc").title == "AUC"
+
+
+def test_a_curve_on_top_of_an_equal_one_has_another_line_style() -> None:
+    x = [1, 2, 4]
+    own = Curve("a", x, [5, 6, 8])
+    curves = [own, Curve("b", x, [5, 6, 8]), Curve("c", x, [5, 6, 9]),
+              Curve("d", x, [5, 6, 8], protection="rr")]  # fmt: skip
+    assert [look.style for look in looks(curves)] == [0, 1, 0, 2]

@@ -124,6 +124,15 @@ def test_a_finding_tells_each_of_its_figures() -> None:
     assert finding(Measured("epsilon at least", 99.0)).verdict == "not refuted"
 
 
+def test_what_was_not_promised_is_not_called_unrefuted() -> None:
+    bound = Measured("epsilon at least", 3.0)
+    promised = replace(bound, epsilon=8.0)
+    nothing = "nothing to refute"
+    assert replace(finding(bound), epsilon=math.inf).verdict == nothing
+    assert finding(Measured("auc", 0.75)).verdict == nothing  # an attack without a bound
+    assert replace(finding(bound, promised), epsilon=math.inf).verdict == "not refuted"
+
+
 def test_a_claim_is_never_rounded_down() -> None:
     claimed = Measured("ledger's epsilon after 2 reports", 1.8801)
     assert str(claimed) == "ledger's epsilon after 2 reports 1.89"

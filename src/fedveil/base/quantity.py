@@ -1,4 +1,4 @@
-"""Formats numbers with their nouns, such as "20 rounds"."""
+"""Formats numbers for readers: with few digits, or with a noun, such as "20 rounds"."""
 
 from __future__ import annotations
 
@@ -19,3 +19,14 @@ def all_of(number: int, noun: str) -> str:
     'the only round'
     """
     return f"the only {noun}" if number == 1 else f"all {quantity(number, noun)}"
+
+
+def few_digits(value: float, digits: int = 3) -> str:
+    """Return a number with this many significant digits, or the whole number from 1,000 on.
+
+    >>> few_digits(0.12345), few_digits(2432.7), few_digits(999.6), few_digits(1e30)
+    ('0.123', '2,433', '1,000', '1e+30')
+    """
+    short = f"{value:.{digits}g}"
+    whole = 1_000 <= abs(float(short)) < 1e15
+    return f"{value:,.0f}" if whole else short

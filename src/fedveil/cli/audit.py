@@ -75,7 +75,7 @@ def _print_findings(folder: Path, *, json: bool) -> None:
         )
     for finding in findings:
         promised = Figure(finding.epsilon, finding.delta)
-        verdict = "refuted" if finding.refutes else "not refuted"
+        verdict = "refuted" if finding.refutes else finding.verdict
         say(f"{finding}; saw {finding.saw}; promised: {promised}{finding.distance}: {verdict}")
         for missed in finding.unseen:
             say(f"  {missed}")

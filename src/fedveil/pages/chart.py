@@ -89,10 +89,11 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 def sample(curve: Curve, look: Look) -> str:
     """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend.
 
-    `look` has the curve's colour, marker and line style.
+    `look` has the curve's colour, marker and line style. A lone point has a marker and no line.
     """
-    mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
-    return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
+    line = _line(look, "M1 6H25") if curve.has_line or curve.bars else ""
+    mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks or not line else ""
+    return f"<g {_attributes(curve, look)}>{line}{mark}</g>"
 
 
 def fitted(text: str, most: int) -> str:

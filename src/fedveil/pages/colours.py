@@ -37,16 +37,25 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return the look of each curve. Curves of the same protection share a colour."""
+    """Return the look of each curve.
+
+    Curves of the same protection share a colour. A curve on top of an equal one has another line
+    style, so that both show.
+    """
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):
         name = curve.protection
+        below = sum(_equal(curve, other) for other in curves[:number])
         if name not in PROTECTIONS:
-            found.append(Look(_OTHERS[number % len(_OTHERS)], number, 0, curve.marks))
+            found.append(Look(_OTHERS[number % len(_OTHERS)], number, below, curve.marks))
             continue
         again = seen[name]
         marks = curve.marks or again > 0
-        found.append(Look(PROTECTIONS[name], places[name] + again, again, marks))
+        found.append(Look(PROTECTIONS[name], places[name] + again, max(again, below), marks))
         seen[name] += 1
     return found
+
+
+def _equal(curve: Curve, other: Curve) -> bool:
+    return [*curve.x] == [*other.x] and [*curve.y] == [*other.y]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from fedveil.base.quantity import few_digits
 from fedveil.pages.table import Table
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.finding import Finding, Measured
@@ -144,7 +145,7 @@ def shown(figure: Measured, value: float) -> str:
     if figure.is_claim or figure.is_limit:
         return format_epsilon(value)
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
-        return f"{value:.3g}"
+        return few_digits(value)
     return _percent(value)
 
 

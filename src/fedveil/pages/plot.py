@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, SupportsFloat, TypeAlias
@@ -61,6 +61,12 @@ class Curve:
                 raise InvalidValue(f"the curve {self.name} has a point that is no number")
             float(value)  # raises OverflowError for an integer too large for a float
 
+    @property
+    def has_line(self) -> bool:
+        """True if at least two finite points have different x."""
+        points = zip(self.x, self.y, strict=True)
+        return len({x for x, y in points if math.isfinite(x) and math.isfinite(y)}) > 1
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -75,8 +81,8 @@ class Plot:
 
     @property
     def has_line(self) -> bool:
-        """True if any curve has at least two finite points with different x."""
-        return any(len(set(_known(curve))) > 1 for curve in self.curves)
+        """True if any curve has a line."""
+        return any(curve.has_line for curve in self.curves)
 
     @property
     def file(self) -> str:
@@ -89,10 +95,3 @@ class Plot:
     def markdown(self, picture: str) -> str:
         """Return Markdown that shows the plot by its image file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")
-
-
-def _known(curve: Curve) -> Iterator[float]:
-    """Yield the x of every point of `curve` whose x and y are finite."""
-    for x, y in zip(curve.x, curve.y, strict=True):
-        if math.isfinite(x) and math.isfinite(y):
-            yield x

@@ -139,8 +139,7 @@ def what_was_trained(run: ReadRun) -> Table:
         "training": f"epochs {training['epochs']}, batches of {training['batch_size']}, "
         f"{training['optimizer']}, learning rate {training['lr']:g}, on {training['device']}",
         "trained by": last.get("trainer", ""),
-        "server": f"{server['optimizer']}, rate {server['lr']:g}, clients weighted "
-        f"{server['weighting']}",
+        "server": _server(server),
         "protection": protection["name"],
         "its settings": ", ".join(f"{k} {plain(v)}" for k, v in settings.items() if v is not None),
         "randomness": last.get("randomness", ""),
@@ -151,6 +150,11 @@ def what_was_trained(run: ReadRun) -> Table:
         "seed": job["seed"],
     }
     return Table(["", ""], [[name, str(value)] for name, value in rows.items() if value != ""])
+
+
+def _server(server: Mapping[str, Any]) -> str:
+    optimizer = "averaging" if server["optimizer"] == "none" else server["optimizer"]
+    return f"{optimizer}, rate {server['lr']:g}, clients weighted {server['weighting']}"
 
 
 def _adapter(job: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedveil.base.quantity import few_digits
 from fedveil.base.validate import choice
 from fedveil.errors import InvalidValue
 from fedveil.privacy.audit import rounded_down
@@ -113,14 +114,14 @@ class Measured:
     def __str__(self) -> str:
         if not self.is_measured:
             return f"{self.name} {self.missing}"
-        shown = rounded_down(self.value) if self.is_bound else f"{self.value:.3g}"
+        shown = rounded_down(self.value) if self.is_bound else few_digits(self.value)
         shown = format_epsilon(self.value) if self.is_claim or self.is_limit else shown
         text = f"{self.name} {shown}"
         if not math.isnan(self.epsilon):
             text += f" of {format_epsilon(self.epsilon)} claimed"
         if not math.isnan(self.low):
-            text += f" [{self.low:.3g}, {self.high:.3g}]"
-        return text if math.isnan(self.guess) else f"{text}, guessing {self.guess:.3g}"
+            text += f" [{few_digits(self.low)}, {few_digits(self.high)}]"
+        return text if math.isnan(self.guess) else f"{text}, guessing {few_digits(self.guess)}"
 
 
 @dataclass(frozen=True)
@@ -234,13 +235,19 @@ class Finding:
         what, side = ("largest excess", "above") if gap < 0 else ("closest", "below")
         return (
             f"; {what}: {bound.name.removeprefix(f'{BOUND}, ')} {rounded_down(bound.value)}, "
-            f"{abs(gap):.3g} {side} {own} claim {format_epsilon(claim)}"
+            f"{few_digits(abs(gap))} {side} {own} claim {format_epsilon(claim)}"
         )
 
     @property
     def verdict(self) -> str:
-        """Return "NOT WHAT WAS PROMISED" if a bound refutes its claim, else "not refuted"."""
-        return "NOT WHAT WAS PROMISED" if self.refutes else "not refuted"
+        """Return "NOT WHAT WAS PROMISED" if a bound refutes its claim.
+
+        Otherwise return "not refuted", or "nothing to refute" if no bound has a finite claim.
+        """
+        if self.refutes:
+            return "NOT WHAT WAS PROMISED"
+        tested = any(bound.claim(self.epsilon) < math.inf for bound in self.bounds)
+        return "not refuted" if tested else "nothing to refute"
 
     def figure(self, name: str) -> Measured:
         """Return the metric with this name. Raises `InvalidValue` if there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fedveil.base.quantity import quantity
+from fedveil.base.quantity import few_digits, quantity
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -34,9 +34,7 @@ def number(value: float) -> str:
     """Format a number for people: four significant digits, or a whole number from 1,000 on."""
     if not math.isfinite(value):
         return "unlimited"
-    if abs(value) >= 999.95:  # which rounds to 1,000
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return few_digits(value, 4)
 
 
 def _percent(confidence: float) -> str:

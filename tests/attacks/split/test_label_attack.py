@@ -45,6 +45,7 @@ def test_two_classes_are_read_at_the_first_step_of_a_table(plain: Finding) -> No
     assert plain.epsilon == np.inf
     assert plain.saw == "the steps' losses and gradients of bank_wide, bank_deep at bank"
     assert plain.settings["steps"] == 60
+    assert not [f for f in plain.figures if "randomised" in f.name]  # nothing randomises it
 
 
 def test_label_dp_leaves_its_formula() -> None:

@@ -47,8 +47,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     there are more than 10 classes, 10 labels. Over many steps there are two attackers. One knows
     the labels of 10 early examples. The other knows no label and clusters the examples. To score
     this guess, clusters are matched to classes by the labels of half of the examples, such that
-    most of these are right. The other half is scored. Then the halves change places. The last
-    figure is the success rate of the best guess from LabelDP's randomised label, or 1 without it.
+    most of these are right. The other half is scored. Then the halves change places. Under
+    LabelDP, the last figure is the success rate of the best guess from the randomised label.
 
     If the target is a run, its first steps are played again from its initial weights. If these are
     not known, steps are played after the end of the run, and `saw` of the finding says so.
@@ -79,9 +79,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
             figures.append(_either_way(f"{name} AUC", by_sign(looks), rare))
         if run.losses is not None:
             figures.append(_either_way("losses AUC", run.losses, rare))
-    figures.append(
-        Measured("best guess from the randomised label", ceiling(follower.eps, follower.shares))
-    )
+    if follower.eps is not None:
+        best = ceiling(follower.eps, follower.shares)
+        figures.append(Measured("best guess from the randomised label", best))
     return Finding(
         attack="labels",
         effort=effort,

@@ -111,5 +111,5 @@ def recompute_parts(accounts: Sequence[Account]) -> list[Part]:
         "The script composes the releases in the record with dp-accounting. It does not use "
         "fedveil. It checks the composition. It cannot check that the noise was drawn.",
         Code("pip install dp-accounting\npython recompute.py record.json"),
-        Table(["for", "epsilon", "delta", "laws"], rows),
+        Table(["for", "epsilon", "delta", "mechanisms"], rows),
     ]
