@@ -150,11 +150,13 @@ def _falling_accuracy(figures: Mapping[str, Figure], mark: str) -> Verdict:
         steps = zip(pairwise(told), margins[1:], strict=True)
         rises = any(_exceeds(after, before, margin)[0] for (before, after), margin in steps)
         falls, nothing = (False, "") if rises else _exceeds(told[0], told[-1], margins[0])
+    more = any(len(figures[name].accuracies) > seeds for name in names)
+    first = f", with the first {seeds} seeds" if more and seeds > 1 else ""
     clear = "by an interval above 0" if seeds >= LEAST_SEEDS else "by two standard deviations"
     return Verdict.of(
         falls, "accuracy falls with epsilon",
         f"one bit, eps 4, 2, 1: {_list([*PAPER_ACCURACY.values()][1:])}; training takes longer",
-        ", ".join(map(with_interval, reached)) + mark,
+        ", ".join(map(with_interval, reached)) + first + mark,
         held_to=f"down to chance level, no step rises {clear}, and the last is below the first "
         f"{clear}; if the two are nearer, it says nothing",
         same="a smaller epsilon was never clearly more accurate",

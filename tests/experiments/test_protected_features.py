@@ -88,7 +88,8 @@ def test_the_medium_scale_has_the_papers_network() -> None:
     assert "Here ResNet-18 on MNIST replaces it" in said
     assert "images (the paper: 200 epochs). The learning rate falls linearly to 0. The rest" in said
     assert "falls linearly" not in protected_features._ran(full)
-    assert "Runs without noise have 3 seeds, runs with noise have 3." in said
+    assert "Runs without noise have 6 seeds, runs with noise have 3. The first three" in said
+    assert "The first three" not in protected_features._ran(full)
     assert "a slim one of the same layout" in protected_features._ran(settings_of("small", "mnist"))
 
 
@@ -292,6 +293,7 @@ def test_accuracy_falls_by_the_intervals_of_seeds(
     falls = [*verdicts(made)][3]
     assert falls.answer == answer
     assert falls.ours.startswith("0.700 [0.675, 0.725], ")
+    assert falls.ours.endswith(", with the first 3 seeds")
 
 
 def test_every_seed_trains_its_own_job_in_its_own_folder(

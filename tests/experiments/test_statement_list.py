@@ -23,9 +23,6 @@ UNSELECTED = {
         "dnn-location30": "the source has no figure of Location-30",
     },
     "ldp-adaptive": {"dnn-location30: mean": "the source has no figure of Location-30"},
-    "signds-lenet-seeds": {
-        "test loss under signds,": "000/27 has the page with the source's rounds, and says this too"
-    },
     "embedding-dp": {"accuracy": "003/9 is MistNet's table 1, and this is of its figure 3"},
     "accuracy-epsilon": {
         "rr and oue at": "002/18 is about equal epsilons of a bit, and this of the whole run"
