@@ -20,8 +20,11 @@ from fedveil.base.array_types import Float32s, Float64s
 from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import ModelShape, make_model, training_plan
 from fedveil.errors import AttackImpossible
+from fedveil.federated.job import Job
+from fedveil.learning.trainer import TrainingPlan
 from fedveil.privacy.finding import Finding
 from fedveil.protections.reading import Reading
+from fedveil.settings.allowed import shown
 
 #: Examples of the test set that the attacker knows, to estimate the inputs of the last layer.
 _PROBES = 64
@@ -70,6 +73,22 @@ class View:
     cohort: int = 1
 
 
+def _unfollowed(job: Job, plan: TrainingPlan) -> Iterator[str]:
+    """Yield the keys of the job, with their values, whose training steps are not reproduced."""
+    training = job.training
+    known = {
+        "optimizer": plan.optimizer in ("sgd", "adam"),
+        "proximal": plan.proximal == 0,
+        "gradient_norm": plan.gradient_norm is None,
+        "class_weights": plan.class_weights is None,
+    }
+    for key, follows in known.items():
+        if not follows:
+            yield f"training.{key} = {shown(getattr(training, key))}"
+    if plan.class_weights is None and plan.loss != "cross_entropy":
+        yield f"task = {shown(job.task)}"
+
+
 class Sight:
     """The attacker's view of a job before its first round: initial weights, and typical data.
 
@@ -85,11 +104,10 @@ class Sight:
         model = make_model(job, ModelShape(data.example_shape, data.classes))
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         plan = training_plan(job)
-        unknown = plan.changes_gradients or plan.loss != "cross_entropy"
-        if plan.optimizer not in ("sgd", "adam") or unknown:
+        if unknown := ", ".join(_unfollowed(job, plan)):
             raise AttackImpossible(
-                "gradient inversion knows the steps of sgd and adam along the gradient itself: it "
-                "follows no training.gradient_norm, proximal, class_weights and other optimizers"
+                f"gradient inversion knows the steps of sgd and adam along the gradient of the "
+                f"cross-entropy, and does not follow {unknown}"
             )
         self._training = UnrolledTraining(model, plan, target.weights, device=self._device)
         x = data.train.x

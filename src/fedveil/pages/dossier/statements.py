@@ -31,6 +31,9 @@ _ELSEWHERE = (
     "What the other parties sent: this record has one party's account only, and each other party "
     "states its own."
 )
+_UNMEASURED = (
+    "Nobody measured the running time, memory and power of the senders' machines in this run."
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def statements(evidence: Evidence) -> list[Statement]:
         *found,
         Statement("composition", "Composition", _composition(evidence.accounts),
                   "no releases are known"),
-        _bounds(evidence.run.findings),
+        _bounds(evidence.run.findings, vertical=evidence.vertical),
         _attacks(evidence.run.findings),
         Statement("integrity", "The run's records", _integrity(evidence)),
         *_unknown(),
@@ -139,7 +142,10 @@ def _vertical(evidence: Evidence) -> Iterator[Statement]:
         *[_ELSEWHERE] * is_apart(evidence.parties),
         "The ids that all parties have in common, the order of batches and the sizes of messages."
     ])  # fmt: skip
-    yield Statement("side_channels", "Side channels", list(_channels(())))
+    yield Statement("side_channels", "Side channels", [
+        "A feature under embedding_dp is a bit and a label under label_dp is a class, so neither "
+        "has rounded noise. The noise of returned gradients is continuous.", _UNMEASURED,
+    ])  # fmt: skip
     seeded = job["privacy"]["randomness"] == "seeded"
     yield _randomness(
         "the operating system of the machine of this party" if is_apart(evidence.parties) else
@@ -179,7 +185,7 @@ def _channels(in_clear: object) -> Iterator[str]:
     yield (
         "The time at which a report is sent depends on the data, and no epsilon covers it."
         if timed else
-        "Nobody measured the running time, memory and power of the clients' machines in this run."
+        _UNMEASURED
     )  # fmt: skip
 
 
@@ -219,7 +225,7 @@ def _composition(accounts: list[Account]) -> list[str]:
     return found
 
 
-def _bounds(findings: object) -> Statement:
+def _bounds(findings: object, *, vertical: bool = False) -> Statement:
     lines = []
     for finding in _findings(findings):
         for bound in finding.bounds:
@@ -234,8 +240,10 @@ def _bounds(findings: object) -> Statement:
                 f"{bound.cases:,} cases, at 95% confidence. It assumes that the attacker saw "
                 f"{finding.saw or 'the report'}; {limit}. {finding.verdict.capitalize()}."
             )
-    return Statement("audit", "Audit: lower bounds on epsilon", lines,
-                     "the run was not audited. `audit.canaries` audits it")  # fmt: skip
+    missing = "the run was not audited. `audit.canaries` audits it"
+    if vertical:
+        missing = "no audit gives a lower bound for a vertical run"
+    return Statement("audit", "Audit: lower bounds on epsilon", lines, missing)
 
 
 def _lower(value: float) -> str:
