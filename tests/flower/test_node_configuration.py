@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedveil.errors import DeploymentError, JobError, RunStopped
+from fedveil.entry import server_app
+from fedveil.errors import DeploymentError, FedveilError, JobError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
 from fedveil.flower.sealed_state import StateFolder
-from flower_parts import CLIENTS, PW, LocalGrid, app_of, job, serve
+from fedveil.statistics import flower_app
+from flower_parts import CLIENTS, PW, LocalGrid, app_of, context, job, serve
 
 ACTIVE = {"name": "pw_encrypt", "pw_encrypt": {**PW["pw_encrypt"], "active_security": True}}  # type: ignore[dict-item]
 
@@ -77,3 +79,24 @@ def test_a_server_shows_what_is_wrong_with_the_apps_job(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
     assert sentence in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("asks", ["a job", "a question"])
+def test_flower_logs_an_error_of_the_server_without_the_way_to_it(
+    asks: str, tmp_path: Path
+) -> None:
+    """Flower logs the traceback of every error: the sentence was lost below forty lines."""
+    app, _ = app_of(tmp_path / "app", job(deployment={"wait_s": 0.1}))
+    grid = LocalGrid(app, tmp_path / "state", [0])
+    make, why = server_app.make_app, "1 of 6 clients were connected"
+    if asks == "a question":
+        make, why = flower_app.server_app, "question.yaml cannot be read"
+    with pytest.raises(FedveilError, match=why) as raised:
+        make(app)(grid, context(0, {"folder": str(tmp_path / "run")}, {}))
+    fedveils = [entry.path for entry in raised.traceback if "/fedveil/" in str(entry.path)]
+    assert [path.name for path in map(Path, fedveils)] == [Path(make.__code__.co_filename).name]
+    assert raised.value.__suppress_context__
+    resumable = "resumes after the last complete round" in str(
+        getattr(raised.value, "__notes__", "")
+    )
+    assert resumable == (asks == "a job")

@@ -28,7 +28,11 @@ def make_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(folder, grid, context)
+        try:
+            serve(folder, grid, context)
+        except FedveilError as error:
+            # Flower logs an error with its traceback, in which the sentence would be hard to find.
+            raise error.with_traceback(None) from None
 
     return app
 
