@@ -18,6 +18,7 @@ from fedveil.record import event_log
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
+from fedveil.record.logged_account import BEGINS, check_logged
 from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, NO_RESULT, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, PRIVATE, job_of
 from fedveil.record.saved_job import BEGAN
@@ -32,7 +33,7 @@ BUFFERS = "buffers averaged with the parameters: "
 _LAST = "the last"
 #: Prefixes of the events at the end of a run, and at its start or resumption.
 _ENDED = "finished after "
-_ENDS, BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train from ")
+_ENDS = (_ENDED, "ended after ")
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,13 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     over = (_end(_whole_lines(path / EVENTS).splitlines()) or "").startswith(_ENDED)
     metrics = _whole_lines(path / METRICS, ended=over)
     records = read_whole_lines(metrics, path / METRICS, None if over else resume, needed)
+    with intact(path / ACCOUNTS):  # read before the log, which has its lines first
+        accounts = read_accounts(path)
     events = _whole_lines(path / EVENTS).splitlines()
     if edited := event_log.edited(path / EVENTS):
         raise RunFolderError(edited)
+    if over:
+        check_logged(path, accounts, events)
     started: Record = {}
     if federated:
         # A deployment creates its file of started rounds before any record.
@@ -226,8 +231,8 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
             path, records[-1]["round"] if records else 0, is_kept=deployed and not over
         )
     findings = read_findings(path)
-    with intact(path / ACCOUNTS, path / BEFORE_AFTER):
-        beside = read_accounts(path), read_before_after(path), started
+    with intact(path / BEFORE_AFTER):
+        beside = accounts, read_before_after(path), started
     private = () if federated else _whole_lines(path / PRIVATE).splitlines()
     found = ReadRun(path, job, records, findings, events, *beside, private=private)
     if federated and not records and (found.ended or "").startswith(_ENDED):
