@@ -14,7 +14,9 @@ import fedveil
 from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
+from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import ACCOUNTS
+from fedveil.record.logged_account import check_logged
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,17 @@ def test_a_run_that_goes_on_may_have_written_its_account_after_its_log(
     (folder / "events.chain").unlink()
     (folder / ACCOUNTS).unlink()
     assert not read_run(folder).accounts
+
+
+def test_a_session_that_finished_without_an_account_leaves_none() -> None:
+    """A run that its results ended early has a line that the resumed run has not."""
+    early = Line(2.5, 1e-5, "a run that ended early")
+    events = [
+        f"0 {text}" for text in ("began: fedveil", str(early), "finished after round 3: early")
+    ]
+    resumed = [*events, "0 went on after round 3", "0 finished after round 7: the last"]
+    assert not check_logged(Path("run"), [early], events)
+    assert not check_logged(Path("run"), [], resumed)
+    with pytest.raises(RunFolderError, match="is not the account in"):
+        check_logged(Path("run"), [early], resumed)
+    assert check_logged(Path("run"), [early], [*events, "0 went on after round 3"])

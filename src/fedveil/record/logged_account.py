@@ -11,7 +11,8 @@ from fedveil.record.account_lines import ACCOUNTS, TEXT
 from fedveil.record.event_log import on_one_line
 from fedveil.record.run_folder import EVENTS
 
-#: How an event begins that says that a session began or went on.
+#: The beginnings of the event at the end of a run, and of those at the start of a session.
+FINISHED = "finished after "
 BEGINS = ("began", "went on after ", "train from ")
 
 
@@ -33,7 +34,8 @@ def check_logged(folder: Path, accounts: Sequence[Line], events: Sequence[str]) 
 def _last(events: Sequence[str]) -> tuple[list[str], bool]:
     """Return the lines of the last account in a log.
 
-    The second result is True if a session began after this account.
+    The second result is True if a session began after this account. There are no lines if this
+    session finished without an account.
     """
     lines: list[str] = []
     logged: list[str] = []
@@ -49,6 +51,8 @@ def _last(events: Sequence[str]) -> tuple[list[str], bool]:
         if lines:
             logged, lines, later = lines, [], False
         later |= text.startswith(BEGINS)
+        if later and text.startswith(FINISHED):
+            logged, later = [], False
     return logged, later
 
 
