@@ -49,7 +49,8 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
-from fedveil.record.account_lines import FAILURE, LABEL, OWN_REPORTS
+from fedveil.record.account_lines import FAILURE, LABEL, OWN_REPORTS, read_accounts
+from fedveil.record.event_log import append_event
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -338,6 +339,8 @@ def test_a_party_whose_account_does_not_follow_from_its_job_is_refused(
     *lines, last = path.read_text().splitlines()
     edited = {**json.loads(last), "epsilon": 0.4}
     path.write_text("\n".join([*lines, json.dumps(edited)]) + "\n")
+    for line in read_accounts(path.parent):  # the log says the same
+        append_event(path.with_name("events.log"), str(line))
     with pytest.raises(RunFolderError, match=r"not follow from the job: epsilon 0\.4"):
         Dossier.of(folder)
 
@@ -478,10 +481,24 @@ def test_the_meaning_is_that_of_the_weakest_guarantee(weakest: float, word: str)
 def test_a_label_has_an_account_of_its_own(runs: dict[str, Path]) -> None:
     run = read_run(runs["vertical"])
     lines = [Line(2.5, 0.0, "an example's label, in all epochs"), Line(0.5, 0.0, "a bit of it")]
+    privacy = {**run.job["privacy"], "label_dp": {"eps": 2.5}}
+    run = replace(run, job={**run.job, "privacy": privacy})
     (account,) = _of_party("lead", replace(run, accounts=lines), run)
     assert account.of == "lead: an example's label, in all epochs"
     (release,) = account.releases
     assert (account.epsilon, release["epsilon"], release["per"]) == (2.5, 2.5, "example")
+
+
+@pytest.mark.parametrize(("settings", "epsilon"), [(None, 0.0), ({"eps": 2.0}, 1.0)])
+def test_a_label_costs_what_the_job_says(
+    runs: dict[str, Path], settings: object, epsilon: float
+) -> None:
+    run = read_run(runs["vertical"])
+    privacy = {**run.job["privacy"], "label_dp": settings}
+    run = replace(run, job={**run.job, "privacy": privacy})
+    party = replace(run, accounts=[Line(epsilon, 0.0, LABEL)])
+    with pytest.raises(RunFolderError, match=f"not follow from the job: epsilon {epsilon}"):
+        list(_of_party("lead", party, run))
 
 
 @pytest.mark.parametrize(("times", "trained", "label"), [
@@ -504,7 +521,8 @@ def test_the_costliest_example_may_have_a_label(
         Line(8.0, 0.0, "an example's 8 bits of a, sent once"), Line(5.0, 0.0, LABEL),
         Line(max(costs), 1e-5, f"{OWN_REPORTS} in the run, sent {often}"),
     ]  # fmt: skip
-    run: Any = SimpleNamespace(job={"parts": {}, "privacy": {"embedding_dp": {"eps": 1.0}}})
+    privacy = {"embedding_dp": {"eps": 1.0}, "label_dp": {"eps": 5.0}}
+    run: Any = SimpleNamespace(job={"parts": {}, "privacy": privacy})
     party: Any = SimpleNamespace(accounts=lines, folder=tmp_path)
     *_, account = _of_party("lead", party, run)
     assert account.epsilon == max(costs)

@@ -16,6 +16,7 @@ from fedveil.pages.dossier.account import _check_logged, read_evidence
 from fedveil.pages.dossier.dossier_folder import Dossier
 from fedveil.pages.dossier.statements import statements
 from fedveil.pages.read_run import ReadRun, read_party, read_run
+from fedveil.pages.run_folder_page import page_of
 from fedveil.privacy.ledger import Line
 from fedveil.record.event_log import append_event
 from fedveil.vertical import VerticalJob, train
@@ -59,14 +60,20 @@ def cheaper(file: Path) -> None:
     lambda file: write(file, lines_of(file)[1:]),
     cheaper,
     lambda file: write(file, [*lines_of(file), lines_of(file)[0]]),
+    lambda file: write(file, [{**lines_of(file)[0], "epsilon": 0.01}, *lines_of(file)[1:]]),
+    lambda file: write(file, [{**lines_of(file)[0], "delta": 0.01}, *lines_of(file)[1:]]),
 ])  # fmt: skip
 def test_an_account_other_than_that_in_the_log_is_refused(
     copy: Path, edit: Callable[[Path], object]
 ) -> None:
+    """Neither by a dossier nor by a page, which shows the largest epsilon of all parties."""
     Dossier.of(copy)
+    page_of(copy)
     edit(copy / BANK)
     with pytest.raises(RunFolderError, match=r"bank/accounts\.jsonl is not the account in"):
         Dossier.of(copy)
+    with pytest.raises(RunFolderError, match=r"bank/accounts\.jsonl is not the account in"):
+        page_of(copy)
 
 
 def test_a_party_whose_records_are_missing_is_not_passed_over(copy: Path) -> None:

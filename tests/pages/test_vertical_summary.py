@@ -137,11 +137,12 @@ def test_a_party_by_itself_is_named_no_command_that_takes_all(
     party.mkdir()
     for name in ("model.safetensors", "metrics.jsonl", "events.log"):
         (party / name).touch()
-    if ended:
-        (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
     accounts = (
         [] if epsilon is None else [Line(epsilon, 1e-5, "an example's own reports in the run")]
     )
+    if ended:
+        events = ["began: fedveil", *map(str, accounts), "finished after step 2: the last"]
+        (party / "events.log").write_text("".join(f"0 {event}\n" for event in events))
     (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
     text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
     assert str(tmp_path / "job.yaml") not in text

@@ -18,6 +18,7 @@ from fedveil.record import event_log
 from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
+from fedveil.record.logged_account import BEGINS, FINISHED, check_logged
 from fedveil.record.recorder import DAMAGED, DEPLOYED, NEEDED, NO_RESULT, Record, read_whole_lines
 from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, PRIVATE, job_of
 from fedveil.record.saved_job import BEGAN
@@ -30,9 +31,8 @@ from fedveil.settings.yaml_file import read
 BUFFERS = "buffers averaged with the parameters: "
 #: The text for a run that has completed all its rounds.
 _LAST = "the last"
-#: Prefixes of the events at the end of a run, and at its start or resumption.
-_ENDED = "finished after "
-_ENDS, BEGINS = (_ENDED, "ended after "), ("began", "went on after ", "train from ")
+#: The beginnings of the events at the end of a run or a session.
+_ENDS = (FINISHED, "ended after ")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ReadRun:
         False for a finished run that was extended and has not ended again: its model is older than
         its records.
         """
-        return (self.ended or "").startswith(_ENDED) and (self.folder / MODEL).is_file()
+        return (self.ended or "").startswith(FINISHED) and (self.folder / MODEL).is_file()
 
     @property
     def deployed(self) -> bool:
@@ -107,7 +107,7 @@ class ReadRun:
         """
         times = self.times
         ends = (
-            i for i, event in enumerate(self.events) if event.partition(" ")[2].startswith(_ENDED)
+            i for i, event in enumerate(self.events) if event.partition(" ")[2].startswith(FINISHED)
         )
         return (times[next(ends, -1)] - times[0]).total_seconds() if times else None
 
@@ -168,7 +168,7 @@ def read_run(folder: str | Path, *, growing: bool = False) -> ReadRun:
     if (path / JOB).exists() and not records:
         raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
     found = _read(path, read(job_of(path)), path, growing)
-    if (found.ended or "").startswith(_ENDED):  # a run that goes on checks its job itself
+    if (found.ended or "").startswith(FINISHED):  # a run that goes on checks its job itself
         refuse_edited_job(path)
     return found
 
@@ -212,12 +212,16 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
     needed = NEEDED if federated else ()
     vouched = Vouched.by_checkpoint(path)
     # Read before the metrics: all records of a run that has finished by now are whole.
-    over = (_end(_whole_lines(path / EVENTS).splitlines()) or "").startswith(_ENDED)
+    over = (_end(_whole_lines(path / EVENTS).splitlines()) or "").startswith(FINISHED)
     metrics = _whole_lines(path / METRICS, ended=over)
     records = read_whole_lines(metrics, path / METRICS, None if over else resume, needed)
+    with intact(path / ACCOUNTS):  # read before the log, which has its lines first
+        accounts = read_accounts(path)
     events = _whole_lines(path / EVENTS).splitlines()
     if edited := event_log.edited(path / EVENTS):
         raise RunFolderError(edited)
+    if over:
+        check_logged(path, accounts, events)
     started: Record = {}
     if federated:
         # A deployment creates its file of started rounds before any record.
@@ -226,11 +230,11 @@ def _read(path: Path, job: Mapping[str, Any], run: Path, growing: bool) -> ReadR
             path, records[-1]["round"] if records else 0, is_kept=deployed and not over
         )
     findings = read_findings(path)
-    with intact(path / ACCOUNTS, path / BEFORE_AFTER):
-        beside = read_accounts(path), read_before_after(path), started
+    with intact(path / BEFORE_AFTER):
+        beside = accounts, read_before_after(path), started
     private = () if federated else _whole_lines(path / PRIVATE).splitlines()
     found = ReadRun(path, job, records, findings, events, *beside, private=private)
-    if federated and not records and (found.ended or "").startswith(_ENDED):
+    if federated and not records and (found.ended or "").startswith(FINISHED):
         raise RunFolderError(f"{path / METRICS} is damaged: it has no record of a round")
     if vouched is not None:
         with intact(path / METRICS):

@@ -76,8 +76,12 @@ class EventLog:
 
 def stamped(text: str) -> str:
     """Return a log line: the time and the event `text`. Control characters are replaced."""
-    stamp = datetime.now().isoformat(timespec="seconds")
-    return f"{stamp} {escaped('; '.join(text.splitlines()))}"
+    return f"{datetime.now().isoformat(timespec='seconds')} {on_one_line(text)}"
+
+
+def on_one_line(text: str) -> str:
+    """Return the event `text` as a log has it, without the time."""
+    return escaped("; ".join(text.splitlines()))
 
 
 def append_event(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,15 +24,16 @@ from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.pages.dossier.releases import releases_of
-from fedveil.pages.read_run import BEGINS, ReadRun, party_folders, read_run, refuse_edited_job
+from fedveil.pages.read_run import ReadRun, party_folders, read_run, refuse_edited_job
 from fedveil.pages.vertical_page import is_vertical, parties_of
 from fedveil.privacy.client_tally import Kind
 from fedveil.privacy.compose import Charge, cost
 from fedveil.privacy.ledger import Ledger, Line
 from fedveil.privacy.loss import PrivacyLoss
-from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, TEXT, UNPROTECTED
-from fedveil.record.event_log import faults, stamped
+from fedveil.record.account_lines import ACCOUNTS, LABEL, OWN_REPORTS, SENT, UNPROTECTED
+from fedveil.record.event_log import faults
 from fedveil.record.finding_lines import FINDINGS
+from fedveil.record.logged_account import check_logged
 from fedveil.record.recorder import Metrics
 from fedveil.record.run_folder import CHECKPOINT, EVENTS, JOB, METRICS, MODEL, RunFolder
 from fedveil.record.saved_job import BEGAN
@@ -190,47 +191,14 @@ def _check_logged(party: ReadRun) -> None:
     Every session ends with the lines of the account in the log. A session that was killed has none,
     but has sent tensors that no saved account counts.
     """
-    logged, later = _logged(party.events)
     file, again = party.folder / ACCOUNTS, "Resume the run, and let it end"
-    if [_what(stamped(str(line))) for line in party.accounts] != logged:
-        raise RunFolderError(
-            f"{file} is not the account in {party.folder / EVENTS}: a line was edited, added or "
-            f"removed, or the run was killed. {again}, or put the file back"
-        )
-    if later and logged:
+    if check_logged(party.folder, party.accounts, party.events):
         raise RunFolderError(
             f"{file} is older than the run's last session, which did not end. {again}"
         )
     times = [int(sent[1] or 1) for line in party.accounts if (sent := _SENT.fullmatch(line.what))]
     if times and looks_begun(party.folder) > max(times):
         raise RunFolderError(f"{file} does not count an evaluation that was begun. Evaluate again")
-
-
-def _logged(events: Sequence[str]) -> tuple[list[str], bool]:
-    """Return what the lines of the last account in a party's log are about.
-
-    The second result is True if a session began after this account.
-    """
-    lines: list[str] = []
-    logged: list[str] = []
-    later = False
-    for event in (*events, ""):
-        if (what := _what(event)) is not None:
-            # Two sessions may write their accounts one after the other, and all begin alike. The
-            # cost of a text that the parties continued comes before an account.
-            before = [] if lines[:1] == [what] else lines
-            lines = [] if what.startswith(TEXT) else [*before, what]
-            continue
-        if lines:
-            logged, lines, later = lines, [], False
-        later |= event.partition(" ")[2].startswith(BEGINS)
-    return logged, later
-
-
-def _what(event: str) -> str | None:
-    """Return what an account line in a log is about, or None if `event` is another line."""
-    text = event.partition(" ")[2]
-    return text.partition(" for ")[2] if text.startswith("epsilon ") else None
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
@@ -243,11 +211,13 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
                 charges = _costlier(charges, _charges_with_label(party, lines, run), line.delta)
             yield _followed(party, name, line, charges)
         elif what == LABEL:
-            yield _followed(party, name, line, [_label(line)])
+            yield _followed(party, name, line, [_label(run)])
 
 
-def _label(line: Line) -> Charge:
-    return PrivacyLoss(line.epsilon, per="example"), 1
+def _label(run: ReadRun) -> Charge:
+    """Return the privacy charge of a label under the job's LabelDP."""
+    settings = run.job["privacy"]["label_dp"]
+    return PrivacyLoss(settings["eps"] if settings else math.inf, per="example"), 1
 
 
 def _costlier(some: list[Charge], others: list[Charge], delta: float) -> list[Charge]:
@@ -264,7 +234,7 @@ def _charges_with_label(party: ReadRun, lines: Mapping[str, Line], run: ReadRun)
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
         times = max((int(row["times"]) for row in rows if row["subset"] == "train"), default=0)
     sent = _charges_of_example(lines, times, run) if times else []
-    return [*sent, _label(lines[LABEL])]
+    return [*sent, _label(run)]
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
