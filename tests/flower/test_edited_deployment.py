@@ -108,7 +108,7 @@ def test_a_client_without_a_home_folder_is_told_what_to_name(
             DeploymentError, match=r"no home folder.* node configuration, state-fol"
         ):
             make()
-        assert make(tmp_path / "named").path == tmp_path / "named"
+        assert make(str(tmp_path / "named")).path == tmp_path / "named"
 
 
 def test_a_sealed_state_that_was_edited_is_no_state(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Encoded
+from flwr.supercore.exit import register_signal_handlers
 
 from fedveil.base.message import decode, encode, take_array
 from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.flower.job.client_training import Training
 from fedveil.record.sealed_message import unsealed
 from flower_parts import CLIENTS, PW, LocalGrid, app_of, job, serve
 
@@ -167,3 +171,54 @@ def test_a_client_that_counts_its_reports_counts_no_fewer_than_have_left(
         left = sum(n for (who, _, _), n in grid.left.items() if who == client)
         introductions, lost = 1, int(client == MORTAL and after)
         assert int(file.read_text()) == left - introductions + lost
+
+
+ENDED, ANSWERED = 3, 4
+
+
+def _status_of(answer: Callable[[], Message]) -> int:
+    """Return the status of a process that answers as a `flwr-clientapp` does."""
+    process = os.fork()
+    if process == 0:
+        status = ANSWERED
+        try:
+            register_signal_handlers(None, "the node ends")  # type: ignore[arg-type]
+            answer()
+        except SystemExit:
+            status = ENDED
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.parametrize("after_s", [None, 0.5])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_client_that_is_told_to_end_reports_no_update_of_zero(
+    by: int, after_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower raises SystemExit on a signal. As an error of training, it became a report of zero."""
+
+    def told_to_end(*arguments: object) -> object:
+        os.kill(os.getpid(), by)
+        time.sleep(2)
+        raise ValueError("the signal has ended nothing")
+
+    waits = {"wait_s": 0.1, "answer_s": 1.0, "answer_after_s": after_s}
+    app, _ = app_of(tmp_path / "app", job(rounds=1, protection=RR, deployment=waits))
+    grid, statuses = LocalGrid(app, tmp_path / "state"), list[int]()
+
+    def tamper(message: Message) -> Message | None:
+        told = message.metadata
+        if told.reply_to_message_id or (told.dst_node_id, told.group_id) != (100 + MORTAL, "1"):
+            return message
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "update", told_to_end)
+            statuses.append(_status_of(lambda: grid.app(message, grid.contexts[100 + MORTAL])))
+        return None
+
+    grid.tamper = tamper
+    (record,) = serve(app, grid, tmp_path / "run").metrics
+    assert statuses == [ENDED]
+    assert (record["reports"], record["dropped"]) == (CLIENTS - 1, 1)
+    (file,) = (tmp_path / "state").glob(f"*-{MORTAL}.reports")
+    assert file.read_text() == "1"  # a charge is never taken back

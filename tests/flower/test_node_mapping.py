@@ -156,7 +156,43 @@ def test_a_node_keeps_the_clients_that_another_does_not_claim() -> None:
     grid.words[8] = encode({"client": 0})
     del grid.words[7]
     here.look()
-    assert here.node_of == {0: 8}
+    assert here.node_of == {0: 8, 1: 9}
+
+
+def test_two_nodes_that_claim_one_client_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a copied state folder, each of them would charge only half of the client's reports."""
+    now = [1000.0]
+    monkeypatch.setattr(node_mapping.time, "monotonic", lambda: now[0])
+    grid: Any = Introductions({9: encode({"client": 2})})
+    events = list[str]()
+    here = Members(grid, Job(clients={"number": 3}), events.append)
+    here.look()
+    grid.words[7] = encode({"client": 2})
+    for _ in range(5):
+        here.look()
+        assert here.node_of == {2: 7}
+        now[0] += 1000
+    assert events == ["client 2 is here", "node 7 says that it is client 2, as node 9 has said"]
+    del grid.words[7]
+    here.look()
+    assert here.node_of == {2: 9}
+    assert events[2:] == ["client 2 is on node 9 again"]
+
+
+def test_a_node_that_ended_is_not_waited_for_once_another_has_its_client() -> None:
+    """Flower lists a killed node for a while. It cannot answer, so asking it costs a minute."""
+    grid: Any = Introductions({9: encode({"client": 2})})
+    events = list[str]()
+    here = Members(grid, Job(clients={"number": 3}), events.append)
+    here.look()
+    grid.words |= {9: b"it is dead", 7: encode({"client": 2})}
+    here._asked_at[9] -= node_mapping._PATIENCE_S
+    for _ in range(2):
+        here.look()
+    del grid.words[9]
+    here.look()
+    assert here.node_of == {2: 7}
+    assert events == ["client 2 is here", "node 7 says that it is client 2, as node 9 has said"]
 
 
 def test_a_node_that_returns_with_one_client_is_asked_as_one() -> None:

@@ -32,7 +32,7 @@ PW = {
     "name": "pw_encrypt",
     "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
 }
-BEFORE = "it has already trained in this round"
+BEFORE = "the client has already trained in this round"
 
 
 # --- the file -----------------------------------------------------------------------------------

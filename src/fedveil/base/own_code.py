@@ -132,11 +132,16 @@ def own_code_errors(
 
 
 def interrupts(error: BaseException) -> bool:
-    """Return True for a KeyboardInterrupt or a GeneratorExit, which must be raised again.
+    """Return True for an error that must be raised again: it ends the process or a generator.
 
-    Any other exception may come from a user's code, even if it is not an `Exception`. Examples are
-    the SystemExit that `sys.exit` raises, and a panic of a library written in Rust.
+    It is a KeyboardInterrupt, a GeneratorExit, or the SystemExit with which Flower ends its process
+    on a signal, such as Ctrl-C. Any other exception may come from a user's code, even if it is not
+    an `Exception`. Examples are the SystemExit that `sys.exit` raises, and a panic of a library
+    written in Rust.
     """
+    if isinstance(error, SystemExit):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("flwr.")
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 

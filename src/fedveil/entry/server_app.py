@@ -28,18 +28,22 @@ def make_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(folder, grid, context)
+        try:
+            serve(folder, grid, context)
+        except FedveilError as error:
+            # Flower logs an error with its traceback, in which the sentence would be hard to find.
+            raise error.with_traceback(None) from None
 
     return app
 
 
 def serve(folder: Path, grid: Grid, context: Context) -> Run:
     """Run the app's job, or resume it from its last complete round."""
-    job = read_job(folder)
     display_on = console(file=sys.stdout, force_terminal=False, width=_LINE_WIDTH)
-    display = RunDisplay(display_on, job.rounds)
-    path = run_path(job, context.run_config.get(FOLDER))
     try:
+        job = read_job(folder)
+        display = RunDisplay(display_on, job.rounds)
+        path = run_path(job, context.run_config.get(FOLDER))
         with ExitStack() as stack:
             display.starting(f"waiting for clients and reports of round 1/{job.rounds}")
             stack.enter_context(display)

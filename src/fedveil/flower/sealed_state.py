@@ -62,7 +62,7 @@ class StateFolder:
         The default is a folder in memory or, if the machine has no such folder, on disk.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
-        if not named and runtime and Path(runtime).is_dir():
+        if named is None and runtime and Path(runtime).is_dir():
             return cls(Path(runtime, "fedveil"))
         return cls.for_accounts(named)
 
@@ -72,8 +72,8 @@ class StateFolder:
 
         The default is `fedveil` in the user's folder for state, usually ~/.local/state.
         """
-        if named:
-            return cls(Path(str(named)))
+        if named is not None:
+            return cls(_absolute(named))
         if state := os.environ.get("XDG_STATE_HOME"):
             return cls(Path(state, "fedveil"))
         try:
@@ -84,6 +84,20 @@ class StateFolder:
                 f"node configuration, {STATE_FOLDER}"
             ) from None
         return cls(home / ".local" / "state" / "fedveil")
+
+
+def _absolute(named: object) -> Path:
+    """Return the path `named` of a node configuration. Raises `DeploymentError` if it is relative.
+
+    A relative path names another folder whenever the SuperNode starts in another folder. The client
+    would then forget what it has spent.
+    """
+    if not isinstance(named, str) or not Path(named).is_absolute():
+        raise DeploymentError(
+            f"the node configuration says {STATE_FOLDER} = {named!r}, an absolute path is needed: "
+            "a SuperNode that starts in another folder would not find the client's account again"
+        )
+    return Path(named)
 
 
 class SealedState:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import DeploymentError, MissingExtra
+from fedveil.errors import DeploymentError, FedveilError, MissingExtra
 from fedveil.flower.job.app_folder import ROSTER, server_roster
 from fedveil.flower.job.app_project import EMPTY_ROSTER, app_pyproject, write_files
 from fedveil.record.run_folder import refuse_taken
@@ -99,7 +99,11 @@ def server_app(folder: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(Path(folder), grid, context)
+        try:
+            serve(Path(folder), grid, context)
+        except FedveilError as error:
+            # Flower logs an error with its traceback, in which the sentence would be hard to find.
+            raise error.with_traceback(None) from None
 
     return app
 

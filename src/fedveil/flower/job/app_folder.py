@@ -115,10 +115,11 @@ def own_roster(
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
     Returns an empty mapping if the protection needs no keys. `read` reads the file. `identity` is
-    the file with this client's private key. Raises `DeploymentError` in two cases:
+    the file with this client's private key. Raises `DeploymentError` in three cases:
 
     - The protection needs keys, and there is no `roster`. The keys in the app's folder are not
       used, because the server could have replaced them by its own, and then read every update.
+    - The protection needs keys, and there is no `identity`.
     - The protection needs no keys, and the operator gave `roster` or `identity`. The server may
       have removed the setting `active_security`, which needs keys.
     """
@@ -138,6 +139,12 @@ def own_roster(
             f"public key, and this node's configuration names no file with them: add "
             f"roster='/path/to/roster.yaml' to flower-supernode --node-config, a file that did not "
             f"come from the server"
+        )
+    if identity is None:
+        raise DeploymentError(
+            f"protection.name = {protection.name} with active_security needs this client's private "
+            f"key: add identity='/path/to/key.pem' to flower-supernode --node-config, a file that "
+            f"`fedveil identity` makes"
         )
     if not roster.exists():
         raise DeploymentError(f"there is no roster {roster}, which this node's configuration names")

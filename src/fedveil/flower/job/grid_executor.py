@@ -232,7 +232,7 @@ class GridExecutor(Executor):
         if word == job_client.STRANGER:
             self._members.doubt(client)
         if word == job_client.ANSWERED:
-            return outcomes.Withheld(client, "it has already trained in this round")
+            return outcomes.Withheld(client, "the client has already trained in this round")
         if word == job_client.WITHHELD:
             return outcomes.Withheld(client, "the client's own log says why")
         if word == job_client.FAILED:

@@ -28,9 +28,9 @@ _PATIENCE_S = 30.0
 class Members:
     """The clients that were connected at the last poll.
 
-    If several nodes claim the number of one client, the last node gets it. Flower's node
-    authentication decides which nodes may connect. The job limits how many clients a node may
-    claim.
+    If several nodes claim the number of one client, the last node gets it. Once that node
+    disconnects, the client is again on the node before. Flower's node authentication decides which
+    nodes may connect. The job limits how many clients a node may claim.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
@@ -40,6 +40,8 @@ class Members:
         self._revealed = job.deployment.reveal
         self._event = event
         self._clients_of: dict[int, set[ClientId]] = {}
+        #: The connected nodes that claim each client, in the order of their claims.
+        self._nodes_of: dict[ClientId, list[int]] = {}
         self._node_of: dict[ClientId, int] = {}
         #: Nodes that hold several clients. One message carries the parts of all of them.
         self.shared: set[int] = set()
@@ -57,16 +59,25 @@ class Members:
             del self._asked_at[node]
 
     def _forget(self, node: int) -> set[ClientId]:
-        clients = self._clients_of.pop(node)
-        for client in clients:
-            del self._node_of[client]
-        return clients
+        """Remove a node's claims. Returns the clients that no other node claims."""
+        gone = set()
+        for client in sorted(self._clients_of.pop(node)):
+            nodes = self._nodes_of[client]
+            nodes.remove(node)
+            if not nodes:
+                del self._nodes_of[client], self._node_of[client]
+                gone.add(client)
+            elif self._node_of[client] == node:
+                self._node_of[client] = nodes[-1]
+                self._event(f"client {client} is on node {nodes[-1]} again")
+        return gone
 
     def look(self) -> None:
         """Poll Flower once: remove disconnected nodes, and ask new nodes for their clients."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in here]:
-            self._event(f"{_named(self._forget(node))} gone")
+            if gone := self._forget(node):
+                self._event(f"{_named(gone)} gone")
         now = time.monotonic()
         self._asked_at = {n: at for n, at in self._asked_at.items() if n in here}
         new = [
@@ -105,9 +116,6 @@ class Members:
         for client in sorted(clients - here):
             old = self._node_of[client]
             self._event(f"node {node} says that it is client {client}, as node {old} has said")
-            self._clients_of[old].remove(client)
-            if not self._clients_of[old]:
-                del self._clients_of[old]
         if here:
             self._event(f"{_named(here)} here{more}")
         if len(clients) > 1:
@@ -116,6 +124,8 @@ class Members:
             self.shared.discard(node)
         self._clients_of[node] = clients
         self._node_of.update(dict.fromkeys(clients, node))
+        for client in clients:
+            self._nodes_of.setdefault(client, []).append(node)
 
     def _read(self, reply: Message) -> tuple[set[ClientId], str]:
         if reply.has_error():
